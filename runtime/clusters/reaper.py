@@ -40,8 +40,6 @@ LONGEST_CREATION: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuNode:
-    """A TPU VM as the API lists it."""
-
     resource: str
     """`projects/P/locations/Z/nodes/N`"""
     state: str
@@ -101,7 +99,6 @@ def find_spent(resources: Iterable[Mapping[str, Any]], cluster: str) -> list[Dea
 
 
 def parse_node(item: Mapping[str, Any]) -> TpuNode:
-    """Read a node of the API's answer."""
     created = item.get("createTime")
     return TpuNode(
         resource=str(item["name"]),

@@ -13,7 +13,6 @@ from runtime.images.registry import Registry
 from runtime.images.source import BASE_LABEL, LATEST, Source, check_name, is_pinned, name_of, read_source
 from runtime.images.tools import (
     BuildRequest,
-    Command,
     LocalImage,
     Tool,
     build_command,
@@ -111,13 +110,9 @@ def plan_reuse(plan: BuildPlan, registries: Sequence[Registry]) -> str | None:
     return None
 
 
-def reuse_commands(plan: BuildPlan, tool: Tool, remote: str) -> list[Command]:
-    return pull_commands(tool, remote, plan.request.tags)
-
-
 def reuse(plan: BuildPlan, tool: Tool, remote: str) -> LocalImage:
     """Fetch the image `remote` instead of building it."""
-    if problem := run_quietly(reuse_commands(plan, tool, remote)):
+    if problem := run_quietly(pull_commands(tool, remote, plan.request.tags)):
         raise NotPossible(
             f"`{tool}` could not fetch `{remote}`", facts=problem.splitlines(), hint="build it: leave out `--reuse`"
         )

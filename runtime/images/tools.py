@@ -145,7 +145,11 @@ def run_build(tool: Tool, command: Command) -> None:
     """Build with the tool's own output on stderr. Raises `WorkFailed`."""
     sys.stderr.flush()
     code = subprocess.run(
-        command.argv, stdout=sys.stderr.fileno(), stdin=subprocess.DEVNULL, env=_environment(command), check=False
+        command.argv,
+        stdout=sys.stderr.fileno(),
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **command.environment},
+        check=False,
     ).returncode
     if code:
         buildx = "docker needs its buildx plug-in for this; " if tool is Tool.DOCKER else ""
@@ -166,17 +170,13 @@ def run_quietly(commands: Sequence[Command]) -> str | None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env=_environment(command),
+            env={**os.environ, **command.environment},
             check=False,
         )
         if done.returncode:
             lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
             return "\n".join(lines[-3:]) or f"`{command.argv[0]}` ended with exit code {done.returncode}"
     return None
-
-
-def _environment(command: Command) -> dict[str, str]:
-    return {**os.environ, **command.environment}
 
 
 def _problem_of(tool: Tool) -> str | None:

@@ -82,7 +82,6 @@ def _package_of(entry: Entry) -> str:
 
 
 def _find_package(name: str, folder: Path) -> Path | None:
-    """Return the file or folder of a top-level module. Nothing is imported."""
     try:
         spec = importlib.machinery.PathFinder.find_spec(name, [str(folder), *sys.path])
         spec = spec or importlib.util.find_spec(name)

@@ -75,7 +75,6 @@ class TreeWatch:
 
     @classmethod
     def _open(cls, watches: Mapping[str, tuple[int, set[bytes]]], *, only_listed: bool) -> TreeWatch | None:
-        """Watch folders, each for the events of its mask."""
         if not sys.platform.startswith("linux") or len(watches) > MOST_FOLDERS:
             return None
         import ctypes

@@ -160,7 +160,6 @@ class Dispatch:
     # pace
 
     def look_ahead(self) -> int:
-        """Return how many tasks to hold beyond the slots."""
         options = self._services.options
         if options.look_ahead is not None:
             return options.look_ahead
@@ -190,7 +189,6 @@ class Dispatch:
     # starting
 
     def dispatch(self, now: float) -> None:
-        """Give slots what they have room for."""
         if now < self.pause_until:
             return
         waiting = self.suspects.waiting

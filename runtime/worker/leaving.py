@@ -41,7 +41,6 @@ class Leaving:
             pass  # It is full of wake-ups already.
 
     def decide(self, reason: str, exit_code: int = 0) -> None:
-        """Leave for a reason of the worker's own."""
         if self.reason is None:
             self.exit_code = exit_code
             self.reason = reason
@@ -51,9 +50,6 @@ class Leaving:
         self._say.trouble(what, problem)
         if isinstance(problem, StoreBroken):
             self.decide(problem.message, problem.exit_code)
-
-    def clear_wake(self) -> None:
-        os.read(self.wake_fd, 4096)
 
 
 class SignalReader:

@@ -101,7 +101,6 @@ class Offload:
                 pass  # The pipe is full of wake-ups already.
 
     def collect(self) -> None:
-        """Hand over the results that wait."""
         assert self.fd is not None
         try:
             os.read(self.fd, 4096)
@@ -115,7 +114,6 @@ class Offload:
             hand_over()
 
     def close(self) -> None:
-        """Wait for calls under way and hand over their results."""
         if self._threads is not None:
             self._threads.close()
             self.collect()

@@ -25,8 +25,6 @@ STUCK_AT_MOST: Final = 3
 
 @dataclass(slots=True)
 class Stuck:
-    """An end that the service refused alone, perhaps for a reason of its own."""
-
     ended: Settlement | Release
     announced: bool
     handed: int
@@ -72,12 +70,10 @@ class Outbox:
             self.to_say[held.lease.token] = say
 
     def end_unstarted(self, held: HeldLease, settlement: Settlement) -> None:
-        """Settle a lease whose task must not start."""
         task = None if held.lease.invalid else held.lease.task
         self.end(held, settlement, partial(self._services.say.unstarted, settlement.record, task))
 
     def release(self, release: Release) -> None:
-        """Give a lease back."""
         self._services.holdings.drop(release.lease.token)
         self.releases.append(release)
 
@@ -126,7 +122,6 @@ class Outbox:
         return times >= REFUSALS and self.handed > handed
 
     def count(self, settlements: Sequence[Settlement], settled: Settled) -> None:
-        """Report and count ends that are recorded now."""
         services, counters = self._services, self.counters
         self.handed += len(settlements)
         refused = {id(one.lease): one for one in settled.refused}

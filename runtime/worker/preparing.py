@@ -59,7 +59,6 @@ class Preparing:
         self._declines: dict[str, int] = {}
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
-        """Hold new leases, and prepare their tasks."""
         services, holdings = self._services, self._services.holdings
         confirmed_at = holdings.clock.boottime()
         holdings.busy_at = now
@@ -160,7 +159,6 @@ class Preparing:
     # the past
 
     def look_up(self) -> None:
-        """Read the past of all tasks that came in since."""
         if self._unknown:
             unknown, self._unknown = self._unknown, []
             self._look_up(unknown)

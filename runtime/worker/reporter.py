@@ -185,7 +185,6 @@ class Reporter:
     # tasks
 
     def began(self, task: Task, slot: int, attempt: int) -> None:
-        """Log the start, unless tasks pass too quickly for that."""
         self.tick()
         if self._crowded or self._successes > SUCCESSES_PER_S:
             return
@@ -256,7 +255,6 @@ class Reporter:
         self._line("declined", "task_declined", text, **_facts(task), problem=why, next="left to other workers")
 
     def lost(self, task: Task, record: Record | None) -> None:
-        """Log that the lease passed on while the attempt ran, or that its record exists already."""
         if record is None:
             text = f"lost the lease of {_describe(task)}: another worker runs it; whichever succeeds first is recorded"
             next_step = "runs elsewhere"
@@ -275,7 +273,6 @@ class Reporter:
             self._line("trouble", "outputs_left_out", f"{_describe(task)} {what}", **_facts(task), problem=what)
 
     def refused(self, refused: Refused) -> None:
-        """Log a result that came second and was not written."""
         task, record = refused.lease.task, refused.record
         if record is not None:
             fate = f"its record exists: {record.state}" + (f" by worker {record.worker}" if record.worker else "")
@@ -324,7 +321,6 @@ class Reporter:
     # lines
 
     def _judge(self, task: Task, verdict: Verdict) -> tuple[str, str, str]:
-        """Return word, sentence and short form of the next step."""
         if isinstance(verdict, Drop):
             return "lost", f"nothing recorded, {verdict.why}", "nothing recorded"
         if isinstance(verdict, Settle):

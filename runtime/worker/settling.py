@@ -97,7 +97,7 @@ class Settling:
         if releases:
             services.offload.call(
                 lambda: self._release(releases, retractions),
-                lambda _, problem: self._given_back(Outgoing(releases, retractions), problem),
+                lambda _, problem: self._answered(Outgoing(releases, retractions), problem),
                 awaited=True,
             )
         if outbox.settlements and now >= self._settle_at():
@@ -118,7 +118,7 @@ class Settling:
         if settled is None:
             assert problem is not None
             self._leasing.claimed(claimed, None)
-            self._not_handed(Outgoing(settlements), problem)
+            self._answered(Outgoing(settlements), problem)
             return
         self.failures = 0
         faults.reach("worker.after_commit")
@@ -131,15 +131,11 @@ class Settling:
             self._services.records.retract_started(lease.task, lease.token)
         self._services.queue.release(releases)
 
-    def _given_back(self, outgoing: Outgoing, problem: Exception | None) -> None:
+    def _answered(self, outgoing: Outgoing, problem: Exception | None) -> None:
+        """Keep refused ends for another try; if that fails too, their leases, no longer renewed, come back by themselves."""
         if problem is None:
             self.failures = 0
-        else:
-            self._not_handed(outgoing, problem)
-
-    def _not_handed(self, outgoing: Outgoing, problem: Exception) -> None:
-        """Keep the ends for another try; if that fails too, their leases, no longer renewed, come back by themselves."""
-        if _may_pass(problem):
+        elif _may_pass(problem):
             self._hand_again(outgoing, problem)
         else:
             self._hand_singly(outgoing)

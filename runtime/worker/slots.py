@@ -104,7 +104,6 @@ def fits(resources: Resources, slot: Slot) -> str | None:
 
 
 def describe_slots(slots: tuple[Slot, ...]) -> str:
-    """Describe the slots in a line for people: `4 slots, each 2 CPUs, 8GiB and 0.25 GPU`."""
     first = slots[0]
     parts = [_count(first.cpus, "CPU"), format_size(first.memory_bytes)]
     if first.gpu_share:

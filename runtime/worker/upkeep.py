@@ -42,7 +42,6 @@ class Upkeep:
         self._was_busy = False
 
     def next_at(self) -> float:
-        """Return when the next duty comes up."""
         return min(self._tend_at, self._renew_at, self._seen_at, self._orders.due, self._logs.next_at())
 
     def tend_now(self) -> None:

@@ -205,7 +205,9 @@ class Loop:
         self._drain = Drain(services, self.outbox, self._dispatch, self._leasing, self._settling)
         if services.offload.fd is not None:
             selector.register(services.offload.fd, selectors.EVENT_READ, services.offload.collect)
-        selector.register(services.leaving.wake_fd, selectors.EVENT_READ, services.leaving.clear_wake)
+        selector.register(
+            services.leaving.wake_fd, selectors.EVENT_READ, lambda: os.read(services.leaving.wake_fd, 4096)
+        )
 
     def run(self) -> None:
         leaving, say, pool = self._services.leaving, self._services.say, self._services.pool
@@ -219,11 +221,11 @@ class Loop:
             self._listen_to_queue()
             if ended and leaving.reason is None and dispatch.may_linger():
                 time.sleep(LINGER_S)
-            ended = self._wait(now)
+            for key, _ in self._selector.select(self._patience(now)):
+                key.data()
             now = time.monotonic()
             deadline = pool.next_deadline()
-            if deadline is not None and now >= deadline:
-                ended += pool.tick()
+            ended = pool.tick() if deadline is not None and now >= deadline else []
             if pool.failure is not None:
                 leaving.decide(pool.failure.message, pool.failure.exit_code)
             for end in ended:
@@ -243,19 +245,7 @@ class Loop:
             dispatch.note_running()
             upkeep.note_busy()
 
-    def _wait(self, now: float) -> list[Ended]:
-        """Sleep until something happens or is due, and return the attempts that have ended."""
-        pool = self._services.pool
-        ended: list[Ended] = []
-        for key, _ in self._selector.select(self._patience(now)):
-            if pool.owns(key):
-                ended += pool.ready(key)
-            else:
-                key.data()
-        return ended
-
     def _patience(self, now: float) -> float:
-        """Return how many seconds the loop may sleep."""
         until = min(self.upkeep.next_at(), self._settling.next_at())
         deadline = self._services.pool.next_deadline()
         if deadline is not None:

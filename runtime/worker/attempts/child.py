@@ -160,7 +160,7 @@ class Child:
     def _run(self, execution: Execution, started: float, unprepared: str | None) -> None:
         details: dict[str, Any] | None = None
         value = ""
-        fresh = functions = False
+        functions = False
         self._command_rss_bytes = 0
         try:
             if unprepared is not None:
@@ -171,8 +171,8 @@ class Child:
             if "command" in body:
                 self._run_command(execution, body["command"])
             else:
-                functions, fresh = True, not self._reuse
-                value = self._run_python(execution, body, fresh=fresh)
+                functions = True
+                value = self._run_python(execution, body)
         except Failed as failure:
             details = failure.details
         except Stopped as stopped:
@@ -186,18 +186,12 @@ class Child:
             # This process was forked by the attempt and has returned from the user's code: it is no attempt.
             entries.flush()
             os._exit(1 if details else 0)
-        self._finish(execution, details, value, started, fresh=fresh, functions=functions)
+        self._finish(execution, details, value, started, functions=functions)
 
     def _finish(
-        self,
-        execution: Execution,
-        details: dict[str, Any] | None,
-        value: str,
-        started: float,
-        *,
-        fresh: bool,
-        functions: bool,
+        self, execution: Execution, details: dict[str, Any] | None, value: str, started: float, *, functions: bool
     ) -> None:
+        fresh = functions and not self._reuse
         self.control.mark_over()
         retires = fresh or self._must_retire or self.environment.fenced or (functions and self._is_worn())
         flags = 0 if self.environment.restore_streams() and not retires else wire.RETIRES
@@ -270,7 +264,7 @@ class Child:
 
     # the three kinds of entries
 
-    def _run_python(self, execution: Execution, body: dict[str, Any], *, fresh: bool) -> str:
+    def _run_python(self, execution: Execution, body: dict[str, Any]) -> str:
         """Call the function or workflow and return its value as JSON text; empty for None."""
         self._functions_run += 1
         execution.in_user_code = execution.ran_user_code = True
@@ -281,7 +275,7 @@ class Child:
                 returned = _call_workflow(execution, body)
             else:
                 returned = self._call_function(body)
-            if fresh or _left_threads():
+            if not self._reuse or _left_threads():
                 self._must_retire = True
                 entries.leave_python()
         except Failed:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.reasons import EndReason
 from runtime.worker.attempts import wire
@@ -28,18 +28,11 @@ UNDRAINED_BYTES: Final = 4 * 1024 * 1024
 _OTHER = wire.STOP_REASONS.index("other")
 
 
-class _Channel(NamedTuple):
-    """The data of our keys in the selector."""
-
-    events: Events
-    read: Callable[[], None]
-
-
 class Events:
-    """A pool's part of the selector, and the time of its next tick."""
-
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
+        self._own: set[Any] = set()
+        """Files of the pool in the selector, each with the function that reads it."""
         self.due: float | None = None
         """`time.monotonic()` of the next tick; None while nothing is awaited."""
         self.ping_at = 0.0
@@ -55,28 +48,26 @@ class Events:
             self.due = self.ping_at
 
     def listen(self, file: Any, read: Callable[[], None]) -> None:
-        self._selector.register(file, selectors.EVENT_READ, _Channel(self, read))
+        self._selector.register(file, selectors.EVENT_READ, read)
+        self._own.add(file)
 
     def change(self, file: Any, read: Callable[[], None], *, writable: bool) -> None:
         """Listen with another function, and if `writable` also for room to write."""
         events = selectors.EVENT_READ | selectors.EVENT_WRITE if writable else selectors.EVENT_READ
-        self._selector.modify(file, events, _Channel(self, read))
+        self._selector.modify(file, events, read)
 
     def forget(self, file: Any) -> None:
         self._selector.unregister(file)
-
-    def owns(self, key: selectors.SelectorKey) -> bool:
-        return type(key.data) is _Channel and key.data.events is self
+        self._own.discard(file)
 
     def serve(self, timeout_s: float) -> None:
-        """Wait for the pool's own descriptors alone, and read them."""
         with selectors.DefaultSelector() as own:
-            for key in list(self._selector.get_map().values()):
-                if self.owns(key):
-                    own.register(key.fileobj, key.events, key.data)
+            for file in self._own:
+                key = self._selector.get_key(file)
+                own.register(file, key.events, key.data)
             for key, _ in own.select(timeout_s):
-                if key.fd in self._selector.get_map():
-                    key.data.read()
+                if key.fileobj in self._own:
+                    key.data()
 
 
 class Page:
@@ -229,11 +220,9 @@ class ChildHandle:
         return self.pid or self.cell.pid()
 
     def runs(self) -> bool:
-        """Whether its first order has begun."""
         return bool(self.orders) and self.cell.begun()[0] > self.done
 
     def note(self) -> Noted:
-        """Return the notes on the running attempt, to add to them."""
         if self.noted is None:
             self.noted = Noted()
         return self.noted
@@ -284,7 +273,6 @@ class ChildHandle:
 
 
 def _make_memory(size: int) -> int:
-    """Return a descriptor of zeroed memory without a name."""
     if sys.platform == "linux":
         fd = os.memfd_create("runtime-cells")
     else:

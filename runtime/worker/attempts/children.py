@@ -75,7 +75,6 @@ class Children:
         self._guardian.tell(f"{verb} {child.name}")
 
     def drop(self, child: ChildHandle) -> None:
-        """Forget a child that is gone."""
         del self._by_name[child.name]
         if child.sock_open:
             self._events.forget(child.sock)
@@ -149,7 +148,6 @@ class Children:
                 return
 
     def _end(self, child: ChildHandle, flags: int, started: float, ended: float, peak: int, payload: bytes) -> None:
-        """End an attempt with a result that holds more than success."""
         if flags & wire.WAITS:
             # Output in the pipe now is this attempt's: the child begins nothing before the worker has read it.
             child.output.read()
@@ -276,7 +274,6 @@ class SlotOrders:
         self._env_text = ""
 
     def room(self) -> int:
-        """Return how many more orders the slot takes now."""
         return self._settings.max_outstanding - len(self.pending) - (len(self.child.orders) if self.child else 0)
 
     def is_busy(self) -> bool:
@@ -303,7 +300,6 @@ class SlotOrders:
     # sending
 
     def prepare(self) -> None:
-        """Have a child ready for the first order."""
         self.child = self._children.fork(self)
 
     def send(self, orders: Sequence[Order]) -> None:
@@ -312,7 +308,6 @@ class SlotOrders:
         self.pump()
 
     def pump(self) -> None:
-        """Send the orders that the slot's child can take now."""
         pending = self.pending
         if self._guardian.closing:
             for order in pending:
@@ -404,7 +399,6 @@ class SlotOrders:
     # children
 
     def forget(self, child: ChildHandle) -> None:
-        """Forget a child that has died."""
         if self.standby is child:
             self.standby = None
         if self.child is child:

@@ -79,7 +79,6 @@ class Endings:
         _add_evidence(child, order, result)
 
     def judge_death(self, child: ChildHandle, order: Order, code: int, started: float, peak: int) -> Ended:
-        """Judge the end of an attempt whose process died without reporting it."""
         result = Ended(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
         result.max_rss_bytes = peak or None
         if code < 0:
@@ -94,7 +93,6 @@ class Endings:
         return self._judge_cut_off(child, order, result)
 
     def judge_loss(self, child: ChildHandle, order: Order, started: float, how: str) -> Ended:
-        """Judge the end of an attempt whose process died with the guardian."""
         result = Ended(order.token, child.slot.index, EndReason.LOST, started, time.time())
         result.message = f"the guardian of this worker {how}, and the attempt with it"
         return self._judge_cut_off(child, order, result)
@@ -142,7 +140,6 @@ class Endings:
 
 
 def _add_evidence(child: ChildHandle, order: Order, result: Ended) -> None:
-    """Add the worker's evidence on the attempt that has ended."""
     if (noted := child.noted) is not None:
         result.progressed = result.progressed or noted.progressed
         result.metrics = result.metrics or noted.metrics

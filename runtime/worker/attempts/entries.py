@@ -61,7 +61,6 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def load_function(name: str) -> Callable[..., object]:
-    """Return the callable of `module:qualname`."""
     module_name, _, qualname = name.partition(":")
     target = _import_named(module_name)
     if target is None:
@@ -156,7 +155,6 @@ def _skip_own(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def describe(problem: BaseException) -> str:
-    """Return `Type: message`, as a traceback ends."""
     kind = type(problem)
     if isinstance(problem, _Misnamed):
         return str(problem)

@@ -71,7 +71,7 @@ class Guardian:
         self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         # If the worker dies while this process is stopped, it continues and ends everything below it.
         self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGCONT)
-        processes.set_process_name("rt-guardian")
+        self.prctl(processes.PR_SET_NAME, b"rt-guardian\0")
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)

@@ -140,7 +140,6 @@ class GuardianLink:
         return process
 
     def stop(self, patience_s: float) -> None:
-        """End the guardian and wait for that."""
         process = self.disconnect()
         if process is not None:
             process.send_signal(signal.SIGCONT)

@@ -1,7 +1,7 @@
 """The worker's side of running attempts: slots, limits, and the attempts that have ended.
 
 A slot runs one attempt at a time. Orders go to it in a row and end in that order. Nothing here blocks or uses
-threads: the worker's loop passes on readable keys, and calls `tick` when `next_deadline` has come.
+threads: the worker's loop calls the data of readable keys in its selector, and `tick` when `next_deadline` has come.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ TIDY_PATIENCE_S: Final = 60.0
 
 
 class AttemptPool:
-    """All the slots of one worker. Attempts that turn out to have ended during a call of a slot or of the pool are
-    returned by the next `ready` or `tick`, for which `next_deadline` asks at once."""
+    """All the slots of one worker. `tick` returns attempts that have ended; `next_deadline` asks for it at once then."""
 
     def __init__(
         self,
@@ -88,16 +87,8 @@ class AttemptPool:
 
     # events
 
-    def owns(self, key: selectors.SelectorKey) -> bool:
-        return self._events.owns(key)
-
-    def ready(self, key: selectors.SelectorKey) -> list[Ended]:
-        """Read the descriptor of one of our keys; returns the attempts that ended by it."""
-        key.data.read()
-        return self._endings.take()
-
     def tick(self) -> list[Ended]:
-        """Look at deadlines, memory and idle children; returns attempts that ended by it. Cheap when nothing is due."""
+        """Look at deadlines, memory and idle children; returns attempts that have ended. Cheap when nothing is due."""
         self._check()
         return self._endings.take()
 

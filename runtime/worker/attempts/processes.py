@@ -167,24 +167,15 @@ def reap() -> bool:
             return True
 
 
-def find_prctl() -> Callable[[int, int], int]:
+def find_prctl() -> Callable[[int, int | bytes], int]:
     """Return the C library's prctl as `(option, value)`, which does nothing on other systems than Linux."""
     if sys.platform != "linux":
         return lambda option, value: -1
     import ctypes
 
     # Without argtypes, which would cost each child a tenth of a millisecond; the kernel ignores missing arguments.
-    function: Callable[[int, int], int] = ctypes.CDLL(None).prctl
+    function: Callable[[int, int | bytes], int] = ctypes.CDLL(None).prctl
     return function
-
-
-def set_process_name(name: str) -> None:
-    """Set the name that ps and top show; at most 15 bytes."""
-    if sys.platform == "linux":
-        import ctypes
-
-        text = ctypes.create_string_buffer(name.encode()[:15])
-        ctypes.CDLL(None).prctl(PR_SET_NAME, text)
 
 
 # memory

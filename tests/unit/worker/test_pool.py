@@ -93,12 +93,10 @@ class Bench:
         due = self.pool.next_deadline()
         if due is not None:
             timeout = min(timeout, max(0.0, due - time.monotonic()))
-        ended = []
         for key, _ in self.selector.select(timeout):
             if key.fd in self.selector.get_map():
-                assert self.pool.owns(key)
-                ended += self.pool.ready(key)
-        ended += self.pool.tick()
+                key.data()
+        ended = self.pool.tick()
         self.ended.update((one.token, one) for one in ended)
         return ended
 
@@ -1511,9 +1509,9 @@ pool.slots[2].send([Order(token=f"{prefix}2", body=json.dumps({"command": comman
 told = False
 while True:
     for key, _ in selector.select(0.05):
-        for ended in pool.ready(key):
-            print(json.dumps([ended.token, ended.reason, ended.message, ended.log.decode()]), flush=True)
-    pool.tick()
+        key.data()
+    for ended in pool.tick():
+        print(json.dumps([ended.token, ended.reason, ended.message, ended.log.decode()]), flush=True)
     if not told and all((folder / f"pid{slot}").exists() for slot in range(3)):
         told = True
         print(json.dumps([pool._guardian.process.pid, *(child.pid for child in pool._children)]), flush=True)
