@@ -49,7 +49,7 @@ _LOOKED_AT: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRules:
-    """What a snapshot takes and leaves out beyond git's rules and the ignore files."""
+    """Files that a snapshot takes or leaves out beyond git's rules and the ignore files."""
 
     max_bytes: int = MAX_SNAPSHOT_BYTES
     secrets: Sequence[str] = ()
@@ -91,7 +91,7 @@ class Snapshot:
 def take_snapshot(
     folder: Path, records: RecordStore | None, *, rules: SnapshotRules | None = None, cache_dir: Path | None = None
 ) -> str:
-    """Store the tree at `folder` as it is now and return its content id; see `make_snapshot` for what it raises.
+    """Store the tree at `folder` as it is now and return its content id; raises as `make_snapshot`.
 
     Without `records` nothing is stored. With `cache_dir`, the user's cache folder, files whose status did not change
     since they were last read are not read again, and a snapshot that `records` has is not sent again.

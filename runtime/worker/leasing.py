@@ -58,7 +58,7 @@ class Leasing:
         return max(self._poll_at, self._dispatch.pause_until)
 
     def poll_now(self) -> None:
-        """Ask the queue as soon as the worker has room, whatever the last answer was."""
+        """Ask the queue as soon as the worker has room, even after an empty answer."""
         self._poll_at = 0.0
 
     def fetch(self, now: float) -> None:

@@ -37,14 +37,14 @@ class Notice:
     at: datetime
     """When the notice was seen."""
     deadline: datetime | None
-    """When the machine goes, if that is known."""
+    """The end of the machine, if known."""
     text: str
     """The notice in one line for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeSettings:
-    """Which places to ask, and how often. URLs have no path; None asks a cloud only if the firmware names it."""
+    """The places to ask, and how often. URLs have no path; None asks a cloud only if the firmware names it."""
 
     file: Path | None = None
     """A file whose existence is a notice, with its first line as the text."""
@@ -96,7 +96,7 @@ def answer_notice(notice: Notice, environ: Mapping[str, str]) -> int:
 
 
 def find_cloud(root: Path = Path("/")) -> str | None:
-    """Return `gce`, `ec2` or None, by what the firmware calls this machine."""
+    """Return `gce`, `ec2` or None, by the firmware's name for this machine."""
     firmware = root / "sys/class/dmi/id"
     if _read_line(firmware / "product_name") in ("Google Compute Engine", "Google"):
         return "gce"
@@ -178,7 +178,7 @@ class _FileSource:
         except FileNotFoundError:
             return None
         except OSError:
-            # Something is there that is no readable file.
+            # The path is no readable file.
             text = ""
         first = text.strip().partition("\n")[0]
         return Notice("file", datetime.now(UTC), None, first or f"`{self._path}` exists")
@@ -262,7 +262,7 @@ class _Ec2Source:
 
 
 def _request(settings: NoticeSettings, method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str, Message]:
-    """Send a short request straight to the address, whatever proxy the environment names."""
+    """Send a short request straight to the address, past any proxy of the environment."""
     # Here and not above: it costs 3 MB that only machines of a cloud have to spend.
     import urllib.error
     import urllib.request

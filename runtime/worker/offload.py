@@ -48,7 +48,12 @@ class Offload:
         if self._threads is None:
             self._answer(then, awaited, *_try(work))
         else:
-            self._threads.start(lambda: self._hand_over(partial(self._answer, then, awaited, *_try(work))))
+
+            def make() -> None:
+                self._done.append(partial(self._answer, then, awaited, *_try(work)))
+                self._ring()
+
+            self._threads.start(make)
 
     def _answer(
         self,
@@ -87,10 +92,6 @@ class Offload:
         lane = Lane(self._threads, make, at_once, self._ring)
         self._lanes.append(hand_over)
         return add
-
-    def _hand_over(self, step: Callable[[], None]) -> None:
-        self._done.append(step)
-        self._ring()
 
     def _ring(self) -> None:
         if not self._rung:

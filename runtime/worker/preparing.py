@@ -37,12 +37,7 @@ _KILLED: Final = frozenset(
 
 class Preparing:
     def __init__(
-        self,
-        services: Services,
-        outbox: Outbox,
-        orders: Orders,
-        dispatch: Dispatch,
-        conclude: Callable[[Ended], None],
+        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, conclude: Callable[[Ended], None]
     ) -> None:
         """`conclude` gets the ends of attempts without their code."""
         self._services = services
@@ -199,11 +194,7 @@ class Preparing:
                 self._go_by_past(held, found, problem, now)
 
     def _go_by_past(
-        self,
-        held: HeldLease,
-        found: tuple[Record | None, History] | None,
-        problem: Exception | None,
-        now: datetime,
+        self, held: HeldLease, found: tuple[Record | None, History] | None, problem: Exception | None, now: datetime
     ) -> None:
         services, lease = self._services, held.lease
         if problem is not None and self._outbox.fail_unstarted(held, problem):

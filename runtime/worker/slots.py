@@ -230,7 +230,7 @@ def _read_gpus(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
     except OSError:
         names = []
     nodes = sum(_DEVICE_NODE.fullmatch(name) is not None for name in names)
-    # CUDA counts the devices that it can open from 0, whatever numbers their files have: in a container that was
+    # CUDA counts the devices that it can open from 0, not by the numbers of their files: in a container that was
     # given /dev/nvidia2 and /dev/nvidia3 they are 0 and 1.
     ordinals = tuple(map(str, range(nodes)))
     cuda, container = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("NVIDIA_VISIBLE_DEVICES")

@@ -14,10 +14,10 @@ from typing import Final
 
 from runtime.reasons import EndReason
 from runtime.worker.attempts import wire
-from runtime.worker.attempts.child_handle import ChildHandle, Events, Output, Page
+from runtime.worker.attempts.child_handle import ChildHandle, Output
 from runtime.worker.attempts.endings import WROTE_TO_CONTROL, Endings, describe_code, note_progress
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import Ended, Order, PoolSettings
+from runtime.worker.attempts.model import Ended, Order
 
 FALSE_STARTS: Final = 3
 MEMORY_EVERY_S: Final = 1.0
@@ -33,11 +33,9 @@ _unpack_result = wire.RESULT_HEADER.unpack_from
 class Children:
     """The children of one pool, by the names that the guardian knows them by."""
 
-    def __init__(
-        self, settings: PoolSettings, page: Page, events: Events, guardian: GuardianLink, endings: Endings
-    ) -> None:
-        self._settings, self._page, self._events = settings, page, events
+    def __init__(self, guardian: GuardianLink, endings: Endings) -> None:
         self._guardian, self._endings = guardian, endings
+        self._settings, self._events = guardian.settings, guardian.events
         self._by_name: dict[str, ChildHandle] = {}
         self._names = itertools.count(1)
 
@@ -55,7 +53,7 @@ class Children:
         read_fd, write_fd = os.pipe()
         ours.setblocking(False)
         os.set_blocking(read_fd, False)
-        cell, events = self._page.take(), self._events
+        cell, events = self._guardian.page.take(), self._events
         child = ChildHandle(str(next(self._names)), slot, cell, ours, Output(read_fd, events), events)
         self._by_name[child.name] = child
         events.listen(ours, partial(self.read_results, child))
@@ -80,7 +78,7 @@ class Children:
             self._events.forget(child.sock)
         child.output.close()
         child.sock.close()
-        self._page.give_back(child.cell)
+        self._guardian.page.give_back(child.cell)
         child.slot.forget(child)
 
     # sending
@@ -251,17 +249,9 @@ class Children:
 class SlotOrders:
     """Orders of one slot; they run one at a time and in order."""
 
-    def __init__(
-        self,
-        index: int,
-        settings: PoolSettings,
-        events: Events,
-        guardian: GuardianLink,
-        children: Children,
-        endings: Endings,
-    ) -> None:
-        self.index, self._settings, self._events = index, settings, events
-        self._guardian, self._children, self._endings = guardian, children, endings
+    def __init__(self, index: int, guardian: GuardianLink, children: Children, endings: Endings) -> None:
+        self.index, self._guardian, self._children, self._endings = index, guardian, children, endings
+        self._settings, self._events = guardian.settings, guardian.events
         self.pending: deque[Order] = deque()
         self.child: ChildHandle | None = None
         self.standby: ChildHandle | None = None

@@ -32,7 +32,7 @@ class GuardianLink:
     """The guardian of one pool; when one has ended, `start` starts the next."""
 
     def __init__(self, settings: PoolSettings, page: Page, events: Events) -> None:
-        self._settings, self._page, self._events = settings, page, events
+        self.settings, self.page, self.events = settings, page, events
         self.process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._inbox = b""
@@ -60,7 +60,7 @@ class GuardianLink:
                 [sys.executable, "-P", "-c", _GUARDIAN, source, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), self._page.fd, *self._settings.hold_fds),
+                pass_fds=(theirs.fileno(), self.page.fd, *self.settings.hold_fds),
                 start_new_session=True,
             )
         except OSError:
@@ -70,26 +70,26 @@ class GuardianLink:
             theirs.close()
         self._socket, self._inbox = ours, b""
         self._preloaded.clear()
-        sys_path = sys.path if self._settings.sys_path is None else self._settings.sys_path
+        sys_path = sys.path if self.settings.sys_path is None else self.settings.sys_path
         configuration = {
             "worker_pid": os.getpid(),
-            "page_fd": self._page.fd,
-            "page_bytes": self._page.size,
-            "hold_fds": self._settings.hold_fds,
-            "reuse": self._settings.reuse,
-            "max_tasks": self._settings.max_tasks_per_child,
-            "max_growth_bytes": self._settings.max_growth_bytes,
+            "page_fd": self.page.fd,
+            "page_bytes": self.page.size,
+            "hold_fds": self.settings.hold_fds,
+            "reuse": self.settings.reuse,
+            "max_tasks": self.settings.max_tasks_per_child,
+            "max_growth_bytes": self.settings.max_growth_bytes,
             "sys_path": [item or str(Path.cwd()) for item in sys_path],
         }
         self.tell(json.dumps(configuration))
-        self._events.listen(ours, read)
+        self.events.listen(ours, read)
         for path in self.removals:
             self.tell(f"remove {path}")
 
     def tell(self, message: str, fds: Sequence[int] = ()) -> None:
         if self._socket is None:
             return
-        self._events.await_answer()
+        self.events.await_answer()
         data = f"{message}\0".encode("utf-8", "surrogateescape")
         try:
             if fds:
@@ -98,8 +98,8 @@ class GuardianLink:
                 self._socket.sendall(data)
         except BlockingIOError:
             # It has not read for seconds, and this message is lost: the liveness watch replaces it.
-            self.silences, self._events.ping_at = sys.maxsize, 0.0
-            self._events.wake_by(0.0)
+            self.silences, self.events.ping_at = sys.maxsize, 0.0
+            self.events.wake_by(0.0)
         except OSError:
             pass  # It has died; reading its socket shows that.
 
@@ -133,7 +133,7 @@ class GuardianLink:
     def disconnect(self) -> subprocess.Popen[bytes] | None:
         """Close our end, so that the guardian ends everything; returns its process."""
         if self._socket is not None:
-            self._events.forget(self._socket)
+            self.events.forget(self._socket)
             self._socket.close()
             self._socket = None
         process, self.process = self.process, None

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from runtime.worker.attempts import processes
-from runtime.worker.attempts.child_handle import ChildHandle, Events
+from runtime.worker.attempts.child_handle import ChildHandle
 from runtime.worker.attempts.children import Children, SlotOrders
 from runtime.worker.attempts.endings import describe_code
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import GuardianFailed, PoolSettings
+from runtime.worker.attempts.model import GuardianFailed
 
 STRAYS_PATIENCE_S: Final = 5.0
 GUARDIAN_FALSE_STARTS: Final = 8
@@ -34,16 +34,9 @@ SILENCES_WHEN_STOPPED: Final = 2
 class LivenessWatch:
     """Starts the guardian, reads its reports, and replaces it when it is dead or silent."""
 
-    def __init__(
-        self,
-        settings: PoolSettings,
-        events: Events,
-        guardian: GuardianLink,
-        children: Children,
-        slots: Sequence[SlotOrders],
-    ) -> None:
-        self._adopt_orphans, self._events = settings.adopt_orphans, events
+    def __init__(self, guardian: GuardianLink, children: Children, slots: Sequence[SlotOrders]) -> None:
         self._guardian, self._children, self._slots = guardian, children, slots
+        self._events = guardian.events
         self.failure: GuardianFailed | None = None
         """Why nothing will ever run here; orders that have not begun can be taken back."""
         self._ready = False
@@ -144,7 +137,7 @@ class LivenessWatch:
     def _replace(self, how: str | None = None) -> None:
         """End the guardian's processes and its children, and begin again. `how` is why the watch ended it, if it did."""
         guardian, children = self._guardian.disconnect(), list(self._children)
-        end_strays(guardian, children, adopt_orphans=self._adopt_orphans)
+        end_strays(guardian, children, adopt_orphans=self._guardian.settings.adopt_orphans)
         if how is None:
             how = f"ended with {describe_code(guardian.returncode)}" if guardian else "ended"
         for child in children:

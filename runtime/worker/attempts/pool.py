@@ -37,15 +37,11 @@ class AttemptPool:
         settings: PoolSettings = PoolSettings(),  # noqa: B008 (it is frozen)
     ) -> None:
         self._settings, self._events = settings, Events(selector)
-        self._page = Page(2 * slots + 2)
-        self._guardian = GuardianLink(settings, self._page, self._events)
+        self._guardian = GuardianLink(settings, Page(2 * slots + 2), self._events)
         self._endings = Endings(self._guardian)
-        self._children = Children(settings, self._page, self._events, self._guardian, self._endings)
-        self.slots = [
-            SlotOrders(index, settings, self._events, self._guardian, self._children, self._endings)
-            for index in range(slots)
-        ]
-        self._liveness = LivenessWatch(settings, self._events, self._guardian, self._children, self.slots)
+        self._children = Children(self._guardian, self._endings)
+        self.slots = [SlotOrders(index, self._guardian, self._children, self._endings) for index in range(slots)]
+        self._liveness = LivenessWatch(self._guardian, self._children, self.slots)
         self._memory_at = 0.0
 
     def start(self) -> None:
@@ -73,7 +69,7 @@ class AttemptPool:
         for child in self._children:
             self._children.drop(child)
         self._guardian.stop(CLOSE_PATIENCE_S)
-        self._page.close()
+        self._guardian.page.close()
         return self._endings.take()
 
     def _is_busy(self) -> bool:
@@ -194,7 +190,7 @@ class AttemptPool:
                 return
 
     def drain_log(self, token: str) -> bytes:
-        """Return the output since the last call; after more than 4 MiB only its end, led by a line that says so."""
+        """Return the output since the last call; after more than 4 MiB only its end, after a line with the size of the rest."""
         child = self._find(token)
         return child.output.take_undrained() if child else b""
 
