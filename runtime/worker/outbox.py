@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from runtime.errors import InfrastructureFailure
 from runtime.queues.base import Settled
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.lease import Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import failed_instead
@@ -22,11 +22,12 @@ REFUSALS: Final = 2
 STUCK_AT_MOST: Final = 3
 """With this many stuck ends the store is to blame, and no attempt begins until it takes one."""
 
+End: TypeAlias = Settlement | Release
+
 
 @dataclass(slots=True)
 class Stuck:
-    ended: Settlement | Release
-    announced: bool
+    ended: End
     handed: int
     """Ends settled before the first refusal; a larger count later shows that the service takes others."""
     times: int = 0
@@ -37,8 +38,8 @@ class Outbox:
         self._services = services
         self.settlements: list[Settlement] = []
         self.releases: list[Release] = []
-        self.retractions: list[Lease] = []
-        """Leases that were announced to the store and did not start after all."""
+        self.announced: set[str] = set()
+        """Tokens of leases to release that were announced to the store and did not start after all."""
         self.stuck: dict[str, Stuck] = {}
         """By token: ends refused alone by a service that did not say that another try may help."""
         self.to_say: dict[str, Callable[[], None]] = {}
@@ -89,7 +90,7 @@ class Outbox:
         services.metrics.task_released()
         self.released += 1
         if held.announced:
-            self.retractions.append(lease)
+            self.announced.add(lease.token)
         if lease.alone and services.leaving.reason is None:
             wait = backoff(4)
         self.postpone(held, services.clock.now() + wait if wait else None, alone=lease.alone)

@@ -19,7 +19,7 @@ from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import failed_instead
 from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing
-from runtime.worker.outbox import REFUSALS, Outbox, Stuck
+from runtime.worker.outbox import REFUSALS, End, Outbox, Stuck
 from runtime.worker.services import Services
 
 SETTLES_AT_ONCE: Final = 2
@@ -30,25 +30,18 @@ SETTLES_AT_MOST: Final = 8
 """up to this many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    ended: Sequence[Settlement | Release]
-    retractions: Sequence[Lease] = ()
-    """Leases announced to the store that did not start after all; taken back before they are released."""
-
-
 @dataclass(slots=True)
 class Handed:
     """The answers to ends that were handed over one by one."""
 
     settled: list[tuple[Settlement, Settled]] = field(default_factory=list)
-    replaced: list[tuple[Settlement | Release, Settlement, Settled]] = field(default_factory=list)
+    replaced: list[tuple[End, Settlement, Settled]] = field(default_factory=list)
     """Ends refused for a reason of their own, and recorded as failed instead."""
     dropped: list[tuple[Lease, Exception]] = field(default_factory=list)
     """Leases whose failure was refused too; each ends with this worker, or by itself."""
-    again: list[Settlement | Release] = field(default_factory=list)
+    again: list[End] = field(default_factory=list)
     """Ends that met a service that was away."""
-    stuck: list[Settlement | Release] = field(default_factory=list)
+    stuck: list[End] = field(default_factory=list)
     """Ends that the service refused without a hint that another try may help: it may refuse everything, or this end."""
     problem: Exception | None = None
     """Why anything is `again` or `stuck`."""
@@ -93,11 +86,11 @@ class Settling:
             return
         services, outbox = self._services, self._outbox
         releases, outbox.releases = outbox.releases, []
-        retractions, outbox.retractions = outbox.retractions, []
         if releases:
+            unstarted = [one.lease for one in releases if one.lease.token in outbox.announced]
             services.offload.call(
-                lambda: self._release(releases, retractions),
-                lambda _, problem: self._answered(Outgoing(releases, retractions), problem),
+                lambda: self._release(releases, unstarted),
+                lambda _, problem: self._answered(releases, problem),
                 awaited=True,
             )
         if outbox.settlements and now >= self._settle_at():
@@ -118,51 +111,54 @@ class Settling:
         if settled is None:
             assert problem is not None
             self._leasing.claimed(claimed, None)
-            self._answered(Outgoing(settlements), problem)
+            self._answered(settlements, problem)
             return
         self.failures = 0
         faults.reach("worker.after_commit")
         self._outbox.count(settlements, settled)
         self._leasing.claimed(claimed, settled.leases)
 
-    def _release(self, releases: Sequence[Release], retractions: Sequence[Lease]) -> None:
+    def _release(self, releases: Sequence[Release], unstarted: Sequence[Lease]) -> None:
         # First, so that the next worker does not take the attempt for lost.
-        for lease in retractions:
+        for lease in unstarted:
             self._services.records.retract_started(lease.task, lease.token)
         self._services.queue.release(releases)
 
-    def _answered(self, outgoing: Outgoing, problem: Exception | None) -> None:
+    def _answered(self, ended: Sequence[End], problem: Exception | None) -> None:
         """Keep refused ends for another try; if that fails too, their leases, no longer renewed, come back by themselves."""
         if problem is None:
             self.failures = 0
+            self._outbox.announced.difference_update(one.lease.token for one in ended)
         elif _may_pass(problem):
-            self._hand_again(outgoing, problem)
+            self._hand_again(ended, problem)
         else:
-            self._hand_singly(outgoing)
+            self._hand_singly(ended)
 
-    def _hand_again(self, outgoing: Outgoing, problem: Exception) -> None:
+    def _hand_again(self, ended: Sequence[End], problem: Exception) -> None:
         outbox = self._outbox
-        outbox.settlements = [*(one for one in outgoing.ended if isinstance(one, Settlement)), *outbox.settlements]
-        outbox.releases = [*(one for one in outgoing.ended if isinstance(one, Release)), *outbox.releases]
-        outbox.retractions = [*outgoing.retractions, *outbox.retractions]
+        outbox.settlements = [*(one for one in ended if isinstance(one, Settlement)), *outbox.settlements]
+        outbox.releases = [*(one for one in ended if isinstance(one, Release)), *outbox.releases]
         self.failures += 1
         self._retry_at = time.monotonic() + min(30.0, backoff(self.failures).total_seconds())
         self._services.leaving.trouble("recording", problem)
 
     # one by one
 
-    def _hand_singly(self, outgoing: Outgoing) -> None:
+    def _hand_singly(self, ended: Sequence[End]) -> None:
         """Hand ends over one by one: one of them may be at fault, and the others are settled."""
         services, outbox = self._services, self._outbox
         given_up = {token for token, stuck in outbox.stuck.items() if stuck.times >= REFUSALS}
         hopeless = {token for token in given_up if outbox.handed > outbox.stuck[token].handed}
+        announced = frozenset(outbox.announced)
         services.offload.call(
-            lambda: self._hand_each(outgoing, given_up, hopeless),
-            lambda handed, problem: self._handed_singly(outgoing, handed, problem),
+            lambda: self._hand_each(ended, announced, given_up, hopeless),
+            lambda handed, problem: self._handed_singly(ended, handed, problem),
             awaited=True,
         )
 
-    def _hand_each(self, outgoing: Outgoing, given_up: Collection[str], hopeless: Collection[str]) -> Handed:
+    def _hand_each(
+        self, ended: Sequence[End], announced: Collection[str], given_up: Collection[str], hopeless: Collection[str]
+    ) -> Handed:
         """Settle and release each alone. Runs off the loop if the queue is remote.
 
         For tokens in `given_up` a service's refusal counts as their own fault; for those in `hopeless`, so does a
@@ -170,7 +166,7 @@ class Settling:
         """
         queue, handed = self._services.queue, Handed()
 
-        def try_again(one: Settlement | Release, problem: Exception, blamed: Collection[str]) -> bool:
+        def try_again(one: End, problem: Exception, blamed: Collection[str]) -> bool:
             if _may_pass(problem):
                 handed.again.append(one)
             elif isinstance(problem, InfrastructureFailure) and one.lease.token not in blamed:
@@ -180,7 +176,7 @@ class Settling:
             handed.problem = problem
             return True
 
-        def replace(one: Settlement | Release, problem: Exception) -> None:
+        def replace(one: End, problem: Exception) -> None:
             what = "its result could not be recorded" if isinstance(one, Settlement) else "it could not be given back"
             now = self._services.clock.now()
             instead = failed_instead(one, problem, what, worker=self._services.name, now=now)
@@ -190,8 +186,7 @@ class Settling:
                 if not try_again(one, again, hopeless):
                     handed.dropped.append((one.lease, again))
 
-        announced = {lease.token for lease in outgoing.retractions}
-        for one in outgoing.ended:
+        for one in ended:
             try:
                 if isinstance(one, Settlement):
                     handed.settled.append((one, queue.settle([one])))
@@ -204,11 +199,11 @@ class Settling:
                     replace(one, problem)
         return handed
 
-    def _handed_singly(self, outgoing: Outgoing, handed: Handed | None, problem: Exception | None) -> None:
+    def _handed_singly(self, ended: Sequence[End], handed: Handed | None, problem: Exception | None) -> None:
         outbox, say = self._outbox, self._services.say
         if handed is None:
             assert problem is not None
-            self._hand_again(outgoing, problem)
+            self._hand_again(ended, problem)
             return
         for settlement, settled in handed.settled:
             self._outbox.count([settlement], settled)
@@ -218,13 +213,13 @@ class Settling:
         for lease, refusal in handed.dropped:
             outbox.to_say.pop(lease.token, None)
             say.trouble(f"recording how `{lease.task.id}` ended", refusal)
-        announced = {lease.token for lease in outgoing.retractions}
         before = outbox.stuck
-        tokens = {one.lease.token for one in outgoing.ended}
+        tokens = {one.lease.token for one in ended}
         outbox.stuck = {token: stuck for token, stuck in before.items() if token not in tokens}
+        outbox.announced -= tokens - {one.lease.token for one in (*handed.again, *handed.stuck)}
         for one in handed.stuck:
             token = one.lease.token
-            known = before.get(token) or Stuck(one, token in announced, outbox.handed)
+            known = before.get(token) or Stuck(one, outbox.handed)
             known.times += 1
             outbox.stuck[token] = known
         if handed.stuck:
@@ -234,7 +229,7 @@ class Settling:
             self._services.leaving.trouble("recording", handed.problem)
         if handed.again:
             assert handed.problem is not None
-            self._hand_again(_outgoing(handed.again, announced), handed.problem)
+            self._hand_again(handed.again, handed.problem)
         else:
             self.failures = 0
             self._leasing.poll_now()
@@ -243,14 +238,7 @@ class Settling:
         if now < self._stuck_at:
             return
         self._stuck_at = float("inf")
-        stuck = self._outbox.stuck
-        announced = {token for token, each in stuck.items() if each.announced}
-        self._hand_singly(_outgoing([each.ended for each in stuck.values()], announced))
-
-
-def _outgoing(ended: Sequence[Settlement | Release], announced: Collection[str]) -> Outgoing:
-    unstarted = [one.lease for one in ended if isinstance(one, Release) and one.lease.token in announced]
-    return Outgoing(ended, unstarted)
+        self._hand_singly([each.ended for each in self._outbox.stuck.values()])
 
 
 def _may_pass(problem: Exception) -> bool:
