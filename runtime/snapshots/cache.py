@@ -108,7 +108,7 @@ class SnapshotCache:
         trees = dict(list(self._trees.items())[-KEPT_TREES:])
         body = json.dumps({"version": VERSION, "files": files, "trees": trees}, separators=(",", ":")).encode()
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        try:
+        with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
                 temporary.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
@@ -116,8 +116,6 @@ class SnapshotCache:
             finally:
                 temporary.unlink(missing_ok=True)
             _drop_oldest(self._path.parent)
-        except OSError:
-            pass
 
     def _keep(self, seen: Sequence[Seen]) -> str:
         self._seen = seen

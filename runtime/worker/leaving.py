@@ -12,7 +12,6 @@ from typing import Final
 from runtime.errors import StoreBroken
 from runtime.worker.reporter import Reporter
 
-_SFD_FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _SIGINFO_BYTES: Final = 128
 _SIGINFO: Final = struct.Struct("<IiiI")
 """The beginning of `struct signalfd_siginfo`: number, errno, code, pid of the sender (0 from outside a container)."""
@@ -66,7 +65,7 @@ class SignalReader:
             import ctypes
 
             mask = sum(1 << (number - 1) for number in numbers).to_bytes(_SIGINFO_BYTES, sys.byteorder)
-            fd = ctypes.CDLL(None).signalfd(-1, mask, _SFD_FLAGS)
+            fd = ctypes.CDLL(None).signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
             if fd >= 0:
                 self.fd = fd
                 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

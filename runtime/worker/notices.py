@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -88,10 +89,8 @@ def answer_notice(notice: Notice, environ: Mapping[str, str]) -> int:
     if not environ.get("RUNTIME_JOB_ID"):
         return 0
     if note := environ.get("RUNTIME_PREEMPTED_NOTE"):
-        try:
+        with suppress(OSError):
             Path(note).write_text(f"{notice.text}\n", encoding="utf-8")
-        except OSError:
-            pass
     return PREEMPTED_EXIT
 
 
@@ -253,11 +252,9 @@ class _Ec2Source:
     def _parse(body: str) -> Notice:
         """Read an action, which is a notice even if its details cannot be read."""
         action, deadline = "take away", None
-        try:
+        with suppress(ValueError, KeyError, TypeError, InvalidValue):
             said = json.loads(body)
             action, deadline = str(said["action"]), parse_time(said["time"])
-        except (ValueError, KeyError, TypeError, InvalidValue):
-            pass
         return Notice("ec2", datetime.now(UTC), deadline, f"EC2 will {action} this machine")
 
 

@@ -365,15 +365,12 @@ def describe_retry(again: Again, task: Task, now: datetime) -> str:
     """Describe when a task runs again, and which budget pays for the attempt that ended."""
     wait = again.not_before - now
     when = f"in {format_duration(wait)}" if wait >= timedelta(milliseconds=50) else "at once"
-    match again.charged:
-        case Budget.FAILURES:
-            paid = f"{again.spent} of {count_noun(task.max_failures, 'failure')} spent"
-        case Budget.PREEMPTIONS:
-            paid = "spends no failure"
-            if again.spent:
-                paid += f"; {again.spent} of {PREEMPTION_BUDGET} early losses"
-        case _:
-            paid = "spends no failure"
+    if again.charged is Budget.FAILURES:
+        paid = f"{again.spent} of {count_noun(task.max_failures, 'failure')} spent"
+    elif again.charged is Budget.PREEMPTIONS and again.spent:
+        paid = f"spends no failure; {again.spent} of {PREEMPTION_BUDGET} early losses"
+    else:
+        paid = "spends no failure"
     alone = ", with no other suspect beside it" if again.alone else ""
     verb = "retried" if again.charged is Budget.FAILURES else "goes back to the queue, due"
     return f"{verb} {when}{alone} ({paid})"

@@ -75,7 +75,14 @@ class Page:
 
     def __init__(self, cells: int) -> None:
         self.size = cells * wire.CELL_BYTES
-        self.fd = _make_memory(self.size)
+        if sys.platform == "linux":
+            self.fd = os.memfd_create("runtime-cells")
+        else:
+            import tempfile
+
+            self.fd, path = tempfile.mkstemp()
+            Path(path).unlink()
+        os.ftruncate(self.fd, self.size)
         self._memory = mmap.mmap(self.fd, self.size)
         self._free = list(range(0, self.size, wire.CELL_BYTES))
 
@@ -270,15 +277,3 @@ class ChildHandle:
         self.sock_open = False
         self.events.await_answer()
         self.events.forget(self.sock)
-
-
-def _make_memory(size: int) -> int:
-    if sys.platform == "linux":
-        fd = os.memfd_create("runtime-cells")
-    else:
-        import tempfile
-
-        fd, path = tempfile.mkstemp()
-        Path(path).unlink()
-    os.ftruncate(fd, size)
-    return fd

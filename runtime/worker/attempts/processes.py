@@ -187,12 +187,12 @@ def own_rss_bytes() -> int:
     return int(fields[1]) * PAGE_BYTES if len(fields) > 1 else 0
 
 
-def pss_bytes(pid: int) -> int | None:
-    """Return memory with shared pages divided among the processes that share them; None if it cannot be read."""
+def pss_bytes(pid: int, table: Mapping[int, Process]) -> int:
+    """Return memory with shared pages divided among the processes that share them; if unreadable, resident memory."""
     for line in read_file(f"/proc/{pid}/smaps_rollup", 4096).splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
-    return None
+    return table[pid].rss_bytes if pid in table else 0
 
 
 def tree_memory_bytes(table: Mapping[int, Process], root: int, *, limit_bytes: int) -> int:
@@ -205,11 +205,7 @@ def tree_memory_bytes(table: Mapping[int, Process], root: int, *, limit_bytes: i
     total = sum(table[pid].rss_bytes for pid in pids if pid in table)
     if total <= limit_bytes or len(pids) == 1:
         return total
-    shares = 0
-    for pid in pids:
-        share = pss_bytes(pid)
-        shares += share if share is not None else table[pid].rss_bytes if pid in table else 0
-    return shares
+    return sum(pss_bytes(pid, table) for pid in pids)
 
 
 class OomWatch:

@@ -21,7 +21,7 @@ from runtime.worker.attempts import scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from runtime.records.base import RecordStore
@@ -161,12 +161,7 @@ class Tree:
         descriptor = os.open(self._beside(_ARCHIVE), os.O_RDONLY | os.O_CLOEXEC)
         try:
             for entry in entries:
-                above = entry[0].rpartition("/")[0]
-                if above not in made:
-                    for folder in _folders_of(entry[0]):
-                        if folder not in made:
-                            os.mkdir(f"{self.folder}/{folder}")
-                            made.add(folder)
+                self._make_folder(entry[0].rpartition("/")[0], made)
                 self._write(entry, descriptor)
         except OSError:
             scratch.remove_tree(self.folder)
@@ -174,6 +169,12 @@ class Tree:
         finally:
             os.close(descriptor)
         self._remember({"files": dict.fromkeys(each[0] for each in entries), "folders": dict.fromkeys(made)})
+
+    def _make_folder(self, name: str, made: set[str]) -> None:
+        if name not in made:
+            self._make_folder(name.rpartition("/")[0], made)
+            os.mkdir(f"{self.folder}/{name}")
+            made.add(name)
 
     def _write(self, entry: tuple[str, int, int, int, str], archive: int) -> None:
         name, mode, start, size, target = entry
@@ -308,14 +309,6 @@ class Tree:
             os.unlink(f"{self.folder}.seen")
         except FileNotFoundError:
             pass
-
-
-def _folders_of(name: str) -> Iterator[str]:
-    """Yield `a` and `a/b` of `a/b/c`."""
-    at = name.find("/")
-    while at >= 0:
-        yield name[:at]
-        at = name.find("/", at + 1)
 
 
 def _is_compiled(path: str) -> bool:
