@@ -19,6 +19,8 @@ from runtime.values import dataclass
 DEFAULT_REGISTRY: Final = "images"
 KNOWN_NAMES: Final = ("worker", "worker-cuda", "cluster")
 _AT_ONCE: Final = 8
+_REFUSALS: Final = ("unauthorized", "denied", "forbidden", "authentication required", " 401", " 403")
+"""Words of the tools' messages that mean missing credentials or rights."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -302,10 +304,7 @@ def _stored(outputs: StackOutputs, target: Target, name: str) -> list[Stored] | 
 
 
 def _is_refusal(text: str) -> bool:
-    lower = text.lower()
-    return any(
-        word in lower for word in ("unauthorized", "denied", "forbidden", "authentication required", " 401", " 403")
-    )
+    return any(word in text.lower() for word in _REFUSALS)
 
 
 def _at_once(function: Callable[[T], R], items: Sequence[T]) -> list[R]:

@@ -112,9 +112,9 @@ def pull_commands(tool: Tool, remote: str, locals_: Sequence[str]) -> list[Comma
 
 def find_image(tool: Tool, reference: str) -> LocalImage | None:
     """Find the image of that name in the tool's storage."""
-    kind = ("--type", "image") if tool is Tool.BUILDAH else ()
-    verb = ("inspect",) if tool is Tool.BUILDAH else ("image", "inspect")
-    done = subprocess.run([tool.value, *verb, *kind, reference], capture_output=True, text=True, check=False)
+    words = ("inspect", "--type", "image") if tool is Tool.BUILDAH else ("image", "inspect")
+    argv = [tool.value, *words, reference]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         return None
     try:
@@ -123,7 +123,7 @@ def find_image(tool: Tool, reference: str) -> LocalImage | None:
         raise InfrastructureFailure(
             f"`{tool}` described image `{reference}` in a way that cannot be read",
             facts=[f"{type(problem).__name__}: {problem}"],
-            hint=f"try it by hand: {shlex.join([tool.value, *verb, *kind, reference])}",
+            hint=f"try it by hand: {shlex.join(argv)}",
             retryable=False,
         ) from problem
 

@@ -94,7 +94,7 @@ class SnapshotCache:
         self._changed = True
 
     def save(self) -> None:
-        """Write the cache; a folder that cannot be written is no failure."""
+        """Write the cache, if its folder can be written."""
         if self._path is None:
             return
         settled = self._opened_ns - SETTLED_NS

@@ -107,7 +107,7 @@ class Leasing:
             outlook = Outlook()
         wait = 1.0 if services.queue_fd is not None or services.queue.traits.remote else 0.05
         if outlook.next_due is not None:
-            # A task that is due and did not come, because the queue is paused, is no reason to spin.
+            # If the queue is paused, a due task does not come; that is no reason to spin.
             wait = min(wait, max(outlook.next_due.total_seconds(), 0.02) + 0.001)
         expected = outlook.suspect_leases or (outlook.next_due is not None and outlook.next_due < DUE_SOON)
         if holdings.by_token or expected or services.offload.awaited:

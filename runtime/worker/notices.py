@@ -115,7 +115,7 @@ class _Source(Protocol):
 class NoticeWatch:
     """Watches inside the context until the first notice, in a thread, which calls `on_notice` with it.
 
-    Inert, and without a thread, if there is no source to ask.
+    Does nothing, without a thread, if it has no source to ask.
     """
 
     def __init__(

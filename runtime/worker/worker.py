@@ -165,7 +165,7 @@ class Worker:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: object = None) -> None:
-        # The shim of a job may get the same signal a moment later: until then this is no success.
+        # The shim of a job may get the same signal a moment later; the worker's end must not look like a success before.
         a_job = bool(os.environ.get("RUNTIME_JOB_ID"))
         self.stop(f"received {signal.Signals(number).name}", exit_code=128 + number if a_job else 0)
 
