@@ -17,7 +17,7 @@ from runtime.units import parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.clusters.reaper import Reaper, ReapPlan
+    from runtime.clusters.reaper import Reaper
     from runtime.outputs import ClusterOutput, StackOutputs
 
 app = new_app("Look after Ray clusters on TPUs.")
@@ -91,43 +91,22 @@ def _reap(
     name: str, cluster: ClusterOutput, reaper: Reaper, *, dry_run: bool, longest_creation: timedelta
 ) -> ReapReport:
     plan = reaper.plan(cluster.cluster_name, datetime.now(UTC), longest_creation=longest_creation)
-    pools = {each.node.resource: each.node.pool for each in plan.dead}
-    done = _planned(name, plan) if dry_run else []
-    if not dry_run:
-        for removal in reaper.remove(plan):
-            done.append(
-                ReapRow(
-                    cluster=name,
-                    name=removal.resource.rpartition("/")[2],
-                    pool=pools.get(removal.resource),
-                    why=removal.why,
-                    removed=removal.error is None,
-                    error=removal.error,
-                )
-            )
+    rows = []
+    for dead in plan.dead:
+        error = None if dry_run else reaper.remove(dead)
+        removed = not dry_run and error is None
+        rows.append(ReapRow(cluster=name, name=dead.name, pool=dead.pool, why=dead.why, removed=removed, error=error))
     return ReapReport(
         cluster=name,
         dry_run=dry_run,
-        removed=tuple(row for row in done if row.error is None),
-        failed=tuple(row for row in done if row.error is not None),
+        removed=tuple(row for row in rows if row.error is None),
+        failed=tuple(row for row in rows if row.error is not None),
         live=dict(plan.live),
         max={
             pool: int(values.get("max", 0)) if isinstance(values, Mapping) else 0
             for pool, values in cluster.pools.items()
         },
     )
-
-
-def _planned(name: str, plan: ReapPlan) -> list[ReapRow]:
-    nodes = [
-        ReapRow(cluster=name, name=each.node.name, pool=each.node.pool, why=each.why, removed=False)
-        for each in plan.dead
-    ]
-    queued = [
-        ReapRow(cluster=name, name=each.name, pool=None, why=f"queued resource {each.state}", removed=False)
-        for each in plan.spent
-    ]
-    return nodes + queued
 
 
 def _print_reports(reports: list[ReapReport], output: Output) -> None:

@@ -19,12 +19,11 @@ from runtime.images.build import (
     plan_build,
     plan_reuse,
     reuse,
-    reuse_commands,
 )
 from runtime.images.build import build as build_image
 from runtime.images.push import Pushed, ensure_all_pushed, find_targets, head_images, list_stored, plan_push
 from runtime.images.push import push as push_image
-from runtime.images.tools import Tool, build_command, find_tool
+from runtime.images.tools import Tool, build_command, find_tool, pull_commands
 from runtime.units import format_size
 from runtime.values import replace
 
@@ -89,7 +88,9 @@ def build(
     chosen = find_tool(tool)
     there = plan_reuse(plan, [target.registry for target in _targets(stack)[1]]) if reuse_there else None
     if dry_run:
-        for command in reuse_commands(plan, chosen, there) if there else [build_command(chosen, plan.request)]:
+        for command in (
+            pull_commands(chosen, there, plan.request.tags) if there else [build_command(chosen, plan.request)]
+        ):
             print(command)
         return
     if there:

@@ -1,1 +1,1 @@
-"""Ray clusters on TPUs: what the runtime does for them beside Ray itself."""
+"""Ray clusters on TPUs: the runtime's part beside Ray itself."""

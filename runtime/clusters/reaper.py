@@ -1,15 +1,15 @@
 """Removes TPU nodes that Ray no longer sees.
 
-Ray's Google node provider counts nodes that are being made or run, and neither counts nor deletes one that Google has
-preempted: it stays, holds its share of the quota, and nothing takes its place. The reaper finds such nodes by the
-cluster's label and deletes them; the autoscaler then makes new ones by itself. It reads every page of the list, which
+Ray's Google node provider counts nodes that are being created or run. It neither counts nor deletes a node that Google
+has preempted: the node stays, holds its share of the quota, and nothing takes its place. The reaper finds such nodes by
+the cluster's label and deletes them; the autoscaler then creates new ones. The reaper reads every page of the list, which
 Ray does not, so its count is the true one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,48 +27,34 @@ KIND_LABEL: Final = "ray-node-type"
 POOL_LABEL: Final = "ray-user-node-type"
 
 ALIVE: Final = frozenset({"CREATING", "STARTING", "RESTARTING", "READY"})
-"""What Ray counts."""
+"""States that Ray counts."""
 DEAD: Final = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "UNKNOWN"})
-"""What never comes back by itself; Ray stops no node that it means to start again. The rest is on its way somewhere:
-DELETING, REPAIRING, REIMAGING …"""
+"""States that a node does not leave by itself; Ray stops no node that it means to start again. A node in any other state,
+such as DELETING, REPAIRING or REIMAGING, is changing."""
 SPENT: Final = frozenset({"FAILED", "SUSPENDED"})
-"""States of a queued resource that gives no node any more."""
+"""States of a queued resource that gives no more nodes."""
 
 LONGEST_CREATION: Final = timedelta(hours=1)
-"""A node that is still being made after that long is not going to be."""
+"""A node that has been in creation for longer will never run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuNode:
-    """A TPU VM as the API lists it."""
-
     resource: str
     """`projects/P/locations/Z/nodes/N`"""
     state: str
     labels: Mapping[str, str] = field(default_factory=dict)
     created_at: datetime | None = None
 
-    @property
-    def name(self) -> str:
-        return self.resource.rpartition("/")[2]
-
-    @property
-    def pool(self) -> str | None:
-        return self.labels.get(POOL_LABEL)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadNode:
-    node: TpuNode
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpentResource:
-    """A queued resource whose nodes were all this cluster's, and that gives none any more."""
+class Dead:
+    """A node that will never run again, or a queued resource that gives no more nodes and whose nodes were all one
+    cluster's."""
 
     resource: str
-    state: str
+    why: str
+    pool: str | None = None
 
     @property
     def name(self) -> str:
@@ -77,58 +63,42 @@ class SpentResource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReapPlan:
-    """What is to be removed from one cluster, and what of it lives."""
-
-    dead: tuple[DeadNode, ...]
-    spent: tuple[SpentResource, ...]
+    dead: tuple[Dead, ...]
+    """Nodes, then queued resources, to remove from one cluster."""
     live: Mapping[str, int]
     """Pool → nodes that Ray counts or should."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """What became of one deletion. `error` is None where the thing is gone, by us or by another."""
-
-    resource: str
-    why: str
-    error: str | None = None
-
-
 def find_dead(
     nodes: Iterable[TpuNode], cluster: str, now: datetime, *, longest_creation: timedelta = LONGEST_CREATION
-) -> list[DeadNode]:
-    """Those of `nodes` that belong to `cluster`, are no head, and will never run again."""
-    found = []
-    for node in nodes:
-        why = _why_dead(node, now, longest_creation) if _is_worker_of(node, cluster) else None
-        if why is not None:
-            found.append(DeadNode(node=node, why=why))
-    return found
+) -> list[Dead]:
+    """Return the nodes that belong to `cluster`, are no head, and will never run again."""
+    return [
+        Dead(resource=node.resource, why=why, pool=node.labels.get(POOL_LABEL))
+        for node in nodes
+        if _is_worker_of(node, cluster) and (why := _why_dead(node, now, longest_creation))
+    ]
 
 
 def count_live(nodes: Iterable[TpuNode], cluster: str) -> dict[str, int]:
-    """Pool → nodes of `cluster` that are made or run. A node without a pool's label counts under the empty name."""
-    return dict(
-        Counter(
-            node.labels.get(POOL_LABEL, "") for node in nodes if _is_worker_of(node, cluster) and node.state in ALIVE
-        )
-    )
+    """Return pool → nodes of `cluster` in creation or running. A node without a pool's label counts under the empty name."""
+    mine = (node for node in nodes if _is_worker_of(node, cluster) and node.state in ALIVE)
+    return dict(Counter(node.labels.get(POOL_LABEL, "") for node in mine))
 
 
-def find_spent(resources: Iterable[Mapping[str, Any]], cluster: str) -> list[SpentResource]:
-    """Queued resources of the API's shape that failed or were suspended and asked for nodes of `cluster` alone."""
+def find_spent(resources: Iterable[Mapping[str, Any]], cluster: str) -> list[Dead]:
+    """Return queued resources of the API's shape that failed or were suspended and asked for nodes of `cluster` alone."""
     found = []
     for each in resources:
         state = str(each.get("state", {}).get("state", ""))
         specs = each.get("tpu", {}).get("nodeSpec", [])
         clusters = {spec.get("node", {}).get("labels", {}).get(CLUSTER_LABEL) for spec in specs}
         if state in SPENT and clusters == {cluster}:
-            found.append(SpentResource(resource=str(each["name"]), state=state))
+            found.append(Dead(resource=str(each["name"]), why=f"queued resource {state}"))
     return found
 
 
 def parse_node(item: Mapping[str, Any]) -> TpuNode:
-    """A node of the API's answer."""
     created = item.get("createTime")
     return TpuNode(
         resource=str(item["name"]),
@@ -146,35 +116,21 @@ class Reaper:
         self._parent = f"{API}/projects/{project}/locations/{zone}"
 
     def plan(self, cluster: str, now: datetime, *, longest_creation: timedelta = LONGEST_CREATION) -> ReapPlan:
-        """Decide what to remove. Raises `GoogleRefused` or `GoogleUnreachable` where the lists cannot be read."""
+        """Decide what to remove. Raises `GoogleRefused` or `GoogleUnreachable` if the lists cannot be read."""
         nodes = [parse_node(item) for item in self._api.pages("tpu", f"{self._parent}/nodes", "nodes")]
         queued = self._api.pages("tpu", f"{self._parent}/queuedResources", "queuedResources")
-        return ReapPlan(
-            dead=tuple(find_dead(nodes, cluster, now, longest_creation=longest_creation)),
-            spent=tuple(find_spent(queued, cluster)),
-            live=count_live(nodes, cluster),
-        )
+        dead = find_dead(nodes, cluster, now, longest_creation=longest_creation)
+        return ReapPlan(dead=(*dead, *find_spent(queued, cluster)), live=count_live(nodes, cluster))
 
-    def remove(self, plan: ReapPlan, *, told: Callable[[Removal], None] = lambda _: None) -> list[Removal]:
-        """Delete what `plan` says; one that fails does not keep the others. What is gone already counts as removed."""
-        wanted: list[tuple[str, str, dict[str, str]]] = [(each.node.resource, each.why, {}) for each in plan.dead]
-        wanted += [(each.resource, f"queued resource {each.state}", {"force": "true"}) for each in plan.spent]
-        done = []
-        for resource, why, query in wanted:
-            removal = self._delete(resource, why, query)
-            told(removal)
-            done.append(removal)
-        return done
-
-    def _delete(self, resource: str, why: str, query: Mapping[str, str]) -> Removal:
+    def remove(self, dead: Dead) -> str | None:
+        """Delete one; returns why that failed. A resource that is gone already counts as removed."""
+        query = {"force": "true"} if "/queuedResources/" in dead.resource else {}
         try:
-            self._api.delete("tpu", f"{API}/{resource}", **query)
-        except GoogleRefused as problem:
-            if problem.status != 404:
-                return Removal(resource=resource, why=why, error=problem.message)
+            self._api.delete("tpu", f"{API}/{dead.resource}", **query)
         except InfrastructureFailure as problem:
-            return Removal(resource=resource, why=why, error=problem.message)
-        return Removal(resource=resource, why=why)
+            if not (isinstance(problem, GoogleRefused) and problem.status == 404):
+                return problem.message
+        return None
 
 
 def _is_worker_of(node: TpuNode, cluster: str) -> bool:

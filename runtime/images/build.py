@@ -13,7 +13,6 @@ from runtime.images.registry import Registry
 from runtime.images.source import BASE_LABEL, LATEST, Source, check_name, is_pinned, name_of, read_source
 from runtime.images.tools import (
     BuildRequest,
-    Command,
     LocalImage,
     Tool,
     build_command,
@@ -27,7 +26,7 @@ from runtime.values import dataclass
 CUDA_BASE: Final = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
 DEFAULT_FILE: Final = Path("docker/worker.Dockerfile")
 DEFAULT_PLATFORM: Final = "linux/amd64"
-"""What fleets run, whatever the laptop is that builds."""
+"""The platform of fleets, also for a laptop of another kind that builds."""
 
 
 class Variant(StrEnum):
@@ -54,19 +53,14 @@ class BuildPlan:
     request: BuildRequest
     warnings: tuple[str, ...] = ()
 
-    @property
-    def local(self) -> str:
-        """The name by which `push` finds it."""
-        return local_reference(self.name)
-
 
 def local_reference(name: str, tag: str = LATEST) -> str:
-    """Of an image in the tool's own storage; `localhost` keeps it from being looked for on Docker Hub."""
+    """Name an image in the tool's own storage; `localhost` keeps the tool from asking Docker Hub for it."""
     return f"localhost/{name}:{tag}"
 
 
 def plan_build(options: BuildOptions, now: datetime) -> BuildPlan:
-    """Decide everything. Raises `RequestRefused` for what cannot be built."""
+    """Decide everything. Raises `RequestRefused` for options from which nothing can be built."""
     context = options.context.resolve()
     file = options.file or context / DEFAULT_FILE
     if not file.is_file():
@@ -83,7 +77,7 @@ def plan_build(options: BuildOptions, now: datetime) -> BuildPlan:
     name = check_name(options.name) if options.name else name_of(file=file, base=options.base, variant=options.variant)
     source = read_source(context, now)
     labels = {**source.labels, **({BASE_LABEL: base} if base else {})}
-    # `latest` of this machine is what was built last; the tags of a registry follow from the labels.
+    # `latest` of this machine is the last build; the tags of a registry follow from the labels.
     tags = dict.fromkeys((*source.tags, LATEST))
     request = BuildRequest(
         context=context,
@@ -99,36 +93,30 @@ def plan_build(options: BuildOptions, now: datetime) -> BuildPlan:
 
 
 def build(plan: BuildPlan, tool: Tool) -> LocalImage:
-    """Build and return what came out. Raises `WorkFailed`."""
+    """Build and return the image. Raises `WorkFailed`."""
     run_build(tool, build_command(tool, plan.request))
-    return _get_image(tool, plan.local)
+    return _get_image(tool, local_reference(plan.name))
 
 
 def plan_reuse(plan: BuildPlan, registries: Sequence[Registry]) -> str | None:
-    """Where the image of this very commit lies already, by digest; None if it has to be built.
+    """Find the image of this very commit in a registry, by digest; None if it has to be built.
 
     Building a commit twice gives two digests, and the second could not be pushed.
     """
-    tag = plan.source.fixed_tag
-    if tag is None:
-        return None
-    for registry in registries:
-        if manifest := registry.find_manifest(plan.name, tag):
-            return registry.reference(plan.name, manifest.digest)
+    if tag := plan.source.fixed_tag:
+        for registry in registries:
+            if manifest := registry.find_manifest(plan.name, tag):
+                return registry.reference(plan.name, manifest.digest)
     return None
 
 
-def reuse_commands(plan: BuildPlan, tool: Tool, remote: str) -> list[Command]:
-    return pull_commands(tool, remote, plan.request.tags)
-
-
 def reuse(plan: BuildPlan, tool: Tool, remote: str) -> LocalImage:
-    """Fetch the image `remote` in place of building it."""
-    if problem := run_quietly(reuse_commands(plan, tool, remote)):
+    """Fetch the image `remote` instead of building it."""
+    if problem := run_quietly(pull_commands(tool, remote, plan.request.tags)):
         raise NotPossible(
             f"`{tool}` could not fetch `{remote}`", facts=problem.splitlines(), hint="build it: leave out `--reuse`"
         )
-    return _get_image(tool, plan.local)
+    return _get_image(tool, local_reference(plan.name))
 
 
 def _get_image(tool: Tool, reference: str) -> LocalImage:

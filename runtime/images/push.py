@@ -1,4 +1,4 @@
-"""Pushing an image to every region's registry, and seeing what lies there."""
+"""Pushing an image to every region's registry, and listing the images of the registries."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from runtime.values import dataclass
 DEFAULT_REGISTRY: Final = "images"
 KNOWN_NAMES: Final = ("worker", "worker-cuda", "cluster")
 _AT_ONCE: Final = 8
+_REFUSALS: Final = ("unauthorized", "denied", "forbidden", "authentication required", " 401", " 403")
+"""Words of the tools' messages that mean missing credentials or rights."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,18 +40,22 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one region holds under the tags that are to be pushed."""
+    """The manifests that one region holds under the tags to push."""
 
     target: Target
     manifests: Mapping[str, Manifest | None]
     problem: RuntimeFailure | None = None
+
+    def others(self, image: LocalImage) -> dict[str, Manifest | None]:
+        """Return tags that do not name `image` here, with what they name."""
+        return {tag: each for tag, each in self.manifests.items() if not (each and each.digests & image.digests)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushStep:
     target: Target
     tags: tuple[str, ...]
-    """What has to be pushed, in order; empty where all is there."""
+    """Tags to push, in order; empty if the registry has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ class PushPlan:
     source: Source
     steps: tuple[PushStep, ...]
     unreadable: tuple[Seen, ...] = ()
-    """Regions whose registry did not answer; nothing is pushed there."""
+    """Regions whose registry did not answer, so nothing is pushed there."""
 
     def commands(self, tool: Tool, step: PushStep) -> list[Command]:
         remotes = [step.target.registry.reference(self.name, tag) for tag in step.tags]
@@ -71,7 +77,7 @@ class Pushed:
     region: str
     state: PushState
     image: str
-    """By digest where one is known, else where it should have gone."""
+    """Reference by digest if the digest is known, otherwise by tag."""
     digest: str | None
     tags: tuple[str, ...]
     problem: str | None = None
@@ -90,13 +96,13 @@ class Stored:
     created: datetime | None
     image: str
     in_use: tuple[str, ...] = ()
-    """Clusters of the stack whose head is pinned to it."""
+    """Clusters of the stack whose head is pinned to the image."""
 
 
 class TagTaken(NotPossible):
     """A commit's tag names another image in `places`; it is not moved, and nothing was pushed anywhere."""
 
-    def __init__(self, name: str, tag: str, local: LocalImage, places: Mapping[str, Manifest]) -> None:
+    def __init__(self, name: str, tag: str, places: Mapping[str, Manifest]) -> None:
         self.name, self.tag, self.places = name, tag, dict(places)
         facts = [f"{region} has it as {manifest.digest}" for region, manifest in places.items()]
         super().__init__(
@@ -111,7 +117,7 @@ class TagTaken(NotPossible):
 
 
 class PushFailed(InfrastructureFailure):
-    """Some regions did not get the image; `failed` and `done` say which."""
+    """Some regions did not get the image; `failed` and `done` name them."""
 
     def __init__(self, name: str, failed: Sequence[Pushed], done: Sequence[Pushed]) -> None:
         self.name, self.failed, self.done = name, tuple(failed), tuple(done)
@@ -127,7 +133,7 @@ class PushFailed(InfrastructureFailure):
 
 
 def find_targets(outputs: StackOutputs, *, registry: str | None = None, regions: Sequence[str] = ()) -> list[Target]:
-    """The registries of a stack that are meant. Raises `UnknownName` and `NotPossible`."""
+    """Return the chosen registries of a stack. Raises `UnknownName` and `NotPossible`."""
     known = outputs.registries
     if not known:
         raise NotPossible(
@@ -155,7 +161,7 @@ def find_targets(outputs: StackOutputs, *, registry: str | None = None, regions:
 
 
 def plan_push(name: str, tool: Tool, targets: Sequence[Target], *, tag: str = LATEST) -> PushPlan:
-    """Decide what goes where, from what the registries hold now.
+    """Decide what goes where, from the present contents of the registries.
 
     Raises `TagTaken` if that would move a commit's tag anywhere, `NotPossible` if there is nothing to push.
     """
@@ -169,26 +175,20 @@ def plan_push(name: str, tool: Tool, targets: Sequence[Target], *, tag: str = LA
     seen = _at_once(lambda target: _look(target, name, source.tags), targets)
     taken = find_taken(source, image, seen)
     if taken and source.fixed_tag:
-        raise TagTaken(name, source.fixed_tag, image, taken)
+        raise TagTaken(name, source.fixed_tag, taken)
     return PushPlan(
         name=name,
         image=image,
         source=source,
-        steps=tuple(PushStep(target=each.target, tags=missing_tags(image, each)) for each in seen if not each.problem),
+        steps=tuple(PushStep(target=each.target, tags=tuple(each.others(image))) for each in seen if not each.problem),
         unreadable=tuple(each for each in seen if each.problem),
     )
 
 
 def find_taken(source: Source, image: LocalImage, seen: Iterable[Seen]) -> dict[str, Manifest]:
-    """Region → what the commit's tag names there, where that is not `image`."""
-    found = ((each.target.region, each.manifests.get(source.fixed_tag or "")) for each in seen)
-    return {region: manifest for region, manifest in found if manifest and not manifest.digests & image.digests}
-
-
-def missing_tags(image: LocalImage, seen: Seen) -> tuple[str, ...]:
-    return tuple(
-        tag for tag, manifest in seen.manifests.items() if manifest is None or not manifest.digests & image.digests
-    )
+    """Return region → manifest that the commit's tag names there, for regions where that is not `image`."""
+    found = ((each.target.region, each.others(image).get(source.fixed_tag or "")) for each in seen)
+    return {region: manifest for region, manifest in found if manifest}
 
 
 def push(plan: PushPlan, tool: Tool, *, advance: Callable[[], object] = lambda: None) -> list[Pushed]:
@@ -200,7 +200,17 @@ def push(plan: PushPlan, tool: Tool, *, advance: Callable[[], object] = lambda: 
         finally:
             advance()
 
-    failed = [_unread(plan, seen) for seen in plan.unreadable]
+    failed = [
+        _result(
+            plan,
+            each.target,
+            PushState.FAILED,
+            "\n".join((each.problem.message, *each.problem.facts)),
+            each.problem.hint,
+        )
+        for each in plan.unreadable
+        if each.problem
+    ]
     return sorted([*failed, *_at_once(go, plan.steps)], key=lambda each: each.region)
 
 
@@ -212,7 +222,7 @@ def ensure_all_pushed(name: str, results: Sequence[Pushed]) -> None:
 
 
 def list_stored(outputs: StackOutputs, targets: Sequence[Target], names: Sequence[str]) -> list[Stored]:
-    """What the registries hold, newest first. A name that is nowhere is an error only where it was asked for."""
+    """List the images of the registries, newest first. Raises `UnknownName` for a name in `names` that no registry has."""
     wanted = names or tuple(dict.fromkeys((*KNOWN_NAMES, *head_images(outputs))))
     pairs = [(target, name) for target in targets for name in wanted]
     answers = _at_once(lambda pair: _stored(outputs, *pair), pairs)
@@ -226,7 +236,7 @@ def list_stored(outputs: StackOutputs, targets: Sequence[Target], names: Sequenc
 
 
 def head_images(outputs: StackOutputs) -> list[str]:
-    """What the images are called that the stack's heads run."""
+    """Return the names of the images that the stack's heads run."""
     return sorted({each.image.partition("@")[0].rpartition("/")[2] for each in outputs.clusters.values()})
 
 
@@ -252,27 +262,20 @@ def _push_one(plan: PushPlan, tool: Tool, step: PushStep) -> Pushed:
         except RuntimeFailure as failure:
             problem, hint = failure.message, failure.hint
     state = PushState.FAILED if problem else PushState.PUSHED if step.tags else PushState.UNCHANGED
+    return _result(plan, step.target, state, problem, hint, digest)
+
+
+def _result(
+    plan: PushPlan, target: Target, state: PushState, problem: str | None, hint: str | None, digest: str | None = None
+) -> Pushed:
     return Pushed(
-        region=step.target.region,
+        region=target.region,
         state=state,
-        image=registry.reference(plan.name, digest or plan.source.tags[0]),
+        image=target.registry.reference(plan.name, digest or plan.source.tags[0]),
         digest=digest,
         tags=plan.source.tags,
         problem=problem,
         hint=hint,
-    )
-
-
-def _unread(plan: PushPlan, seen: Seen) -> Pushed:
-    assert seen.problem is not None
-    return Pushed(
-        region=seen.target.region,
-        state=PushState.FAILED,
-        image=seen.target.registry.reference(plan.name, plan.source.tags[0]),
-        digest=None,
-        tags=plan.source.tags,
-        problem="\n".join((seen.problem.message, *seen.problem.facts)),
-        hint=seen.problem.hint,
     )
 
 
@@ -301,10 +304,7 @@ def _stored(outputs: StackOutputs, target: Target, name: str) -> list[Stored] | 
 
 
 def _is_refusal(text: str) -> bool:
-    lower = text.lower()
-    return any(
-        word in lower for word in ("unauthorized", "denied", "forbidden", "authentication required", " 401", " 403")
-    )
+    return any(word in text.lower() for word in _REFUSALS)
 
 
 def _at_once(function: Callable[[T], R], items: Sequence[T]) -> list[R]:

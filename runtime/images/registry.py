@@ -1,13 +1,14 @@
-"""What a registry holds, read over the OCI distribution API, whichever tool built or pushed it.
+"""The contents of a registry, read over the OCI distribution API, for images of any tool.
 
-Credentials are those of docker's and podman's own settings: a helper such as gcloud's is asked, or the entry that
-`login` left is used. They are sent to the registry's host and to the token service that it names, and appear nowhere else.
+Credentials come from docker's and podman's own settings: from a helper such as gcloud's, or from the entry that `login`
+left. They are sent to the registry's host and to the token service that it names, and appear nowhere else.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import os
 import re
@@ -38,7 +39,7 @@ _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
 class RegistryFailed(InfrastructureFailure):
-    """A registry could not be read. `status` is its HTTP answer, None where there was none."""
+    """A registry could not be read. `status` is that of its HTTP answer, None without an answer."""
 
     def __init__(self, place: str, problem: str, *, status: int | None = None, hint: str | None = None) -> None:
         self.place, self.status = place, status
@@ -49,14 +50,14 @@ class RegistryFailed(InfrastructureFailure):
 
 
 class RegistryRefused(NotPossible):
-    """The registry did not accept who asked."""
+    """The registry did not accept the credentials."""
 
-    def __init__(self, place: str, status: int, tool: str = "docker") -> None:
+    def __init__(self, place: str, status: int) -> None:
         self.place, self.status = place, status
         super().__init__(
             f"registry refused access to `{place}`",
             facts=[f"it answered {status}: {'credentials are missing' if status == 401 else 'no right to do this'}"],
-            hint=login_hint(place, tool),
+            hint=login_hint(place),
         )
 
 
@@ -64,9 +65,9 @@ class RegistryRefused(NotPossible):
 class Manifest:
     digest: str
     config_digest: str | None
-    """None of an index over several platforms."""
+    """Digest of the configuration; None for an index over several platforms."""
     size_bytes: int
-    """Of configuration and layers, as they are transferred; of an index 0."""
+    """Size of configuration and layers as they are transferred; 0 for an index."""
 
     @property
     def digests(self) -> frozenset[str]:
@@ -78,7 +79,7 @@ def host_of(place: str) -> str:
 
 
 def is_local(place: str) -> bool:
-    """Whether `place` is a registry of this very machine, which alone may be spoken to without TLS."""
+    """Whether `place` is a registry of this machine; only such a registry may be asked without TLS."""
     name, _, port = host_of(place).rpartition(":")
     return name in _LOCAL_HOSTS and port.isdecimal()
 
@@ -108,7 +109,7 @@ class Registry:
         return f"{self.place}/{name}{'@' if tag.startswith('sha256:') else ':'}{tag}"
 
     def find_manifest(self, name: str, tag: str) -> Manifest | None:
-        """What `tag` (or a digest) names there; None if nothing. Raises `RegistryFailed` and `RegistryRefused`."""
+        """Read the manifest that `tag` (or a digest) names; None if none does. Raises `RegistryFailed` and `RegistryRefused`."""
         answer = self._get(name, f"manifests/{tag}", accept=_ACCEPT)
         if answer is None:
             return None
@@ -116,15 +117,14 @@ class Registry:
         value = self._json(name, body)
         config = value.get("config") or {}
         blobs = [config, *(value.get("layers") or ())]
-        digest = headers.get("docker-content-digest") or _digest(body)
         return Manifest(
-            digest=digest,
+            digest=headers.get("docker-content-digest") or f"sha256:{hashlib.sha256(body).hexdigest()}",
             config_digest=config.get("digest"),
             size_bytes=sum(int(blob.get("size", 0)) for blob in blobs if isinstance(blob, dict)),
         )
 
     def list_tags(self, name: str) -> list[str] | None:
-        """All tags, None if there is no such image."""
+        """List all tags; None if the registry has no such image."""
         tags: list[str] = []
         page: str | None = "tags/list"
         while page is not None:
@@ -137,7 +137,7 @@ class Registry:
         return sorted(tags)
 
     def created_at(self, name: str, manifest: Manifest) -> datetime | None:
-        """When it was built, as its configuration says."""
+        """Return the time of the build as the configuration has it."""
         if manifest.config_digest is None:
             return None
         answer = self._get(name, f"blobs/{manifest.config_digest}", accept="*/*")
@@ -171,14 +171,14 @@ class Registry:
     def _open(self, url: str, accept: str) -> tuple[bytes, Mapping[str, str]]:
         request = urllib.request.Request(url, headers={"Accept": accept})
         if self._token is not None:
-            # Not sent on to where a blob is redirected to: that is another's host.
+            # Not sent on if a blob is redirected: that is another host.
             request.add_unredirected_header("Authorization", self._token)
         with self._opener.open(request, timeout=_PATIENCE_S) as answer:
             body: bytes = answer.read()
             return body, {name.lower(): value for name, value in answer.headers.items()}
 
     def _authorize(self, challenge: str | None) -> bool:
-        """Answer what the registry asked for; False if there is nothing to answer with."""
+        """Answer the registry's challenge; returns False without anything to answer."""
         scheme, _, rest = (challenge or "").partition(" ")
         if scheme.lower() == "basic":
             self._token = self._basic
@@ -221,7 +221,7 @@ class Registry:
 
 
 def find_credentials(host: str) -> tuple[str, str] | None:
-    """User and password for `host`, from the first of podman's and docker's settings that has them."""
+    """Return user and password for `host`, from the first of podman's and docker's settings that has them."""
     for path in _settings_files():
         try:
             value = json.loads(path.read_bytes())
@@ -287,9 +287,3 @@ def _next_page(link: str | None) -> str | None:
     target = link[link.find("<") + 1 : link.find(">")]
     query = urllib.parse.urlsplit(target).query
     return f"tags/list?{query}"
-
-
-def _digest(body: bytes) -> str:
-    import hashlib
-
-    return "sha256:" + hashlib.sha256(body).hexdigest()

@@ -1,4 +1,4 @@
-"""What an image is made of and what it is called: the commit of a work tree, and tags from it."""
+"""The origin of an image, and its names: the commit of a work tree, and tags from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMIT_LENGTH: Final = 12
 """Git's own short form grows with a repository; a tag must not."""
 
 REVISION_LABEL: Final = "org.opencontainers.image.revision"
-"""The whole commit, with `-dirty` where the work tree differed from it."""
+"""Label of the whole commit, with `-dirty` if the work tree differed from it."""
 CREATED_LABEL: Final = "org.opencontainers.image.created"
 BASE_LABEL: Final = "org.opencontainers.image.base.name"
 
@@ -29,7 +29,7 @@ _VERSION: Final = re.compile(r"\d+(?:\.\d+)+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What an image was built from, as its labels say it."""
+    """The origin of an image, as its labels have it."""
 
     commit: str | None
     """The whole id; None outside a git repository, and then no tag names a commit."""
@@ -43,7 +43,7 @@ class Source:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """In the order of pushing: others follow `latest`, so it comes last. Of a dirty tree, one that nobody follows."""
+        """Tags in the order of pushing: others follow `latest`, so it comes last. A dirty tree has one tag that nobody follows."""
         if self.commit is not None and self.dirty:
             return (f"{self.commit[:COMMIT_LENGTH]}{DIRTY}",)
         named = (self.fixed_tag,) if self.fixed_tag else ()
@@ -58,7 +58,7 @@ class Source:
 
 
 def read_source(folder: Path, now: datetime) -> Source:
-    """The commit of the work tree around `folder`, dirty if a file differs from it or is untracked and not ignored."""
+    """Read the commit of the work tree around `folder`, dirty if a file differs from it or is untracked and not ignored."""
     head = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
     if head is None:
         return Source(commit=None, dirty=False, created=now)
@@ -67,7 +67,7 @@ def read_source(folder: Path, now: datetime) -> Source:
 
 
 def source_of_labels(labels: Mapping[str, str], *, image: str) -> Source:
-    """The source of an image that is there already, which the work tree may have left behind since."""
+    """Read the source of an existing image; the work tree may have changed since."""
     revision = labels.get(REVISION_LABEL)
     try:
         created = datetime.fromisoformat(labels.get(CREATED_LABEL, ""))
@@ -82,14 +82,14 @@ def source_of_labels(labels: Mapping[str, str], *, image: str) -> Source:
 
 
 def check_name(name: str) -> str:
-    """`name` if a registry takes it. Raises `InvalidValue`."""
+    """Return `name` if a registry takes it. Raises `InvalidValue`."""
     if not _NAME.fullmatch(name):
         raise InvalidValue("name of an image", name, "lower-case words of letters and digits, joined by - _ . or /")
     return name
 
 
 def name_of(*, file: Path, base: str | None, variant: str | None) -> str:
-    """What an image is called where nobody says: `worker`, `worker-cuda`, `cluster`, and on a base `BASE-worker`."""
+    """Name an image if the user gives no name: `worker`, `worker-cuda`, `cluster`, and on a base `BASE-worker`."""
     stem = file.name.removesuffix(".Dockerfile").lower() or "worker"
     if base is not None:
         last = base.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
@@ -105,7 +105,7 @@ def is_pinned(image: str) -> bool:
 
 
 def _git(folder: Path, *args: str) -> str | None:
-    """What git printed; None where `folder` is in no repository or has no commit."""
+    """Return what git printed; None if `folder` is in no repository or has no commit."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, check=False)
     except FileNotFoundError:

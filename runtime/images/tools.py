@@ -1,7 +1,7 @@
-"""docker, podman and buildah: which is there, and the command lines that each takes.
+"""docker, podman and buildah: which of them is installed, and the command lines of each.
 
-Command lines are made by pure functions and shown by a dry run; `run` and `inspect` are all that starts a process.
-Credentials are the tools' own business: none is read here or handed to them.
+Pure functions make the command lines, which a dry run shows. The tools find their credentials themselves: this module
+neither reads any nor hands any on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROBE_S: Final = 20
 
 
 class Tool(StrEnum):
-    """In the order in which they are looked for."""
+    """The tools in the order in which they are looked for."""
 
     DOCKER = "docker"
     PODMAN = "podman"
@@ -39,7 +39,7 @@ class Tool(StrEnum):
 class Command:
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set beside what is there."""
+    """Variables that are added to the environment."""
 
     def __str__(self) -> str:
         settings = (f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
@@ -57,19 +57,19 @@ class BuildRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     pip_config: Path | None = None
     extra: tuple[str, ...] = ()
-    """Passed on to the tool as they are."""
+    """Further arguments, passed on to the tool unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalImage:
     reference: str
     digests: frozenset[str]
-    """What a registry may call it: the digest of its configuration, and of its manifest where the tool knows one."""
+    """Digests that a registry may have for it: of its configuration, and of its manifest if the tool knows that."""
     labels: Mapping[str, str]
 
 
 def find_tool(named: Tool | None = None) -> Tool:
-    """The tool that was named, or the first that works here. Raises `NotPossible` with what is wrong with each."""
+    """Return the named tool, or the first that works here. Raises `NotPossible` with the problem of each."""
     facts = []
     for tool in [named] if named else list(Tool):
         problem = _problem_of(tool)
@@ -111,10 +111,10 @@ def pull_commands(tool: Tool, remote: str, locals_: Sequence[str]) -> list[Comma
 
 
 def find_image(tool: Tool, reference: str) -> LocalImage | None:
-    """What the tool's storage has under that name."""
-    kind = ("--type", "image") if tool is Tool.BUILDAH else ()
-    verb = ("inspect",) if tool is Tool.BUILDAH else ("image", "inspect")
-    done = subprocess.run([tool.value, *verb, *kind, reference], capture_output=True, text=True, check=False)
+    """Find the image of that name in the tool's storage."""
+    words = ("inspect", "--type", "image") if tool is Tool.BUILDAH else ("image", "inspect")
+    argv = [tool.value, *words, reference]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         return None
     try:
@@ -123,7 +123,7 @@ def find_image(tool: Tool, reference: str) -> LocalImage | None:
         raise InfrastructureFailure(
             f"`{tool}` described image `{reference}` in a way that cannot be read",
             facts=[f"{type(problem).__name__}: {problem}"],
-            hint=f"try it by hand: {shlex.join([tool.value, *verb, *kind, reference])}",
+            hint=f"try it by hand: {shlex.join(argv)}",
             retryable=False,
         ) from problem
 
@@ -142,10 +142,14 @@ def parse_inspection(tool: Tool, reference: str, value: Any) -> LocalImage:
 
 
 def run_build(tool: Tool, command: Command) -> None:
-    """Build with the tool's own words on stderr. Raises `WorkFailed`."""
+    """Build with the tool's own output on stderr. Raises `WorkFailed`."""
     sys.stderr.flush()
     code = subprocess.run(
-        command.argv, stdout=sys.stderr.fileno(), stdin=subprocess.DEVNULL, env=_environment(command), check=False
+        command.argv,
+        stdout=sys.stderr.fileno(),
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **command.environment},
+        check=False,
     ).returncode
     if code:
         buildx = "docker needs its buildx plug-in for this; " if tool is Tool.DOCKER else ""
@@ -157,7 +161,7 @@ def run_build(tool: Tool, command: Command) -> None:
 
 
 def run_quietly(commands: Sequence[Command]) -> str | None:
-    """Run one after the other; the last lines of the first that failed, None if none did."""
+    """Run commands in a row; returns the last lines of the first that failed, None if none did."""
     for command in commands:
         done = subprocess.run(
             command.argv,
@@ -166,17 +170,13 @@ def run_quietly(commands: Sequence[Command]) -> str | None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env=_environment(command),
+            env={**os.environ, **command.environment},
             check=False,
         )
         if done.returncode:
             lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
             return "\n".join(lines[-3:]) or f"`{command.argv[0]}` ended with exit code {done.returncode}"
     return None
-
-
-def _environment(command: Command) -> dict[str, str]:
-    return {**os.environ, **command.environment}
 
 
 def _problem_of(tool: Tool) -> str | None:

@@ -1,11 +1,11 @@
-"""What the files of a folder held when they were last read, so that a snapshot reads only those that have changed.
+"""Digests of a folder's files as they were last read, so that a snapshot reads only files that have changed.
 
-A file in the user's cache folder for each folder that was submitted from. A file counts as unchanged while type, mode,
-size, both times and inode are what they were, as in git's index. One that was written shortly before it was read may
-change again within the same tick of the file system's clock and look the same; such files are not kept.
+The user's cache folder has one file for each folder that code was submitted from. A file of the tree counts as unchanged
+while type, mode, size, both times and inode are the same, as in git's index. A file that was written shortly before it was
+read may change again within the same tick of the file system's clock and look the same; such files are not kept.
 
-The cache only saves reading: without it, or with a damaged one, everything is read. Any number of processes may use it
-at once; the last one's is kept.
+The cache only saves reading: without a valid cache every file is read. Any number of processes may use it at once; the
+last one that saves wins.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from typing import Any, Final, NamedTuple
 
 VERSION: Final = 1
 SETTLED_NS: Final = 2_000_000_000
-"""How long before it was read a file must have been written: the coarsest clock of a file system is FAT's."""
+"""Least time between writing and reading a file: the coarsest clock of a file system is FAT's."""
 KEPT_TREES: Final = 16
 KEPT_FOLDERS: Final = 200
-_Status = tuple[int, int, int, int, int]
 
 
 class Seen(NamedTuple):
@@ -42,7 +41,7 @@ class Seen(NamedTuple):
 
 
 class SnapshotCache:
-    """From `open`; `save` writes it if it has learned something."""
+    """From `open`; `save` writes it if anything changed."""
 
     def __init__(self, path: Path | None, files: dict[str, list[Any]], trees: dict[str, str]) -> None:
         self._path = path
@@ -53,7 +52,7 @@ class SnapshotCache:
 
     @classmethod
     def open(cls, cache_dir: Path | None, folder: Path) -> SnapshotCache:
-        """The cache of `folder`; an empty one if there is none, it cannot be read, or no `cache_dir` is given."""
+        """Read the cache of `folder`; an empty one if none exists, it cannot be read, or no `cache_dir` is given."""
         if cache_dir is None:
             return cls(None, {}, {})
         name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
@@ -77,7 +76,7 @@ class SnapshotCache:
         return not self._files
 
     def find_digest(self, name: str, status: os.stat_result) -> str | None:
-        """What the file held, if it is unchanged since."""
+        """Return the digest of the file's content if the file is unchanged."""
         known = self._files.get(name)
         if known is None or tuple(known[:-1]) != _fields(status):
             return None
@@ -85,17 +84,17 @@ class SnapshotCache:
         return digest
 
     def find_id(self, seen: Sequence[Seen]) -> str | None:
-        """The content id of a tree that holds exactly this, if it was packed before."""
+        """Return the content id of a tree that holds exactly this, if it was packed before."""
         return self._trees.get(self._keep(seen))
 
     def learn(self, seen: Sequence[Seen], identity: str) -> None:
-        """Remember the content id of what was packed."""
+        """Remember the content id of a tree that was packed."""
         key = self._keep(seen)
         self._trees = {**{each: known for each, known in self._trees.items() if each != key}, key: identity}
         self._changed = True
 
     def save(self) -> None:
-        """A folder that cannot be written stops nobody."""
+        """Write the cache, if its folder can be written."""
         if self._path is None:
             return
         settled = self._opened_ns - SETTLED_NS
@@ -109,7 +108,7 @@ class SnapshotCache:
         trees = dict(list(self._trees.items())[-KEPT_TREES:])
         body = json.dumps({"version": VERSION, "files": files, "trees": trees}, separators=(",", ":")).encode()
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        try:
+        with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
                 temporary.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
@@ -117,8 +116,6 @@ class SnapshotCache:
             finally:
                 temporary.unlink(missing_ok=True)
             _drop_oldest(self._path.parent)
-        except OSError:
-            pass
 
     def _keep(self, seen: Sequence[Seen]) -> str:
         self._seen = seen
@@ -129,12 +126,12 @@ class SnapshotCache:
         return hashlib.sha256("\0".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _fields(status: os.stat_result) -> _Status:
+def _fields(status: os.stat_result) -> tuple[int, int, int, int, int]:
     return status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _drop_oldest(folder: Path) -> None:
-    """Folders that were submitted from and are gone would leave their caches for ever."""
+    """Remove the oldest caches: those of deleted folders would stay for ever."""
     with os.scandir(folder) as entries:
         found = [entry.path for entry in entries]
     if len(found) <= KEPT_FOLDERS:

@@ -1,7 +1,7 @@
-"""Which code a worker runs for tasks that bring none: a commit, or a digest of the sources.
+"""The code that a worker runs for tasks that bring none: a commit, or a digest of the sources.
 
-A task that carries a snapshot runs that, and its record says so. For any other the record names what this module finds:
-where the task's module is installed on the worker, that package; else the folder that the worker was started in.
+The record of a task with a snapshot names that snapshot. The record of any other task names what this module finds: the
+package of the task's module if it is installed on the worker, otherwise the folder that the worker was started in.
 """
 
 from __future__ import annotations
@@ -27,38 +27,45 @@ _LONGEST_WAIT_S: Final = 2.0
 
 
 class CodeIdentity:
-    """Looked up beside the worker's loop, which waits for an answer at most two seconds."""
+    """Looks beside the worker's loop, which waits for an answer at most two seconds."""
 
     def __init__(self, folder: Path, packages: Sequence[str] = ()) -> None:
         """`packages` are those under which workflows are looked for, after their project's own name."""
         self._folder, self._packages = folder.resolve(), packages
-        self._lookups: dict[str, _Lookup] = {}
-        self._begin("")
+        self._threads: dict[str, threading.Thread] = {}
+        self._found: dict[str, str | None] = {}
+        self._start("")
 
-    def begin(self, entry: Entry) -> None:
-        """Start to look for the code of a task that will ask for it with `of`."""
-        self._begin(_package_of(entry))
+    def begin(self, entry: Entry) -> str:
+        """Start to look for the code of a task that will ask for it with `of`; returns the package that is looked for."""
+        package = _package_of(entry)
+        if package not in self._threads:
+            if len(self._threads) > _MOST_PACKAGES:
+                return ""
+            self._start(package)
+        return package
 
     def of(self, entry: Entry) -> str | None:
-        """`git:<commit>`, with `+dirty` where the tree differs from it, `sha256:<digest>` of the Python files where
-        there is no git, or None where neither is to be had in time."""
-        return self._begin(_package_of(entry)).wait()
+        """Return `git:<commit>`, with `+dirty` if the tree differs from it; without git `sha256:<digest>` of the Python
+        files; None if neither is found in time."""
+        package = self.begin(entry)
+        if package not in self._found:
+            self._threads[package].join(_LONGEST_WAIT_S)
+        return self._found.get(package)
 
-    def _begin(self, package: str) -> _Lookup:
-        known = self._lookups.get(package)
-        if known is not None:
-            return known
-        if len(self._lookups) > _MOST_PACKAGES:
-            return self._lookups[""]
-        found = self._lookups[package] = _Lookup(self, package)
-        return found
+    def _start(self, package: str) -> None:
+        def look() -> None:
+            self._found[package] = self._look(package)
 
-    def look(self, package: str) -> str | None:
-        """The identity of a package, or of the folder if it is none or lies there."""
+        thread = self._threads[package] = threading.Thread(target=look, name="code-identity", daemon=True)
+        thread.start()
+
+    def _look(self, package: str) -> str | None:
+        """Return the identity of a package, or of the folder if it is none or lies there."""
         place = self._folder
         for name in (package, *self._packages) if package else ():
             found = _find_package(name, self._folder)
-            if found is not None and _is_installed(found):
+            if found is not None and {"site-packages", "dist-packages"} & set(found.parts):
                 return _find_installed_commit(name) or digest_sources(found)
             if found is not None:
                 place = self._folder if found.is_relative_to(self._folder) else found
@@ -66,24 +73,8 @@ class CodeIdentity:
         return find_commit(place) or digest_sources(place)
 
 
-class _Lookup:
-    def __init__(self, identity: CodeIdentity, package: str) -> None:
-        self._identity, self._package = identity, package
-        self._value: str | None = None
-        self._thread = threading.Thread(target=self._look, name="code-identity", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> str | None:
-        if self._value is None and self._thread.is_alive():
-            self._thread.join(_LONGEST_WAIT_S)
-        return self._value
-
-    def _look(self) -> None:
-        self._value = self._identity.look(self._package)
-
-
 def _package_of(entry: Entry) -> str:
-    """The top of the package that a task names; empty for a command."""
+    """Return the top-level package that a task names; empty for a command."""
     if isinstance(entry, CommandEntry):
         return ""
     name = entry.function.partition(":")[0] if isinstance(entry, FunctionEntry) else entry.project
@@ -91,7 +82,6 @@ def _package_of(entry: Entry) -> str:
 
 
 def _find_package(name: str, folder: Path) -> Path | None:
-    """Where a top-level module lies: its file, or its folder. Nothing is imported."""
     try:
         spec = importlib.machinery.PathFinder.find_spec(name, [str(folder), *sys.path])
         spec = spec or importlib.util.find_spec(name)
@@ -104,12 +94,8 @@ def _find_package(name: str, folder: Path) -> Path | None:
     return Path(place).resolve() if place else None
 
 
-def _is_installed(place: Path) -> bool:
-    return bool({"site-packages", "dist-packages"} & set(place.parts))
-
-
 def _find_installed_commit(package: str) -> str | None:
-    """The commit that a package was installed from, as `pip install git+…` writes it down."""
+    """Return the commit that a package was installed from, as `pip install git+…` records it."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -123,7 +109,7 @@ def _find_installed_commit(package: str) -> str | None:
 
 
 def find_commit(place: Path) -> str | None:
-    """The commit of the work tree that a folder or file lies in; None outside of one, or without git."""
+    """Return the commit of the work tree that a folder or file lies in; None outside of a work tree, or without git."""
     folder = place if place.is_dir() else place.parent
     try:
         done = subprocess.run(
@@ -141,7 +127,7 @@ def find_commit(place: Path) -> str | None:
 
 
 def digest_sources(place: Path) -> str | None:
-    """Over path and bytes of a file, or of every Python file in a folder; None if there are none, or more than 5,000."""
+    """Digest path and bytes of a file, or of every Python file in a folder; None if it has none, or more than 5,000."""
     folder = place if place.is_dir() else place.parent
     paths = [place] if place.is_file() else list(itertools.islice(_find_sources(folder), _MOST_FILES + 1))
     if not paths or len(paths) > _MOST_FILES:

@@ -1,9 +1,8 @@
 """The submitted code, by content id: the exact bytes of a tree, stored once and restored without git.
 
-Git lists names and nothing else; the bytes come from the work tree, so filters and line-ending rules change nothing, and
-nothing is written to the tree, the index or the object store. The archive is canonical (names sorted, no times, no
-owners), so that its SHA-256 is an id over path, mode and bytes, and a store that hands back anything else is found out by
-its own check of what it returns.
+Git only lists names; the bytes come from the work tree, so filters and line-ending rules change nothing, and nothing is
+written to the tree, the index or the object store. The archive is canonical (names sorted, no times, no owners), so its
+SHA-256 is an id over path, mode and bytes, by which a store checks the archive that it returns.
 """
 
 from __future__ import annotations
@@ -27,38 +26,38 @@ if TYPE_CHECKING:
     from runtime.records.base import RecordStore
 
 IGNORE_FILE: Final = ".runtimeignore"
-"""At the root of the tree, in the syntax of .gitignore: what stays out though git tracks it."""
+"""File at the root of the tree, in the syntax of .gitignore: names files that stay out though git tracks them."""
 
 MAX_SNAPSHOT_BYTES: Final = 100 * 1024 * 1024
 LONGEST_LOOK_S: Final = 60.0
-"""How long the names of a tree may take to be listed."""
+"""Time limit for listing the names of a tree."""
 _PREFIX: Final = "sha256:"
 _SECRETS: Final = (
     *(".env", ".pem", ".key", ".p12", ".pfx", "id_rsa", "id_ecdsa", "id_ed25519", "credentials.json"),
     *(".netrc", ".pypirc", ".git-credentials", ".aws/credentials", ".kube/config"),
 )
 _OF_HOOKS: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-"""What git sets for its hooks and aliases, and what would have it look at another repository than the folder's."""
+"""Variables that git sets for its hooks and aliases; they would lead it to another repository than the folder's."""
 _READS: Final = 5
-"""How often a file that changes under our hands is read."""
+"""Times that a file is read if it keeps changing."""
 _BLOCK: Final = 512
-"""Of a tar: no file takes less, so a limit of bytes is one of files too."""
+"""Block of a tar: no file takes less, so a limit of bytes also limits the files."""
 _RECORD: Final = 20 * _BLOCK
 _LOOKED_AT: Final = 10_000
-"""So many files of a tree that is too large are looked at, to name the largest."""
+"""Files of a tree that is too large at which a snapshot looks, to name the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRules:
-    """What goes in, beyond what git and the ignore files say."""
+    """Files that a snapshot takes or leaves out beyond git's rules and the ignore files."""
 
     max_bytes: int = MAX_SNAPSHOT_BYTES
     secrets: Sequence[str] = ()
-    """Names, as listed, of files that look like secrets and are meant to go in."""
+    """Names of files that look like secrets and are taken all the same."""
     exclude: Sequence[str] = ()
     """Further lines of the ignore file."""
     left_out: Sequence[Path] = ()
-    """Files, and folders with all in them, that stay out."""
+    """Files and whole folders that stay out."""
 
 
 class TreeFile(NamedTuple):
@@ -69,21 +68,20 @@ class TreeFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitState:
-    """Where the tree stood in its history; for people, the content id vouches for the bytes."""
+    """Position of the tree in its history, for people; the content id vouches for the bytes."""
 
     commit: str | None
     """None before the first commit."""
     branch: str | None
     """None on a detached head."""
     diff: str
-    """Of tracked files against the commit; empty for a clean tree."""
+    """Diff of tracked files against the commit; empty for a clean tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     archive: bytes = field(repr=False)
     files: int
-    content_bytes: int
 
     @property
     def id(self) -> str:
@@ -93,10 +91,10 @@ class Snapshot:
 def take_snapshot(
     folder: Path, records: RecordStore | None, *, rules: SnapshotRules | None = None, cache_dir: Path | None = None
 ) -> str:
-    """Store the tree at `folder` as it is now and return its content id; see `make_snapshot` for what it raises.
+    """Store the tree at `folder` as it is now and return its content id; raises as `make_snapshot`.
 
     Without `records` nothing is stored. With `cache_dir`, the user's cache folder, files whose status did not change
-    since they were last read are not read again, and what `records` has is not sent again.
+    since they were last read are not read again, and a snapshot that `records` has is not sent again.
     """
     files = survey(folder, rules or SnapshotRules())
     cache = SnapshotCache.open(cache_dir, folder)
@@ -112,16 +110,15 @@ def take_snapshot(
 
 
 def make_snapshot(folder: Path, rules: SnapshotRules | None = None) -> Snapshot:
-    """The tree at `folder` as it is now, nothing stored.
+    """Pack the tree at `folder` as it is now, without storing it.
 
-    In a git work tree that is what git tracks and what it does not ignore, dirty and untracked files and nested
-    repositories included; elsewhere every file that no .gitignore names. `.runtimeignore` takes out more. Raises
-    `NotPossible` for a tree that is too large, that holds what looks like a secret, or that does not hold still.
+    In a git work tree the snapshot has all files that git does not ignore: dirty files, untracked files and nested
+    repositories too; elsewhere every file that no .gitignore names. `.runtimeignore` takes out more. Raises `NotPossible`
+    for a tree that is too large, that seems to hold a secret, or that keeps changing.
     """
-    rules = rules or SnapshotRules()
-    files = survey(folder, rules)
+    files = survey(folder, rules or SnapshotRules())
     archive, _ = _pack(folder, files)
-    return Snapshot(archive=archive, files=len(files), content_bytes=_total(files))
+    return Snapshot(archive=archive, files=len(files))
 
 
 def snapshot_id(archive: bytes) -> str:
@@ -129,7 +126,7 @@ def snapshot_id(archive: bytes) -> str:
 
 
 def fetch_snapshot(identity: str, records: RecordStore) -> bytes:
-    """The archive of a content id; raises `StoreUnsafe` if the store holds other bytes under its name."""
+    """Return the archive of a content id. Raises `StoreUnsafe` if the store holds other bytes under its name."""
     return records.get_blob(_reference(identity))
 
 
@@ -141,9 +138,9 @@ def _reference(identity: str) -> str:
 
 
 def read_entries(archive: bytes, identity: str, folder: str) -> list[tuple[str, int, int, int, str]]:
-    """What is in an archive that is to be restored into `folder`, judged as the shim does; see `list_entries` there.
+    """List the entries of an archive to restore into `folder`, checked as the shim checks them; see its `list_entries`.
 
-    Raises `StoreUnsafe` if these are not the bytes of `identity`, and `NotPossible` for an archive that holds what no
+    Raises `StoreUnsafe` if these are not the bytes of `identity`, and `NotPossible` for an archive with an entry that no
     snapshot has: a device, a name that leads elsewhere.
     """
     from runtime.shim.names import NameRefused
@@ -161,13 +158,13 @@ def read_entries(archive: bytes, identity: str, folder: str) -> list[tuple[str, 
         raise NotPossible(f"snapshot `{identity}` is refused: {problem}") from None
 
 
-# what is in the tree
+# the files of the tree
 
 
 def survey(folder: Path, rules: SnapshotRules) -> list[TreeFile]:
-    """The files of a snapshot in order, each looked at and none read. Raises as `make_snapshot`.
+    """Return the files of a snapshot in order, with their status; none is read. Raises as `make_snapshot`.
 
-    A tree that is far too large is not looked through to its end.
+    The listing of a tree that is far too large ends early.
     """
     files: list[TreeFile] = []
     total = 0
@@ -175,23 +172,17 @@ def survey(folder: Path, rules: SnapshotRules) -> list[TreeFile]:
         if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             files.append(TreeFile(name, status))
             total += status.st_size
-            if len(files) * _BLOCK > rules.max_bytes + _BLOCK * _LOOKED_AT:
-                break
-            if total > rules.max_bytes and len(files) > _LOOKED_AT:
+            too_many = len(files) * _BLOCK > rules.max_bytes + _BLOCK * _LOOKED_AT
+            if too_many or (total > rules.max_bytes and len(files) > _LOOKED_AT):
                 break
     files.sort(key=lambda each: each.name)
-    _check_size(folder, files, rules.max_bytes)
+    _check_size(folder, files, total, rules.max_bytes)
     _check_secrets(folder, files, set(rules.secrets))
     return files
 
 
-def list_files(folder: Path, *, exclude: Sequence[str] = ()) -> list[str]:
-    """Relative names in order, as git lists them, or by walking where there is no git."""
-    return sorted(name for name, _ in _list_tree(folder, SnapshotRules(exclude=exclude)))
-
-
 def read_git_state(folder: Path) -> GitState | None:
-    """Commit, branch and diff of the work tree around `folder`; None where there is none."""
+    """Read commit, branch and diff of the work tree around `folder`; None outside of a work tree."""
     # Both at once. Without external drivers and filters: they are the user's programs and may write.
     where = _start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
     changed = _start_git(folder, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", ".")
@@ -211,7 +202,7 @@ def read_git_state(folder: Path) -> GitState | None:
 
 
 def _list_tree(folder: Path, rules: SnapshotRules) -> Iterator[tuple[str, os.stat_result]]:
-    """Name and status of every file that the ignore files leave, in no order."""
+    """Yield name and status of every file that the ignore files leave, in no order."""
     if not folder.is_dir():
         raise NotPossible(f"there is no folder `{folder}` to take a snapshot of")
     ignored = _read_ignores(folder, rules)
@@ -221,7 +212,7 @@ def _list_tree(folder: Path, rules: SnapshotRules) -> Iterator[tuple[str, os.sta
 def _list_below(
     folder: str, prefix: str, ignored: Callable[[str], bool] | None, patience: _Patience
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """The files of a tree and of the repositories inside it, each with `prefix`."""
+    """Yield the files of a tree and of the repositories inside it, each with `prefix`."""
     listed = _git(Path(folder), "ls-files", "-z", "-co", "--exclude-standard", "--deduplicate", patience=patience)
     if listed is None:
         yield from _walk(folder, prefix, [("", ignored)] if ignored else [], patience)
@@ -233,19 +224,19 @@ def _list_below(
         try:
             status = os.lstat(f"{folder}/{name}")
         except (FileNotFoundError, NotADirectoryError):
-            continue  # Deleted in the work tree, which is what the snapshot is of.
+            continue  # Deleted in the work tree, which the snapshot shows.
         if not stat.S_ISDIR(status.st_mode):
             yield prefix + name, status
         elif os.path.lexists(f"{folder}/{name}/.git"):
-            # Git names a repository inside the tree and does not look into it. One without a commit, or a submodule
-            # that was never fetched, is a plain folder to us.
+            # Git names a repository inside the tree and does not look into it. A repository without a commit, or a
+            # submodule that was never fetched, counts as a plain folder.
             yield from _list_below(f"{folder}/{name}", f"{prefix}{name}/", ignored, patience)
 
 
 def _walk(
     folder: str, prefix: str, outer: Sequence[tuple[str, Callable[[str], bool]]], patience: _Patience
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Every file below, by the ignore files alone; `outer` holds those of the folders above, with their prefix."""
+    """Yield every file below, by the ignore files alone; `outer` has the rules of the folders above, with their prefix."""
     patience.check()
     ignores = list(outer)
     with os.scandir(folder) as entries:
@@ -303,7 +294,7 @@ def _read_ignores(folder: Path, rules: SnapshotRules) -> Callable[[str], bool] |
 
 
 def _matcher(lines: str) -> Callable[[str], bool]:
-    """Whether a name is ignored by lines in the syntax of .gitignore; a folder's name ends in `/`."""
+    """Return a test for ignored names, by lines in the syntax of .gitignore; a folder's name ends in `/`."""
     import pathspec
 
     spec: Any = pathspec.GitIgnoreSpec.from_lines(lines.splitlines())
@@ -311,12 +302,12 @@ def _matcher(lines: str) -> Callable[[str], bool]:
 
 
 def _git(folder: Path, *args: str, patience: _Patience | None = None) -> bytes | None:
-    """What git prints; None where it refuses or is not installed. It takes no lock and writes nothing."""
+    """Return what git prints; None if it refuses or is not installed. Git takes no lock and writes nothing."""
     return _start_git(folder, *args, patience=patience)()
 
 
 def _start_git(folder: Path, *args: str, patience: _Patience | None = None) -> Callable[[], bytes | None]:
-    """The same, begun; the answer is for whoever calls."""
+    """Start git, and return a function that waits for its output as `_git` does."""
     try:
         asked = subprocess.Popen(
             ["git", "-C", str(folder), *args],
@@ -345,12 +336,7 @@ def _start_git(folder: Path, *args: str, patience: _Patience | None = None) -> C
     return answer
 
 
-def _total(files: Iterable[TreeFile]) -> int:
-    return sum(each.status.st_size for each in files)
-
-
-def _check_size(folder: Path, files: Sequence[TreeFile], max_bytes: int) -> None:
-    total = _total(files)
+def _check_size(folder: Path, files: Sequence[TreeFile], total: int, max_bytes: int) -> None:
     if total <= max_bytes and len(files) * _BLOCK > max_bytes:
         raise NotPossible(
             f"the tree `{folder}` is too large for a snapshot: more than {max_bytes // _BLOCK:,} files",
@@ -384,7 +370,7 @@ def _check_secrets(folder: Path, files: Sequence[TreeFile], named: set[str]) -> 
 
 
 def _read_changed(folder: Path, files: Sequence[TreeFile], cache: SnapshotCache) -> list[Seen]:
-    """What each file holds, in order; only those that the cache does not vouch for are read."""
+    """Digest each file, in order; only files that the cache does not vouch for are read."""
     found = []
     for each in files:
         digest = cache.find_digest(each.name, each.status)
@@ -397,7 +383,7 @@ def _read_changed(folder: Path, files: Sequence[TreeFile], cache: SnapshotCache)
 
 
 def _pack(folder: Path, files: Iterable[TreeFile]) -> tuple[bytes, list[Seen]]:
-    """The canonical archive of these files, and what each held as it was packed."""
+    """Return the canonical archive of these files, and each file as it was packed."""
     root = str(folder)
     parts: list[bytes] = []
     contents: list[Seen] = []
@@ -417,7 +403,7 @@ def _pack(folder: Path, files: Iterable[TreeFile]) -> tuple[bytes, list[Seen]]:
 
 
 def _header(name: bytes, size: int, mode: int, kind: bytes, link: bytes = b"") -> bytes:
-    """The entry of a GNU tar, written out: that of `tarfile` differs from one Python to the next, and an id must not."""
+    """Return the header of a GNU tar, written out: `tarfile`'s differs from one Python to the next, and an id must not."""
     long = b""
     for kind_of_long, text in ((b"K", link), (b"L", name)):
         if len(text) > 100:
@@ -431,7 +417,7 @@ def _header(name: bytes, size: int, mode: int, kind: bytes, link: bytes = b"") -
 
 
 def _read(root: str, file: TreeFile) -> tuple[bytes, os.stat_result]:
-    """The bytes of a file, or the text of a link, and its status when they were read."""
+    """Return the bytes of a file, or the text of a link, and the status when they were read."""
     path = f"{root}/{file.name}"
     try:
         if stat.S_ISLNK(file.status.st_mode):
@@ -456,7 +442,7 @@ def _read(root: str, file: TreeFile) -> tuple[bytes, os.stat_result]:
 
 
 def _read_still(path: str) -> tuple[bytes, os.stat_result] | None:
-    """Content and status, read again if the file changed meanwhile, so that no half-written one goes in."""
+    """Return content and status, read again if the file changed meanwhile, so that no half-written file is packed."""
     for again in range(_READS):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

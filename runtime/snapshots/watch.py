@@ -1,9 +1,8 @@
-"""Tells at once whether anything changed in a tree, or of some files, since it was last looked at, from the kernel's own notices.
+"""Whether a tree, or some files, changed since the last look, from the kernel's own notices.
 
-The kernel notes a change before the call that makes it returns, so whatever this machine changed before `is_quiet` is
-known there. Not noted are writes through a mapping, through a hard link from elsewhere, and by another machine on a
-shared file system; nor what appears in a folder that holds ignored files only. Whoever relies on the watch looks again
-after a while.
+The kernel notes a change before the call that makes it returns, so `is_quiet` knows every earlier change by this machine.
+The kernel does not note writes through a mapping, through a hard link from elsewhere, or by another machine on a shared
+file system; nor new files in a folder that holds ignored files only. So a caller also looks at the files after a while.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MOST_FOLDERS: Final = 4_000
 
 
 class TreeWatch:
-    """From `open` or `of_files`; `close` it, or `abandon` it in a forked child."""
+    """From `open` or `of_files`. To `close` it in a forked child leaves the parent's watch alone."""
 
     def __init__(self, fd: int, listed: dict[int, set[bytes]], *, only_listed: bool) -> None:
         self._fd = fd
@@ -40,9 +39,9 @@ class TreeWatch:
 
     @classmethod
     def open(cls, root: Path, names: Iterable[str]) -> TreeWatch | None:
-        """Watch the folders of these files of a tree; None where that is not possible.
+        """Watch the folders of these files of a tree; None if that is not possible.
 
-        A change between the listing of the names and now is missed, so the tree is looked through once more after this.
+        A change between the listing of the names and this call is missed, so the caller looks through the tree afterwards.
         """
         folders: dict[str, set[bytes]] = {"": set()}
         for name in names:
@@ -60,10 +59,9 @@ class TreeWatch:
 
     @classmethod
     def of_files(cls, paths: Iterable[str], places: Iterable[str] = ()) -> TreeWatch | None:
-        """Watch files, present or not, with or without their folder; None where that is not possible. Look at them after this.
+        """Watch files, present or not, with or without their folder; None if that is not possible. Look at them afterwards.
 
-        Of `places` it is not the content that counts but which file is there. Not noted is that a folder further up was
-        replaced.
+        For `places` only a replaced file is a change, not its content. The replacement of a folder further up is missed.
         """
         watches: dict[str, tuple[int, set[bytes]]] = {}
         for path, content in [*((path, _WANTED) for path in paths), *((path, 0) for path in places)]:
@@ -77,7 +75,6 @@ class TreeWatch:
 
     @classmethod
     def _open(cls, watches: Mapping[str, tuple[int, set[bytes]]], *, only_listed: bool) -> TreeWatch | None:
-        """Watch folders, each for the notices of its mask."""
         if not sys.platform.startswith("linux") or len(watches) > MOST_FOLDERS:
             return None
         import ctypes
@@ -98,7 +95,7 @@ class TreeWatch:
     def is_quiet(self) -> bool:
         """Whether nothing has changed since the last call, or since `open`."""
         quiet = True
-        # Asked before it is read: that there is nothing to read is an exception, which takes four times as long.
+        # The poll comes first: a read of nothing raises an exception, which takes four times as long.
         while self._poll.poll(0):
             quiet = not self._concerns(os.read(self._fd, 65536)) and quiet
         return quiet
@@ -109,7 +106,7 @@ class TreeWatch:
             watch, mask, _, length = _EVENT.unpack_from(data, at)
             name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
             at += _EVENT.size + length
-            # A file that is not listed is ignored, and goes on to be while only its content changes.
+            # An unlisted file is ignored as long as only its content changes.
             ignorable = name and (self._only_listed or mask & _CONTENT)
             if not ignorable or name in self._listed.get(watch, ()):
                 return True
@@ -118,12 +115,9 @@ class TreeWatch:
     def close(self) -> None:
         os.close(self._fd)
 
-    abandon = close
-    """The watches themselves stay with the parent's descriptor."""
-
 
 def _find_empty(root: Path, folders: dict[str, set[bytes]]) -> list[str]:
-    """Folders of the tree without any file below them: the next file in one is not beside any that is listed."""
+    """Return folders of the tree without any file below them: the next file in one is beside no listed file."""
     found = []
     for folder in list(folders):
         try:
@@ -134,10 +128,7 @@ def _find_empty(root: Path, folders: dict[str, set[bytes]]) -> list[str]:
         for name in inside:
             path = f"{folder}/{name}" if folder else name
             if name != ".git" and path not in folders:
-                walked = [where for where, _, files in os.walk(root / path)] if _is_empty(root / path) else []
-                found += [os.path.relpath(where, root) for where in walked]
+                walked = [(os.path.relpath(where, root), files) for where, _, files in os.walk(root / path)]
+                if not any(files for _, files in walked):
+                    found += [where for where, _ in walked]
     return found
-
-
-def _is_empty(folder: Path) -> bool:
-    return not any(files for _, _, files in os.walk(folder))

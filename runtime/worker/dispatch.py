@@ -7,27 +7,23 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
+from runtime.reasons import EndReason
 from runtime.records.base import calls_at_once
-from runtime.snapshots.identity import CodeIdentity
 from runtime.tasks.history import StartedMark
 from runtime.tasks.model import FunctionEntry
-from runtime.tasks.retry import backoff
+from runtime.tasks.retry import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Order
-from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.trees import Trees
 from runtime.worker.held import HeldLease, Holdings
 from runtime.worker.offload import Outcome
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
 from runtime.worker.services import Services
 from runtime.worker.slots import Slot
-from runtime.worker.suspects import Suspects
 
 LOOK_AHEAD_S: Final = 1.0
 LONGEST_LOOK_AHEAD: Final = 128
@@ -38,39 +34,79 @@ LINGER_BELOW_S: Final = 0.001
 """The loop lingers only for tasks that are quicker than this,"""
 LINGER_WITH: Final = 8
 """and while each slot has more orders than this, so that none becomes idle meanwhile."""
+ALONE_PATIENCE_S: Final = 60.0
+"""How long a suspect waits until nothing else runs; then it gets the next slot, beside other attempts."""
+
+
+class Suspects:
+    def __init__(self, holdings: Holdings, most: int) -> None:
+        self._holdings = holdings
+        self._most = most
+        self.waiting: deque[HeldLease] = deque()
+        self._waits_since: dict[str, float] = {}
+        """By task: the time since which a suspect has waited, over all its leases here."""
+        self._trust = 1
+        """Suspects that may run at a time: one more after each success, one again after a loss."""
+
+    def add(self, held: HeldLease) -> bool:
+        """Have a suspect wait; returns False if too many wait here already."""
+        task_id = held.lease.task.id
+        if task_id not in self._waits_since and len(self._waits_since) > 1_000:
+            self._waits_since.clear()
+        self._waits_since.setdefault(task_id, time.monotonic())
+        if len(self.waiting) >= self._most:
+            return False
+        self.waiting.append(held)
+        return True
+
+    def start_next(self, now: float) -> HeldLease:
+        """Take the first suspect out of the line; it is on trial from now on."""
+        held = self.waiting.popleft()
+        on_trial = self._holdings.on_trial
+        self._waits_since.pop(held.lease.task.id, None)
+        held.apart = not self._unproven(now)
+        for token in on_trial:
+            self._holdings.by_token[token].apart = False
+        on_trial[held.lease.token] = now
+        return held
+
+    def ended(self, token: str, reason: EndReason) -> None:
+        """Trust more suspects after a success of one, and only one after any loss."""
+        if self._holdings.on_trial.pop(token, None) is not None and reason is EndReason.SUCCEEDED:
+            self._trust += 1
+        if reason is EndReason.LOST:
+            self._trust = 1
+
+    def may_try(self, now: float) -> bool:
+        return self._unproven(now) < self._trust
+
+    def _unproven(self, now: float) -> int:
+        """Return the number of suspects that run and have not yet proved themselves."""
+        return sum(now - began < ALONE_FOR.total_seconds() for began in self._holdings.on_trial.values())
+
+    def has_waited(self, held: HeldLease, now: float) -> bool:
+        return now - self._waits_since.get(held.lease.task.id, now) >= ALONE_PATIENCE_S
+
+    def overdue(self, now: float, margin_s: float) -> list[HeldLease]:
+        """Return suspects whose patience is over, and that may find a slot elsewhere; here they keep their place."""
+        return [held for held in self.waiting if now - held.taken_at > ALONE_PATIENCE_S + margin_s]
 
 
 class Dispatch:
-    def __init__(
-        self,
-        services: Services,
-        holdings: Holdings,
-        outbox: Outbox,
-        orders: Orders,
-        pool: AttemptPool,
-        trees: Trees,
-        code: CodeIdentity,
-        scratch: str,
-    ) -> None:
+    def __init__(self, services: Services, outbox: Outbox, orders: Orders) -> None:
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._orders = orders
-        self._pool = pool
-        self._trees = trees
-        self._code = code
-        self._scratch = scratch
+        self._pool_slots = services.pool.slots
         self.ready: deque[HeldLease] = deque()
         """Prepared and not given to a slot."""
-        self.suspects = Suspects(holdings, len(services.slots))
+        self.suspects = Suspects(services.holdings, len(services.slots))
         self.pause_until = 0.0
         """Nothing starts and nothing is leased before."""
         self.mean_s = float("inf")
-        """How long recent tasks took; unknown tasks count as long, so nothing is held ahead of them."""
-        self.running: list[str] = []
-        """Tokens of the attempts that run, one for each busy slot."""
+        """Mean duration of recent tasks; unknown tasks count as long, so that none is held ahead."""
         self._announcing = [0] * len(services.slots)
-        """By slot: attempts that start as soon as the store knows."""
+        """By slot: attempts that start once the store has their marks."""
         self._environments = [slot.environment() for slot in services.slots]
         self._tell_store = services.offload.lane(
             self._announce, self._announced, at_once=calls_at_once(services.records)
@@ -98,22 +134,22 @@ class Dispatch:
 
     def recall(self) -> None:
         """Empty the lines, and take back what slots have not begun."""
-        for slot in self._services.slots:
-            for token in self._pool.take_back(slot.index):
-                self._holdings.by_token[token].sent = False
+        for slot in self._pool_slots:
+            for token in slot.take_back():
+                self._services.holdings.by_token[token].sent = False
         self.ready.clear()
         self.suspects.waiting.clear()
 
     def shed(self, now: float) -> None:
-        """Give back what was held ahead if what runs takes longer than expected: other workers may be idle."""
+        """Give back tasks held ahead if a running task takes longer than expected: other workers may be idle."""
         free = False
-        by_token = self._holdings.by_token
-        for slot in self._services.slots:
-            running = self._pool.running(slot.index)
+        by_token = self._services.holdings.by_token
+        for slot in self._pool_slots:
+            running = slot.running()
             free = free or running is None
             if running is not None and time.time() - running[1] > LOOK_AHEAD_S:
                 self.mean_s = max(self.mean_s, time.time() - running[1])
-                for token in self._pool.take_back(slot.index):
+                for token in slot.take_back():
                     by_token[token].sent = False
                     self._outbox.give_back(by_token[token])
         late = [held for held in self.ready if not free and now - held.taken_at > LOOK_AHEAD_S]
@@ -124,7 +160,6 @@ class Dispatch:
     # pace
 
     def look_ahead(self) -> int:
-        """Return how many tasks to hold beyond the slots."""
         options = self._services.options
         if options.look_ahead is not None:
             return options.look_ahead
@@ -134,7 +169,7 @@ class Dispatch:
         self.mean_s = seconds if self.mean_s == float("inf") else self.mean_s + 0.1 * (seconds - self.mean_s)
 
     def may_linger(self) -> bool:
-        """Whether quick tasks end one after the other, and more will have soon. The embedded file's commits take longer."""
+        """Whether quick tasks end one after the other, and more will soon. The embedded file's commits take longer."""
         return (
             not self._services.local
             and self.mean_s < LINGER_BELOW_S
@@ -143,10 +178,10 @@ class Dispatch:
 
     def on_slot(self, slot: int) -> int:
         """Return how many orders the slot has or is about to get."""
-        return len(self._pool.outstanding(slot)) + self._announcing[slot]
+        return len(self._pool_slots[slot].outstanding()) + self._announcing[slot]
 
     def _depth(self, held: HeldLease) -> int:
-        """How many orders a slot may hold: more than one only for quick tasks on warm children."""
+        """Return how many orders a slot may hold: more than one only for quick tasks on warm children."""
         if not self._services.options.reuse_process or self.mean_s >= PIPELINE_BELOW_S or held.lease.suspect:
             return 1
         return 1 + min(self.look_ahead(), 32)
@@ -154,7 +189,6 @@ class Dispatch:
     # starting
 
     def dispatch(self, now: float) -> None:
-        """Give slots what they have room for."""
         if now < self.pause_until:
             return
         waiting = self.suspects.waiting
@@ -163,38 +197,39 @@ class Dispatch:
         ready = self.ready
         if not ready:
             return
-        services, pool, announcing = self._services, self._pool, self._announcing
-        # A suspect whose patience is over gets the slot that is free next, so none is filled ahead.
+        services, pool_slots, announcing = self._services, self._pool_slots, self._announcing
+        # A suspect whose patience is over gets the next free slot, so no slot is filled ahead.
         one_each = bool(waiting) and self.suspects.may_try(now) and self.suspects.has_waited(waiting[0], now)
         for slot in services.slots:
             while ready:
                 depth = 1 if one_each else self._depth(ready[0])
                 queued = self.on_slot(slot.index)
-                if queued >= depth or pool.room(slot.index) <= announcing[slot.index]:
+                if queued >= depth or pool_slots[slot.index].room() <= announcing[slot.index]:
                     break
                 if queued > depth // 2 and not services.queue.traits.tracks_holders:
-                    break  # The store is told of many together.
+                    break  # The store gets many marks together.
                 batch = [ready.popleft()]
-                most = min(depth - queued, pool.room(slot.index) - announcing[slot.index])
+                most = min(depth - queued, pool_slots[slot.index].room() - announcing[slot.index])
                 while ready and len(batch) < most and not ready[0].lease.suspect:
                     batch.append(ready.popleft())
                 self._start(batch, slot)
 
     def _dispatch_suspects(self, now: float) -> None:
-        """Start a suspect when nothing else runs or is ready, or once it has waited; with no more than it may have
-        beside it. The line goes on all the while: others start beside it as they come."""
+        """Start a suspect when nothing else runs or is ready, or once it has waited, if no more suspects run than may.
+        Other tasks start beside it as they come."""
         suspects, slots = self.suspects, self._services.slots
         while suspects.waiting and suspects.may_try(now):
             idle = [slot for slot in slots if not self.on_slot(slot.index)]
-            others = len(slots) - len(idle) > len(self._holdings.on_trial)
+            others = len(slots) - len(idle) > len(self._services.holdings.on_trial)
             if not idle or ((others or self.ready) and not suspects.has_waited(suspects.waiting[0], now)):
                 return
             self._start([suspects.start_next(now)], idle[0])
 
     def _start(self, batch: list[HeldLease], slot: Slot) -> None:
-        """Send a batch, after telling the store if the queue does not know what its workers run.
+        """Send a batch, after marks in the store if the queue does not know its workers' attempts.
 
-        Not earlier: a task with a mark and no end when a worker dies counts as one that ran, and may be buried for it.
+        No mark is written earlier: a task with a mark and no end when a worker dies counts as one that ran, which may
+        bury it.
         """
         if self._services.queue.traits.tracks_holders:
             self._send(batch, slot)
@@ -217,17 +252,17 @@ class Dispatch:
         for held, _, problem in outcomes:
             lease = held.lease
             self._announcing[held.slot] -= 1
-            if lease.token not in self._holdings.by_token:
+            if lease.token not in services.holdings.by_token:
                 continue
             refusal = self._orders.refuse(lease, now)
             if refusal is not None:
-                outbox.end(held, refusal, partial(services.say.unstarted, refusal.record, lease.task))
+                outbox.end_unstarted(held, refusal)
             elif problem is not None and outbox.fail_unstarted(held, problem):
                 continue
             elif problem is None and services.leaving.reason is None and held.stop_reason is None:
                 going.setdefault(held.slot, []).append(held)
             else:
-                # Others come first then, which shows whether the refusal is about this task.
+                # Other tasks come first then, which shows whether the refusal is about this task.
                 outbox.give_back(held, backoff(4) if problem is not None else timedelta())
         away = [problem for _, _, problem in outcomes if isinstance(problem, InfrastructureFailure)]
         if away:
@@ -252,14 +287,14 @@ class Dispatch:
             if not isinstance(task.entry, FunctionEntry):
                 services.say.began(task, slot.index, order.attempt)
         if others:
-            for token, _ in filter(None, (self._pool.running(other.index) for other in slots)):
-                self._holdings.by_token[token].crowded = True
-        # First, because a crasher may take this process with it before the next line.
+            for token, _ in filter(None, (other.running() for other in self._pool_slots)):
+                services.holdings.by_token[token].crowded = True
+        # First, because a crashing task may end this process before the next line.
         self.note_running(starting=(slot.index, orders[0].token))
-        self._pool.send(slot.index, orders)
+        self._pool_slots[slot.index].send(orders)
 
     def _order(self, held: HeldLease) -> Order:
-        lease = held.lease
+        services, lease = self._services, held.lease
         task = lease.task
         environment = self._environments[held.slot]
         order = Order(
@@ -270,7 +305,7 @@ class Dispatch:
             attempt=len(held.history.ended) + 1,
             experiment=task.experiment,
             env=environment,
-            scratch_root=self._scratch,
+            scratch_root=services.scratch,
         )
         if held.fenced:
             order.env = {**environment, fence.VARIABLE: str(os.getpid())}
@@ -279,27 +314,26 @@ class Dispatch:
         if task.resources.memory_bytes:
             order.memory_bytes = task.resources.memory_bytes
         if task.snapshot is not None:
-            order.code_dir, order.snapshot = self._trees.place(task.snapshot, held.slot), task.snapshot
+            order.code_dir, order.snapshot = services.trees.place(task.snapshot, held.slot), task.snapshot
             order.cwd = f"{order.code_dir}/{task.folder}" if task.folder else None
         else:
-            self._code.begin(task.entry)
-        records = self._services.records
-        url = records.outputs_url(task.id, lease.token)
-        held.output_dir = order.output_dir = url if "://" not in url else f"{self._scratch}/{lease.token}.outputs"
-        order.checkpoint_dir = records.checkpoints_path(task.id) or ""
+            services.code.begin(task.entry)
+        url = services.records.outputs_url(task.id, lease.token)
+        held.output_dir = order.output_dir = url if "://" not in url else f"{services.scratch}/{lease.token}.outputs"
+        order.checkpoint_dir = services.records.checkpoints_path(task.id) or ""
         return order
 
     def note_running(self, starting: tuple[int, str] | None = None) -> None:
-        """Report what runs if that has changed; `starting` is a slot and the token of what it is about to begin."""
+        """Report the running attempts if they have changed; `starting` is a slot and the token that it is about to begin."""
         running = []
-        for slot in self._services.slots:
-            if tokens := self._pool.outstanding(slot.index):
+        for slot in self._pool_slots:
+            if tokens := slot.outstanding():
                 running.append(tokens[0])
             elif starting is not None and starting[0] == slot.index:
                 running.append(starting[1])
-        if running != self.running:
-            self.running = running
-            holdings, metrics = self._holdings, self._services.metrics
+        holdings, metrics = self._services.holdings, self._services.metrics
+        if running != holdings.running:
+            holdings.running = running
             apart = (token for token in holdings.on_trial if token in running and holdings.by_token[token].apart)
             self._services.queue.mark_running(running, next(apart, None))
             metrics.set_running(len(running))

@@ -1,4 +1,4 @@
-"""What is done when an attempt has ended: its task is recorded, given back or dropped. `verdict` decides which."""
+"""The steps after an attempt: its task is recorded, given back or dropped. `verdict` decides which."""
 
 from __future__ import annotations
 
@@ -13,63 +13,109 @@ from typing import Final
 from runtime.errors import explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import KeptOutputs
-from runtime.snapshots.identity import CodeIdentity
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.lease import Lease, Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import Drop, Settle, counts_against_worker, judge_end
+from runtime.units import format_size
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
-from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease, Holdings
-from runtime.worker.logs import AttemptLogs
+from runtime.worker.held import HeldLease
 from runtime.worker.outbox import Outbox
 from runtime.worker.preparing import Preparing
 from runtime.worker.services import Services
-from runtime.worker.settling import Settling
 
+_FENCED: Final = "(it ran fenced: workers were lost while it ran, so it could not signal this one)"
 LONGEST_PAUSE_S: Final = 60.0
 """The longest pause between two tasks of a worker that has succeeded before, while one task after the other fails."""
 STARTER: Final = "the process that starts attempts"
-"""What dies when an attempt is lost and its worker is not."""
+"""The process that died if an attempt is lost and its worker is not."""
+
+
+LOG_EVERY_S: Final = 1.0
+REMOTE_LOG_EVERY_S: Final = 15.0
+LOG_LIMIT_BYTES: Final = 1 << 30
+"""If a log is longer, the store gets this much of its beginning, and its last 64 KiB when it ends."""
+
+
+class AttemptLogs:
+    """Attempts' logs in the store: written while an attempt runs, and completed when it ends."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._due = 0.0
+
+    def next_at(self) -> float:
+        return self._due if self._services.holdings.by_token else float("inf")
+
+    def write_when_due(self, now: float) -> None:
+        """Write the output of long attempts, so that `runtime logs -f` can follow them."""
+        if now < self.next_at():
+            return
+        self._due = now + LOG_EVERY_S
+        every = LOG_EVERY_S if self._services.local else REMOTE_LOG_EVERY_S
+        holdings = self._services.holdings
+        for token in holdings.running:
+            held = holdings.by_token.get(token)
+            if held is None or now - held.logged_at < every:
+                continue
+            is_new, held.logged_at = held.logged_at == 0.0, now
+            if not is_new:
+                self._write(held)
+
+    def _write(self, held: HeldLease) -> None:
+        services, task_id, token = self._services, held.lease.task.id, held.lease.token
+        # Drained in any case, or the output would wait in memory.
+        data = services.pool.drain_log(token)[: LOG_LIMIT_BYTES - held.logged_bytes]
+        if not data:
+            return
+        held.logged_bytes += len(data)
+
+        def written(url: str | None, problem: Exception | None) -> None:
+            held.log_url = url or held.log_url
+            if problem is not None:
+                services.say.trouble("writing a log", problem)
+
+        services.offload.call(lambda: services.records.append_log(task_id, token, data), written)
+
+    def complete(self, held: HeldLease, end: Ended) -> str | None:
+        """Write the rest of a log that outgrew the record, or is in the store in part; returns its address."""
+        if held.log_url is None and end.log_bytes <= len(end.log):
+            return None
+        rest, room = end.undrained, LOG_LIMIT_BYTES - held.logged_bytes
+        if len(rest) > room or not room:
+            said = f"\n[runtime: the log outgrew {format_size(LOG_LIMIT_BYTES)}; what follows is its end]\n"
+            rest = rest[:room] + said.encode() + end.log
+        task_id = held.lease.task.id
+        try:
+            return self._services.records.append_log(task_id, end.token, rest)
+        except Exception as problem:
+            self._services.say.trouble(f"writing the log of {task_id}", problem)
+            return held.log_url
 
 
 class Ending:
     def __init__(
-        self,
-        services: Services,
-        holdings: Holdings,
-        outbox: Outbox,
-        dispatch: Dispatch,
-        preparing: Preparing,
-        settling: Settling,
-        logs: AttemptLogs,
-        pool: AttemptPool,
-        code: CodeIdentity,
-        scratch: str,
+        self, services: Services, outbox: Outbox, dispatch: Dispatch, preparing: Preparing, logs: AttemptLogs
     ) -> None:
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._dispatch = dispatch
         self._preparing = preparing
-        self._settling = settling
         self._logs = logs
-        self._pool = pool
-        self._code = code
-        self._scratch = scratch
         self._failed_tasks: list[str] = []
         """Distinct tasks that failed since the last success."""
 
     def conclude(self, end: Ended, now: float) -> None:
         """Record the end of an attempt, give its task back, or drop it."""
-        held = self._holdings.by_token.get(end.token)
+        holdings = self._services.holdings
+        held = holdings.by_token.get(end.token)
         if held is None:
             return
         lease, dispatch = held.lease, self._dispatch
-        if self._holdings.on_trial or end.reason is EndReason.LOST:
+        if holdings.on_trial or end.reason is EndReason.LOST:
             dispatch.suspects.ended(end.token, end.reason)
         if lease.task.snapshot is not None and held.slot >= 0:
             self._preparing.tend_trees(held, end)
@@ -82,7 +128,7 @@ class Ending:
             else:
                 dispatch.ready.appendleft(held)
             return
-        self._holdings.busy_at = now
+        holdings.busy_at = now
         value = _read_value(end)
         seconds = end.ended_at - end.started_at
         self._services.metrics.attempt_ended(end.reason, seconds)
@@ -93,12 +139,12 @@ class Ending:
             self._conclude_failure(held, end, now)
 
     def _code_of(self, lease: Lease) -> str | None:
-        return lease.task.snapshot or self._code.of(lease.task.entry)
+        return lease.task.snapshot or self._services.code.of(lease.task.entry)
 
     def _discard_outputs(self, held: HeldLease) -> None:
-        """Remove the folder of outputs that belong in a bucket: they lie there now, or nowhere."""
-        if held.output_dir.startswith(self._scratch) and os.path.lexists(held.output_dir):
-            self._pool.discard(held.output_dir)
+        """Remove the local folder of outputs that belong in a bucket."""
+        if held.output_dir.startswith(self._services.scratch) and os.path.lexists(held.output_dir):
+            self._services.pool.discard(held.output_dir)
 
     # success
 
@@ -127,7 +173,7 @@ class Ending:
                 metrics=dict(end.metrics),
                 exit_code=end.exit_code,
             )
-        # Not the attempt's own word for it: what ran in its process before may have changed what `os` says there.
+        # Not from the attempt's own report: earlier code in its process may have changed `os` there.
         if os.path.lexists(held.output_dir):  # on the path of every task
             services.offload.call(
                 lambda: services.records.keep_outputs(task.id, lease.token, Path(held.output_dir)),
@@ -145,7 +191,7 @@ class Ending:
             self._discard_outputs(held)
             self._services.say.left_out(held.lease.task, kept.left_out)
             self._succeed(held, end, replace(record, outputs_url=kept.url, message=kept.left_out))
-        elif held.lease.token in self._holdings.by_token:
+        elif held.lease.token in self._services.holdings.by_token:
             end.reason, end.message = EndReason.SETUP_FAILED, f"its outputs could not be kept: {problem}"
             self.conclude(end, time.monotonic())
 
@@ -166,7 +212,7 @@ class Ending:
             ended_at=datetime.fromtimestamp(end.ended_at, UTC),
             started_at=datetime.fromtimestamp(end.started_at, UTC),
             worker=services.name,
-            message=_with_fence(end.message) if held.fenced else end.message,
+            message=f"{end.message or 'ended'} {_FENCED}" if held.fenced else end.message,
             alone=held.apart or not held.crowded,
             machine=services.machine,
             evidence=STARTER if end.reason is EndReason.LOST else None,
@@ -178,7 +224,7 @@ class Ending:
             lease,
             note,
             held.history,
-            holds=self._holdings.lease_clock.holds(lease.token),
+            holds=services.holdings.holds(held),
             now=services.clock.now(),
             code=self._code_of(lease),
             log=log,
@@ -190,9 +236,9 @@ class Ending:
             outbox.end(held, verdict.settlement, say)
         elif isinstance(verdict, Drop):
             say()
-            self._holdings.drop(lease.token)
+            self._services.holdings.drop(lease.token)
             if services.queue.traits.tracks_holders:
-                # Leases there are the worker's and not each for itself: one that nobody took is ours as long as we live.
+                # There a lease lasts as long as its worker: one that no other worker took is still this worker's.
                 outbox.release(Release(lease))
         else:
             say()
@@ -209,11 +255,11 @@ class Ending:
             return
         self._failed_tasks.append(task_id)
         failed = len(self._failed_tasks)
-        stays = self._settling.succeeded > 0
+        stays = self._outbox.succeeded > 0
         wait = backoff(failed).total_seconds()
         if stays:
             # This machine can run tasks. It may have broken since, so it is slow to take more; it does not leave, because
-            # as likely as not the tasks are to blame.
+            # the tasks may be to blame.
             wait = min(wait, LONGEST_PAUSE_S)
         elif failed >= most:
             why = f"{failed} tasks in a row failed and none succeeded (--max-consecutive-failures {most})"
@@ -224,7 +270,7 @@ class Ending:
 
 
 def _read_value(end: Ended) -> object:
-    """Return what the function returned; a value that cannot be read is a failure of that attempt alone."""
+    """Return the function's value; a value that cannot be read is a failure of that attempt alone."""
     if not end.value or end.reason is not EndReason.SUCCEEDED:
         return None
     import json
@@ -235,7 +281,3 @@ def _read_value(end: Ended) -> object:
         end.reason = EndReason.APP_FAILED
         end.message = f"the value it returned cannot be recorded: {explain_json(problem)}"
         return None
-
-
-def _with_fence(message: str | None) -> str:
-    return f"{message or 'ended'} (it ran fenced: workers were lost while it ran, so it could not signal this one)"

@@ -1,4 +1,4 @@
-"""When a worker asks for tasks, and for how many; and when it leaves because there are none."""
+"""When a worker asks for tasks, and for how many; and when it leaves for lack of tasks."""
 
 from __future__ import annotations
 
@@ -11,71 +11,59 @@ from runtime.queues.base import Outlook
 from runtime.tasks.lease import Lease
 from runtime.tasks.retry import backoff
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import Holdings
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
 from runtime.worker.preparing import Preparing
 from runtime.worker.services import Services
 
 DUE_SOON: Final = timedelta(seconds=60)
-"""A delayed task due within this keeps an idle worker."""
+"""A delayed task that is due within this time keeps an idle worker."""
 
 
 class Leasing:
     def __init__(
-        self,
-        services: Services,
-        holdings: Holdings,
-        outbox: Outbox,
-        orders: Orders,
-        dispatch: Dispatch,
-        preparing: Preparing,
-        *,
-        is_woken: bool,
+        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, preparing: Preparing
     ) -> None:
-        """`is_woken` says that the queue wakes the worker when a task was put."""
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._orders = orders
         self._dispatch = dispatch
         self._preparing = preparing
-        self._is_woken = is_woken
         self.under_way = False
-        """A call for leases has not returned."""
+        """Whether a call for leases has not returned."""
         self._claiming = 0
-        """Leases asked for while settling and not had yet."""
+        """Leases asked for while settling, without an answer yet."""
         self._poll_at = 0.0
         self._failures = 0
         """Calls in a row that failed."""
         self._seen_any = False
         self._countdown_of = 0.0
-        """`busy_at` when the worker last said that it will leave."""
+        """`busy_at` when the worker last announced that it will leave."""
 
     def room(self) -> int:
         """Return how many more tasks to hold."""
         if self._orders.paused:
             return 0
         most = self._services.options.max_tasks
-        left = 1 << 30 if most is None else most - self._holdings.taken
+        left = 1 << 30 if most is None else most - self._services.holdings.taken
         dispatch = self._dispatch
-        # Suspects that wait stand in nobody's way.
-        held = len(self._holdings.by_token) - len(dispatch.suspects.waiting)
+        # Waiting suspects take no room.
+        held = len(self._services.holdings.by_token) - len(dispatch.suspects.waiting)
         return min(left, len(self._services.slots) + dispatch.look_ahead() - held) - self._claiming
 
     def next_at(self) -> float | None:
-        """Return when to lease next; None while there is no room, an answer is awaited, or ends must be recorded first."""
+        """Return when to lease next; None without room, while an answer is awaited, or if ends must be recorded first."""
         if self.under_way or self._outbox.blocks_leasing or self.room() <= 0:
             return None
         return max(self._poll_at, self._dispatch.pause_until)
 
     def poll_now(self) -> None:
-        """Ask the queue as soon as there is room, whatever the last answer was."""
+        """Ask the queue as soon as the worker has room, even after an empty answer."""
         self._poll_at = 0.0
 
     def fetch(self, now: float) -> None:
-        """Lease what there is room for; leave after `max_tasks`, or for idleness."""
-        services, holdings = self._services, self._holdings
+        """Lease as many tasks as the worker has room for; leave after `max_tasks`, or for idleness."""
+        services, holdings = self._services, self._services.holdings
         most, taken = services.options.max_tasks, holdings.taken
         nothing_left = not (holdings.by_token or self.under_way or self._outbox.settlements)
         if most is not None and taken >= most and nothing_left:
@@ -104,25 +92,22 @@ class Leasing:
         self._failures = 0
         if leases:
             self._poll_at = 0.0
-            self._take(leases, now)
+            self._seen_any = True
+            self._preparing.take(leases, now)
             return
         self._poll_at = now + self._idle_wait(now)
 
-    def _take(self, leases: Sequence[Lease], now: float) -> None:
-        self._seen_any = True
-        self._preparing.take(leases, now)
-
     def _idle_wait(self, now: float) -> float:
-        """Nothing came: return the seconds until the next look, and decide whether to leave."""
-        services, holdings = self._services, self._holdings
+        """Return the seconds until the next look after an empty answer, and decide whether to leave."""
+        services, holdings = self._services, self._services.holdings
         try:
             outlook = services.queue.outlook()
         except Exception as problem:
             services.say.trouble("asking what is due", problem)
             outlook = Outlook()
-        wait = 1.0 if self._is_woken or services.queue.traits.remote else 0.05
+        wait = 1.0 if services.queue_fd is not None or services.queue.traits.remote else 0.05
         if outlook.next_due is not None:
-            # What is due already and did not come, because the queue is paused, is no reason to spin.
+            # If the queue is paused, a due task does not come; that is no reason to spin.
             wait = min(wait, max(outlook.next_due.total_seconds(), 0.02) + 0.001)
         expected = outlook.suspect_leases or (outlook.next_due is not None and outlook.next_due < DUE_SOON)
         if holdings.by_token or expected or services.offload.awaited:
@@ -131,8 +116,8 @@ class Leasing:
         timeout = services.options.idle_timeout
         if timeout is None or (services.options.wait_for_first and not self._seen_any):
             return wait
-        # This look found nothing and the one before the whole time-out did not either; whatever came in between
-        # would have moved `busy_at`.
+        # This look found nothing, nor did the look before the whole time-out; a task in between would have moved
+        # `busy_at`.
         left = holdings.busy_at + timeout.total_seconds() - now
         if left <= 0:
             services.leaving.decide(f"idle for {timeout.total_seconds():g} s")
@@ -152,9 +137,10 @@ class Leasing:
         return room
 
     def claimed(self, asked: int, leases: Sequence[Lease] | None) -> None:
-        """Take what came of a claim; None if the call failed."""
+        """Take the leases of a claim; None if the call failed."""
         self._claiming -= asked
         if leases:
-            self._take(leases, time.monotonic())
-        elif leases is not None and not self._holdings.by_token:
+            self._seen_any = True
+            self._preparing.take(leases, time.monotonic())
+        elif leases is not None and not self._services.holdings.by_token:
             self._poll_at = 0.0

@@ -1,11 +1,20 @@
-"""Whether a worker leaves, and why. What it does then is in `draining`."""
+"""Whether a worker leaves, and why; and the signals that ask for it, with their senders."""
 
 from __future__ import annotations
 
 import os
+import signal
+import struct
+import sys
+from collections.abc import Collection
+from typing import Final
 
 from runtime.errors import StoreBroken
 from runtime.worker.reporter import Reporter
+
+_SIGINFO_BYTES: Final = 128
+_SIGINFO: Final = struct.Struct("<IiiI")
+"""The beginning of `struct signalfd_siginfo`: number, errno, code, pid of the sender (0 from outside a container)."""
 
 
 class Leaving:
@@ -31,16 +40,53 @@ class Leaving:
             pass  # It is full of wake-ups already.
 
     def decide(self, reason: str, exit_code: int = 0) -> None:
-        """Leave for a reason of the worker's own."""
         if self.reason is None:
             self.exit_code = exit_code
             self.reason = reason
 
     def trouble(self, what: str, problem: Exception | None) -> None:
-        """Say what failed and will be tried again; leave if that cannot help."""
+        """Report a failed call that the worker will repeat; leave if repeating cannot help."""
         self._say.trouble(what, problem)
         if isinstance(problem, StoreBroken):
             self.decide(problem.message, problem.exit_code)
 
-    def clear_wake(self) -> None:
-        os.read(self.wake_fd, 4096)
+
+class SignalReader:
+    """Holds signals back in this thread, and in threads that it starts later, until they are read from a descriptor.
+
+    A handler in Python does not learn the sender. A signal that another thread gets still goes to its handler. On a
+    system without signalfd all signals do; `fd` is None then.
+    """
+
+    def __init__(self, numbers: Collection[int]) -> None:
+        self.numbers = numbers
+        self.fd: int | None = None
+        if sys.platform == "linux":
+            import ctypes
+
+            mask = sum(1 << (number - 1) for number in numbers).to_bytes(_SIGINFO_BYTES, sys.byteorder)
+            fd = ctypes.CDLL(None).signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
+            if fd >= 0:
+                self.fd = fd
+                signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def read(self) -> list[tuple[int, int]]:
+        """Return number and sender of each signal since the last call; the same signal twice may count once."""
+        heard: list[tuple[int, int]] = []
+        while self.fd is not None:
+            try:
+                data = os.read(self.fd, 16 * _SIGINFO_BYTES)
+            except BlockingIOError:
+                break
+            for at in range(0, len(data), _SIGINFO_BYTES):
+                number, _, _, sender = _SIGINFO.unpack_from(data, at)
+                heard.append((number, sender))
+        return heard
+
+    def close(self) -> None:
+        """Forget signals that were not read, and let signals through again."""
+        if self.fd is not None:
+            self.read()
+            os.close(self.fd)
+            self.fd = None
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.numbers)

@@ -21,12 +21,11 @@ ALL_INTERFACES: Final = "0.0.0.0"
 MOST_PORT: Final = 65535
 
 DURATIONS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1800, 7200, 28800, 86400)
-LATENCIES: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1800, 7200, 28800, 86400)
 """Upper bounds in seconds: from no-ops to tasks of a day, from an idle worker to a queue of a day."""
 
 
 class WorkerMetrics:
-    """What a worker counts; here for nobody. Every method is cheap and never raises."""
+    """The numbers that a worker counts, here without a page. Every method is cheap and never raises."""
 
     port: int | None = None
     """The port of the page; None if it is not served."""
@@ -35,14 +34,14 @@ class WorkerMetrics:
     def set_running(self, count: int) -> None: ...
     def set_leases(self, held: int) -> None: ...
     def attempt_started(self, waited: timedelta | None = None) -> None:
-        """`waited` is the time since the task was submitted, or since it was due; None if that is unknown."""
+        """Count a start; `waited` is the time since the task was submitted, or was due; None if that is unknown."""
 
     def attempt_ended(self, reason: EndReason, seconds: float) -> None: ...
     def task_recorded(self, state: TaskState) -> None:
-        """A record was committed: the task ended for good."""
+        """Count a committed record: the task ended for good."""
 
     def task_released(self, reason: EndReason | None = None) -> None:
-        """The task went back to the queue; None if it had not been started."""
+        """Count a task that went back to the queue; `reason` is None if it had not been started."""
 
     def task_declined(self) -> None: ...
     def renewal_failed(self) -> None: ...
@@ -53,7 +52,7 @@ class WorkerMetrics:
 def open_metrics(address: tuple[str, int] | None, *, queue: str) -> WorkerMetrics:
     """Serve the page at `address`, host and port, or count nothing if `address` is None.
 
-    An empty host is all interfaces; port 0 takes a free one, which `port` then says. Raises `NotPossible` if the
+    An empty host means all interfaces; port 0 takes a free one, which `port` then has. Raises `NotPossible` if the
     port is taken or the address is not this machine's.
     """
     return WorkerMetrics() if address is None else PrometheusMetrics(address, queue=queue)
@@ -77,9 +76,8 @@ class PrometheusMetrics(WorkerMetrics):
             made = prometheus.Counter(name, text, ["queue", *more], registry=self._registry)
             return made if more else made.labels(queue)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
-            made = prometheus.Histogram(name, text, ["queue"], buckets=buckets, registry=self._registry)
-            return made.labels(queue)
+        def histogram(name: str, text: str) -> Any:
+            return prometheus.Histogram(name, text, ["queue"], buckets=DURATIONS, registry=self._registry).labels(queue)
 
         self._slots = gauge("runtime_worker_slots", "Attempts that can run at the same time.")
         self._running = gauge("runtime_worker_running", "Attempts that run.")
@@ -95,9 +93,9 @@ class PrometheusMetrics(WorkerMetrics):
         self._declined = counter("runtime_tasks_declined", "Tasks that no slot of this worker can hold.")
         self._renewals_failed = counter("runtime_lease_renewals_failed", "Renewals that got no answer.")
         self._leases_lost = counter("runtime_leases_lost", "Leases that passed on while they were held.")
-        self._seconds = histogram("runtime_attempt_seconds", "How long attempts ran.", DURATIONS)
+        self._seconds = histogram("runtime_attempt_seconds", "How long attempts ran.")
         self._latency = histogram(
-            "runtime_queue_latency_seconds", "From a task's submission, or its due time, to its start.", LATENCIES
+            "runtime_queue_latency_seconds", "From a task's submission, or its due time, to its start."
         )
 
     def set_slots(self, count: int) -> None:

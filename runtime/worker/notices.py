@@ -1,17 +1,16 @@
-"""Preemption notices: the cloud, or an operator, says that this machine will be taken away.
+"""Preemption notices: the cloud, or an operator, announces that this machine will be taken away.
 
-`NoticeWatch` polls in a daemon thread: a file if one is named, Google's metadata server if the firmware says Compute
-Engine, Amazon's if it says EC2. On any other machine nothing is asked over the network. A byte on a descriptor wakes
-the owner of the watch, who finds the notice in `NoticeWatch.notice`.
+`NoticeWatch` polls in a daemon thread: a file if one is named, Google's metadata server if the firmware names Compute
+Engine, Amazon's if it names EC2. On any other machine nothing is asked over the network.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -23,12 +22,11 @@ from runtime.values import dataclass
 if TYPE_CHECKING:
     from email.message import Message
 
-GCE_URL: Final = "http://169.254.169.254"
-EC2_URL: Final = "http://169.254.169.254"
+METADATA_URL: Final = "http://169.254.169.254"
+"""Google's metadata server, and Amazon's."""
 
 GCE_NOTICE: Final = timedelta(seconds=30)
 """From the notice to the machine's end. https://cloud.google.com/compute/docs/instances/preemptible"""
-FAILURES_TO_REPORT: Final = 3
 PREEMPTED_EXIT: Final = 75
 """Exit code of a job's command that gives way to a notice and wants to be started again (EX_TEMPFAIL)."""
 
@@ -40,14 +38,14 @@ class Notice:
     at: datetime
     """When the notice was seen."""
     deadline: datetime | None
-    """When the machine goes, if that is known."""
+    """The end of the machine, if known."""
     text: str
     """The notice in one line for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeSettings:
-    """Which places to ask, and how often. URLs have no path; None asks a cloud only if the firmware names it."""
+    """The places to ask, and how often. URLs have no path; None asks a cloud only if the firmware names it."""
 
     file: Path | None = None
     """A file whose existence is a notice, with its first line as the text."""
@@ -91,15 +89,13 @@ def answer_notice(notice: Notice, environ: Mapping[str, str]) -> int:
     if not environ.get("RUNTIME_JOB_ID"):
         return 0
     if note := environ.get("RUNTIME_PREEMPTED_NOTE"):
-        try:
+        with suppress(OSError):
             Path(note).write_text(f"{notice.text}\n", encoding="utf-8")
-        except OSError:
-            pass
     return PREEMPTED_EXIT
 
 
 def find_cloud(root: Path = Path("/")) -> str | None:
-    """Return `gce`, `ec2` or None, by what the firmware calls this machine."""
+    """Return `gce`, `ec2` or None, by the firmware's name for this machine."""
     firmware = root / "sys/class/dmi/id"
     if _read_line(firmware / "product_name") in ("Google Compute Engine", "Google"):
         return "gce"
@@ -109,112 +105,54 @@ def find_cloud(root: Path = Path("/")) -> str | None:
     return None
 
 
-class NoticeWatch:
-    """Watches until the first notice. Inert, and without a thread, if there is nothing to ask.
-
-    On a notice one byte is written to `fd` and `on_notice` is called, once, from the thread. A descriptor that is
-    gone or full is no error.
-    """
-
-    def __init__(
-        self,
-        settings: NoticeSettings,
-        on_notice: Callable[[Notice], None] | None = None,
-        *,
-        fd: int | None = None,
-        root: Path = Path("/"),
-    ) -> None:
-        self.notice: Notice | None = None
-        self.problem: str | None = None
-        """Why a source has not answered three times in a row; None again when it does."""
-        self._settings, self._fd, self._on_notice = settings, fd, on_notice
-        self._sources = _choose_sources(settings, root)
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The sources watched: some of `file`, `gce`, `ec2`."""
-        return tuple(source.name for source in self._sources)
-
-    def __enter__(self) -> NoticeWatch:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        if self._sources and self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="notices", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Return at once; a request that is under way ends by its time-out, and its answer is dropped."""
-        self._stop.set()
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the watch has ended, by its first notice or by `stop`; return whether it has."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return self._thread is None or not self._thread.is_alive()
-
-    def _watch(self) -> None:
-        polls = [_Poll(source) for source in self._sources]
-        while not self._stop.is_set():
-            for poll in polls:
-                notice = poll.ask_if_due(time.monotonic())
-                if notice is not None:
-                    self._say(notice)
-                    return
-            self.problem = next((poll.problem for poll in polls if poll.problem), None)
-            self._stop.wait(max(0, min(poll.due for poll in polls) - time.monotonic()))
-
-    def _say(self, notice: Notice) -> None:
-        if self._stop.is_set():
-            return
-        self.notice = notice
-        if self._fd is not None:
-            try:
-                os.write(self._fd, b"n")
-            except OSError:
-                pass
-        if self._on_notice is not None:
-            self._on_notice(notice)
-
-
 class _Source(Protocol):
-    name: str
     every: timedelta
 
     def ask(self) -> Notice | None:
         """Return the notice, or None; raises OSError or ValueError if no answer can be had."""
 
 
-class _Poll:
-    """A source, when it is asked next, and whether it answers."""
+class NoticeWatch:
+    """Watches inside the context until the first notice, in a thread, which calls `on_notice` with it.
 
-    def __init__(self, source: _Source) -> None:
-        self.source = source
-        self.due = 0.0
-        self.problem: str | None = None
-        self._failures = 0
+    Does nothing, without a thread, if it has no source to ask.
+    """
 
-    def ask_if_due(self, now: float) -> Notice | None:
-        if now < self.due:
-            return None
-        self.due = now + self.source.every.total_seconds()
-        try:
-            notice = self.source.ask()
-        # One bad answer must not end the watch: metadata servers answer 503 while they are updated. HTTPException
-        # is no OSError, and naming it here would import http.client on machines that need none.
-        except Exception as problem:
-            self._failures += 1
-            if self._failures >= FAILURES_TO_REPORT:
-                self.problem = f"no answer about preemption from {self.source.name}: {problem}"
-            return None
-        self._failures, self.problem = 0, None
-        return notice
+    def __init__(
+        self, settings: NoticeSettings, on_notice: Callable[[Notice], None], *, root: Path = Path("/")
+    ) -> None:
+        self._on_notice = on_notice
+        self._sources = _choose_sources(settings, root)
+        self._stop = threading.Event()
+
+    def __enter__(self) -> NoticeWatch:
+        if self._sources:
+            threading.Thread(target=self._watch, name="notices", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Return at once; a request that is under way ends by its time-out, and its answer is dropped."""
+        self._stop.set()
+
+    def _watch(self) -> None:
+        due = dict.fromkeys(self._sources, 0.0)
+        while not self._stop.is_set():
+            for source in self._sources:
+                now = time.monotonic()
+                if now < due[source]:
+                    continue
+                due[source] = now + source.every.total_seconds()
+                try:
+                    notice = source.ask()
+                # One bad answer must not end the watch: metadata servers answer 503 while they are updated.
+                # HTTPException is no OSError, and naming it here would import http.client on machines that need none.
+                except Exception:
+                    continue
+                if notice is not None:
+                    if not self._stop.is_set():
+                        self._on_notice(notice)
+                    return
+            self._stop.wait(max(0, min(due.values()) - time.monotonic()))
 
 
 def _choose_sources(settings: NoticeSettings, root: Path) -> list[_Source]:
@@ -223,15 +161,13 @@ def _choose_sources(settings: NoticeSettings, root: Path) -> list[_Source]:
         sources.append(_FileSource(settings.file, settings.file_every))
     here = find_cloud(root) if settings.clouds else None
     if "gce" in settings.clouds and (settings.gce_url or here == "gce"):
-        sources.append(_GceSource(settings.gce_url or GCE_URL, settings))
+        sources.append(_GceSource(settings.gce_url or METADATA_URL, settings))
     if "ec2" in settings.clouds and (settings.ec2_url or here == "ec2"):
-        sources.append(_Ec2Source(settings.ec2_url or EC2_URL, settings))
+        sources.append(_Ec2Source(settings.ec2_url or METADATA_URL, settings))
     return sources
 
 
 class _FileSource:
-    name = "file"
-
     def __init__(self, path: Path, every: timedelta) -> None:
         self._path, self.every = path, every
 
@@ -241,7 +177,7 @@ class _FileSource:
         except FileNotFoundError:
             return None
         except OSError:
-            # Something is there that is no readable file.
+            # The path is no readable file.
             text = ""
         first = text.strip().partition("\n")[0]
         return Notice("file", datetime.now(UTC), None, first or f"`{self._path}` exists")
@@ -250,11 +186,8 @@ class _FileSource:
 class _GceSource:
     """Compute Engine and TPU VMs. https://cloud.google.com/compute/docs/metadata/overview"""
 
-    name = "gce"
-
     def __init__(self, url: str, settings: NoticeSettings) -> None:
-        self._url, self.every = url, settings.every
-        self._http = _Http(settings.timeout)
+        self._url, self._settings, self.every = url, settings, settings.every
 
     def ask(self) -> Notice | None:
         at = datetime.now(UTC)
@@ -268,7 +201,7 @@ class _GceSource:
 
     def _read(self, key: str) -> str:
         url = f"{self._url}/computeMetadata/v1/instance/{key}"
-        status, body, headers = self._http.request("GET", url, {"Metadata-Flavor": "Google"})
+        status, body, headers = _request(self._settings, "GET", url, {"Metadata-Flavor": "Google"})
         if status == 404:
             return ""
         # A proxy or a captive portal may answer anything; only the server itself sends this header.
@@ -283,12 +216,10 @@ class _Ec2Source:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     """
 
-    name = "ec2"
     _TOKEN_SECONDS = 21600
 
     def __init__(self, url: str, settings: NoticeSettings) -> None:
-        self._url, self.every = url, settings.every
-        self._http = _Http(settings.timeout)
+        self._url, self._settings, self.every = url, settings, settings.every
         self._token: str | None = None
 
     def ask(self) -> Notice | None:
@@ -307,12 +238,12 @@ class _Ec2Source:
         if self._token is None:
             self._token = self._get_token()
         headers = {"X-aws-ec2-metadata-token": self._token}
-        status, body, _ = self._http.request("GET", f"{self._url}/latest/meta-data/{key}", headers)
+        status, body, _ = _request(self._settings, "GET", f"{self._url}/latest/meta-data/{key}", headers)
         return status, body
 
     def _get_token(self) -> str:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_SECONDS)}
-        status, body, _ = self._http.request("PUT", f"{self._url}/latest/api/token", headers)
+        status, body, _ = _request(self._settings, "PUT", f"{self._url}/latest/api/token", headers)
         if status != 200:
             raise ValueError(f"{self._url} answered {status} when asked for a token")
         return body
@@ -321,33 +252,26 @@ class _Ec2Source:
     def _parse(body: str) -> Notice:
         """Read an action, which is a notice even if its details cannot be read."""
         action, deadline = "take away", None
-        try:
+        with suppress(ValueError, KeyError, TypeError, InvalidValue):
             said = json.loads(body)
             action, deadline = str(said["action"]), parse_time(said["time"])
-        except (ValueError, KeyError, TypeError, InvalidValue):
-            pass
         return Notice("ec2", datetime.now(UTC), deadline, f"EC2 will {action} this machine")
 
 
-class _Http:
-    """Short requests that go straight to the address, whatever proxy the environment names."""
+def _request(settings: NoticeSettings, method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str, Message]:
+    """Send a short request straight to the address, past any proxy of the environment."""
+    # Here and not above: it costs 3 MB that only machines of a cloud have to spend.
+    import urllib.error
+    import urllib.request
 
-    def __init__(self, timeout: timedelta) -> None:
-        self._timeout = timeout.total_seconds()
-
-    def request(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str, Message]:
-        # Here and not above: it costs 3 MB that only machines of a cloud have to spend.
-        import urllib.error
-        import urllib.request
-
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        request = urllib.request.Request(url, headers=dict(headers), method=method)
-        try:
-            with opener.open(request, timeout=self._timeout) as response:
-                return response.status, response.read(65536).decode("utf-8", "replace"), response.headers
-        except urllib.error.HTTPError as problem:
-            with problem:
-                return problem.code, "", problem.headers
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers=dict(headers), method=method)
+    try:
+        with opener.open(request, timeout=settings.timeout.total_seconds()) as response:
+            return response.status, response.read(65536).decode("utf-8", "replace"), response.headers
+    except urllib.error.HTTPError as problem:
+        with problem:
+            return problem.code, "", problem.headers
 
 
 def _read_line(path: Path) -> str:

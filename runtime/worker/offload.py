@@ -14,11 +14,11 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 THREADS: Final = 48
-"""Each is started when it is needed. So many because with a store that does not answer all calls of two lanes may hang,
-and leases are renewed all the same."""
+"""Each starts when it is needed. If a store does not answer, all calls of two lanes may hang, and leases still have to be
+renewed."""
 
 Outcome: TypeAlias = tuple[A, T | None, Exception | None]
-"""What was asked, what came of it, and what was raised instead."""
+"""The argument of a call, and its result or the exception that it raised."""
 
 
 class Offload:
@@ -28,10 +28,10 @@ class Offload:
         self.fd: int | None = None
         """Turns readable when results wait for `collect`; None inline."""
         self.awaited = 0
-        """Calls whose results a worker needs before it leaves, and that have not been handed over."""
+        """Calls whose results a worker needs before it leaves and does not have yet."""
         self._threads: Threads | None = None
         self._done: deque[Callable[[], None]] = deque()
-        """Steps that hand the results over, on the loop's thread."""
+        """Steps that hand results over, on the loop's thread."""
         self._lanes: list[Callable[[], None]] = []
         """The same for lanes: a step for each that hands over all results it has gathered."""
         self._rung = False
@@ -43,12 +43,17 @@ class Offload:
     def call(
         self, work: Callable[[], T], then: Callable[[T | None, Exception | None], None], *, awaited: bool = False
     ) -> None:
-        """Make the call; `then` gets its result, or None and what it raised, on the loop's thread."""
+        """Make the call; `then` gets its result, or None and the exception, on the loop's thread."""
         self.awaited += awaited
         if self._threads is None:
             self._answer(then, awaited, *_try(work))
         else:
-            self._threads.start(lambda: self._hand_over(partial(self._answer, then, awaited, *_try(work))))
+
+            def make() -> None:
+                self._done.append(partial(self._answer, then, awaited, *_try(work)))
+                self._ring()
+
+            self._threads.start(make)
 
     def _answer(
         self,
@@ -75,7 +80,7 @@ class Offload:
             gathered.append((item, *_try(partial(work, item))))
 
         def hand_over() -> None:
-            lane.add(())  # in case that it hangs; other calls end every second, and lead here
+            lane.add(())  # In case the lane hangs; other calls end every second, and lead here.
             if outcomes := [gathered.popleft() for _ in range(len(gathered))]:
                 self.awaited -= len(outcomes)
                 then(outcomes)
@@ -88,10 +93,6 @@ class Offload:
         self._lanes.append(hand_over)
         return add
 
-    def _hand_over(self, step: Callable[[], None]) -> None:
-        self._done.append(step)
-        self._ring()
-
     def _ring(self) -> None:
         if not self._rung:
             self._rung = True
@@ -101,13 +102,12 @@ class Offload:
                 pass  # The pipe is full of wake-ups already.
 
     def collect(self) -> None:
-        """Hand over the results that wait."""
         assert self.fd is not None
         try:
             os.read(self.fd, 4096)
         except BlockingIOError:
             pass
-        # Before anything is taken: what comes from here on wakes the loop again.
+        # Before any result is taken: a later result wakes the loop again.
         self._rung = False
         for _ in range(len(self._done)):
             self._done.popleft()()
@@ -115,7 +115,6 @@ class Offload:
             hand_over()
 
     def close(self) -> None:
-        """Wait for calls under way and hand over their results."""
         if self._threads is not None:
             self._threads.close()
             self.collect()

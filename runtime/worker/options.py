@@ -1,4 +1,4 @@
-"""What a worker may be told before it starts, and what it returns when it has left."""
+"""The options of a worker, and the result that it returns when it has left."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """What a worker did until it left."""
-
     exit_code: int
     succeeded: int
     failed: int

@@ -1,4 +1,4 @@
-"""The orders that a worker goes by: pause, and what is cancelled. Nothing is leased before they were read once."""
+"""The orders that a worker obeys: pauses and cancels. The worker leases nothing before it has read them once."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from runtime.records.orders import Control
 from runtime.tasks.lease import Lease, Settlement
 from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import refuse
-from runtime.worker.held import Holdings
 from runtime.worker.outbox import REFUSALS
 from runtime.worker.services import Services
 
 CONTROL_EVERY_S: Final = 10.0
 ANSWER_WITHIN: Final = timedelta(seconds=30)
-"""After this long without an answer a worker says that it waits for its first orders."""
+"""After this time without an answer a worker logs that it waits for its first orders."""
 _NO_ORDERS: Final = "takes no tasks until it has read its orders"
 
 
 class Orders:
     changed: Callable[[], None]
-    """Called when orders were read, and when more is known of what they cover."""
+    """Called when orders were read, and when the worker has learnt more of the tasks that they cover."""
 
-    def __init__(self, services: Services, holdings: Holdings) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._holdings = holdings
         self._control: Control | None = None
         self._refused: Exception = TimeoutError("no answer yet")
-        """Why there are no orders yet: what the last try raised."""
+        """The exception of the last try, while there are no orders yet."""
         self._tries = 0
         """Tries in a row that failed."""
         self._coverage = Coverage(services.records)
         self._learning: dict[str, list[Callable[[Exception | None], None]]] = {}
-        """By experiment: calls that wait until it is known what the orders cover of it. The first is being asked for."""
+        """By experiment: calls that wait until its cancelled tasks are known. The first is being read."""
         self.due = 0.0
 
     @property
@@ -46,7 +44,7 @@ class Orders:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing may be leased now."""
+        """Whether the worker may lease nothing now."""
         return self._control is None or self._control.paused
 
     @property
@@ -54,7 +52,7 @@ class Orders:
         return self._control is not None and self._control.cancels
 
     def is_cancelled(self, lease: Lease) -> bool | None:
-        """Return whether an order covers the task; None if that has to be read first."""
+        """Return whether an order covers the task; None if the worker has to read that first."""
         control = self._control
         return control is not None and self._coverage.covers(control, lease.task, lease.published_at)
 
@@ -68,7 +66,7 @@ class Orders:
         if now < self.due:
             return
         services = self._services
-        self.due = float("inf")  # One at a time: a store that does not answer gets no second call.
+        self.due = float("inf")  # One call at a time: a store that does not answer gets no second call.
         services.offload.call(lambda: services.records.control(services.queue.name), self._answered)
 
     def _answered(self, control: Control | None, problem: Exception | None) -> None:
@@ -87,14 +85,14 @@ class Orders:
             self._refused = problem
             return
         if self._control is None:
-            self._holdings.busy_at = now
+            self._services.holdings.busy_at = now
         self._tries, self._control = 0, control
         self.changed()
 
     def wait(self, now: float) -> None:
-        """Leave after the idle time-out if no orders could be read: the tasks, if any, need a worker that gets orders."""
+        """Leave after the idle time-out if no orders could be read: waiting tasks need a worker that gets orders."""
         options, leaving = self._services.options, self._services.leaving
-        waited, timeout = timedelta(seconds=now - self._holdings.busy_at), options.idle_timeout
+        waited, timeout = timedelta(seconds=now - self._services.holdings.busy_at), options.idle_timeout
         if not self._tries and waited >= ANSWER_WITHIN:
             self._services.say.trouble(_NO_ORDERS, self._refused)
         elif self._tries <= REFUSALS:
@@ -103,12 +101,12 @@ class Orders:
             why = explain_briefly(self._refused)
             leaving.decide(f"its orders could not be read for {timeout.total_seconds():g} s: {why}", 3)
 
-    # what they cover
+    # coverage
 
     def learn(self, experiment: str, then: Callable[[Exception | None], None] | None = None) -> None:
-        """Read what the orders cover of an experiment, once for all that wait for it.
+        """Read which tasks of an experiment the orders cover, once for all calls that wait for it.
 
-        One experiment after the other: a read may take a while, and leases are renewed by the same few threads.
+        The worker reads one experiment after the other: a read may take a while, and the same few threads renew leases.
         """
         first = not self._learning
         waiting = self._learning.setdefault(experiment, [])

@@ -1,4 +1,4 @@
-"""Everything between a lease and its start: what the task asks for, what its past says, and the code it needs."""
+"""The steps between a lease and its start: the task's demands, its past, and its code."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from runtime.tasks.retry import Again, backoff
 from runtime.tasks.verdict import judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
-from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.trees import Trees
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease, Holdings
+from runtime.worker.held import HeldLease
 from runtime.worker.offload import Outcome
 from runtime.worker.options import ENTRY_KINDS, EntryKind
 from runtime.worker.orders import Orders
@@ -30,56 +28,41 @@ from runtime.worker.slots import fits
 
 DECLINED_AT_MOST: Final = 20
 """Declined tasks that a worker's report names."""
+_KINDS: Final[dict[type, EntryKind]] = {CommandEntry: "command", FunctionEntry: "function"}
 _KILLED: Final = frozenset(
     {EndReason.TIMEOUT, EndReason.OOM, EndReason.LOST, EndReason.PREEMPTED, EndReason.CANCELLED, EndReason.DUPLICATE}
 )
-"""Ends after which nobody has tidied the attempt's tree."""
+"""Ends after which the attempt's tree was not tidied."""
 
 
 class Preparing:
     def __init__(
-        self,
-        services: Services,
-        holdings: Holdings,
-        outbox: Outbox,
-        orders: Orders,
-        dispatch: Dispatch,
-        pool: AttemptPool,
-        trees: Trees,
-        conclude: Callable[[Ended], None],
+        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, conclude: Callable[[Ended], None]
     ) -> None:
-        """`conclude` gets the ends of attempts whose code could not be brought here."""
+        """`conclude` gets the ends of attempts without their code."""
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._orders = orders
         orders.changed = self._apply_cancels
         self._dispatch = dispatch
-        self._pool = pool
-        self._trees = trees
         self._conclude = conclude
         self._unknown: list[HeldLease] = []
-        """Leases whose task's past is read first."""
+        """Leases that need a look into their tasks' past."""
         self._look_up = services.offload.lane(self._look_back, self._looked, at_once=calls_at_once(services.records))
         self._awaited: dict[str, list[HeldLease]] = {}
         """By snapshot: leases that wait until it is here."""
         self._declines: dict[str, int] = {}
-        self.declined: dict[str, str] = {}
-        """By task: why this worker cannot hold it."""
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
-        """Hold new leases, and prepare their tasks."""
-        services, holdings = self._services, self._holdings
-        by_token, began = holdings.by_token, holdings.lease_clock.began
+        services, holdings = self._services, self._services.holdings
+        confirmed_at = holdings.clock.boottime()
         holdings.busy_at = now
         holdings.taken += len(leases)
         plain = services.options.accept == frozenset(ENTRY_KINDS) and not self._orders.has_cancels
         leaving = services.leaving.reason is not None
         line = self._dispatch.ready if services.queue.traits.tracks_holders else self._unknown
         for lease in leases:
-            held = HeldLease(lease, taken_at=now)
-            by_token[lease.token] = held
-            began(lease.token)
+            held = holdings.take(lease, now, confirmed_at)
             if leaving:
                 self._outbox.give_back(held)  # Asked for before.
             elif plain and not lease.tries and not lease.suspect and self._is_plain(lease):
@@ -88,12 +71,12 @@ class Preparing:
                 self._prepare(held)
 
     def _is_plain(self, lease: Lease) -> bool:
-        """Whether nothing about the task needs a look before it starts."""
+        """Whether the task can start without a further look."""
         task = lease.task
         resources = task.resources
         return (
             task.expires_at is None
-            and (task.snapshot is None or task.snapshot in self._trees)
+            and (task.snapshot is None or task.snapshot in self._services.trees)
             and not resources.gpus
             and not resources.cpus
             and not resources.memory_bytes
@@ -108,8 +91,7 @@ class Preparing:
             return
         settlement = self._orders.refuse(lease, now)
         if settlement is not None:
-            say = partial(services.say.unstarted, settlement.record, None if lease.invalid else lease.task)
-            self._outbox.end(held, settlement, say)
+            self._outbox.end_unstarted(held, settlement)
             return
         why = self._cannot_hold(lease)
         if why is not None:
@@ -121,7 +103,7 @@ class Preparing:
             self._set_up(held)
 
     def _learnt(self, held: HeldLease, problem: Exception | None) -> None:
-        if held.lease.token not in self._holdings.by_token:
+        if held.lease.token not in self._services.holdings.by_token:
             return
         if problem is None and self._services.leaving.reason is None:
             self._prepare(held)
@@ -130,29 +112,30 @@ class Preparing:
             self._outbox.release(Release(held.lease, until))
 
     def _cannot_hold(self, lease: Lease) -> str | None:
-        kind = _kind(lease)
+        kind = _KINDS.get(type(lease.task.entry), "workflow")
         if kind not in self._services.options.accept:
             return f"this worker accepts no {kind} tasks"
         reasons = [fits(lease.task.resources, slot) for slot in self._services.slots]
         return None if None in reasons else reasons[0]
 
     def _decline(self, held: HeldLease, why: str, now: datetime) -> None:
-        """Give a task back for other workers, less and less often; said once."""
+        """Give a task back for other workers, less and less often; logged once."""
         task = held.lease.task
         times = self._declines[task.id] = self._declines.get(task.id, 2) + 1
-        if task.id not in self.declined and len(self.declined) < DECLINED_AT_MOST:
-            self.declined[task.id] = why
+        declined = self._services.holdings.declined
+        if task.id not in declined and len(declined) < DECLINED_AT_MOST:
+            declined[task.id] = why
         self._services.metrics.task_declined()
         if times == 3:
             self._services.say.declined(task, why)
         self._outbox.postpone(held, now + backoff(times))
 
     def _apply_cancels(self) -> None:
-        """End all held tasks that the orders cover; ask about those of which that is not known yet."""
+        """End all held tasks that the orders cover; for tasks not known yet, ask the store."""
         orders = self._orders
         if not orders.has_cancels:
             return
-        for held in list(self._holdings.by_token.values()):
+        for held in list(self._services.holdings.by_token.values()):
             lease = held.lease
             cancelled = orders.is_cancelled(lease)
             if cancelled is None:
@@ -162,23 +145,21 @@ class Preparing:
             elif held.sent:
                 if held.stop_reason is not EndReason.CANCELLED:
                     held.stop_reason = EndReason.CANCELLED
-                    self._pool.ask_to_stop(lease.token, EndReason.CANCELLED)
+                    self._services.pool.ask_to_stop(lease.token, EndReason.CANCELLED)
             elif self._dispatch.leave_line(held):
                 settlement = orders.refuse(lease, self._services.clock.now())
                 if settlement is not None:
-                    say = partial(self._services.say.unstarted, settlement.record, lease.task)
-                    self._outbox.end(held, settlement, say)
+                    self._outbox.end_unstarted(held, settlement)
 
     # the past
 
     def look_up(self) -> None:
-        """Read the past of all tasks that came in since."""
         if self._unknown:
             unknown, self._unknown = self._unknown, []
             self._look_up(unknown)
 
     def _look_back(self, held: HeldLease) -> tuple[Record | None, History]:
-        """What the store knows of earlier deliveries. Runs off the loop if the store is remote."""
+        """Read earlier deliveries of a task from the store. Runs off the loop if the store is remote."""
         records, traits = self._services.records, self._services.queue.traits
         lease, task = held.lease, held.lease.task
         history = records.history(task.id, task.generation)
@@ -191,7 +172,7 @@ class Preparing:
         if record is None:
             now = self._services.clock.now()
             for mark in history.open:
-                # The lease is ours now, so the worker that opened this lost it: it died, or was cut off.
+                # This worker has the lease now, so the worker of this mark lost it: it died, or was cut off.
                 note = EndedNote(
                     token=mark.token,
                     reason=EndReason.LOST,
@@ -209,15 +190,11 @@ class Preparing:
     def _looked(self, outcomes: Sequence[Outcome[HeldLease, tuple[Record | None, History]]]) -> None:
         now = self._services.clock.now()
         for held, found, problem in outcomes:
-            if held.lease.token in self._holdings.by_token:
+            if held.lease.token in self._services.holdings.by_token:
                 self._go_by_past(held, found, problem, now)
 
     def _go_by_past(
-        self,
-        held: HeldLease,
-        found: tuple[Record | None, History] | None,
-        problem: Exception | None,
-        now: datetime,
+        self, held: HeldLease, found: tuple[Record | None, History] | None, problem: Exception | None, now: datetime
     ) -> None:
         services, lease = self._services, held.lease
         if problem is not None and self._outbox.fail_unstarted(held, problem):
@@ -228,7 +205,7 @@ class Preparing:
             return
         record, held.history = found
         if record is not None:
-            # Delivered again after it ended: settling it with the record that stands only ends the delivery.
+            # Delivered again after its end: settling it with the existing record only ends the delivery.
             self._outbox.end(held, Settlement(lease, record))
             return
         if not held.history.ended:
@@ -236,7 +213,7 @@ class Preparing:
             return
         buried = judge_history(lease.task, held.history, now=now)
         if isinstance(buried, Again):
-            # A worker that vanished could not say so itself.
+            # A worker that vanished could not set these itself.
             lease.alone, held.fenced = lease.alone or buried.alone, buried.fenced
             if buried.not_before > now:
                 self._outbox.postpone(held, buried.not_before, alone=lease.alone)
@@ -250,24 +227,26 @@ class Preparing:
     # the code
 
     def _set_up(self, held: HeldLease) -> None:
-        """Bring the code here that the task is bound to; a task that names none runs this worker's."""
+        """Fetch the code that the task is bound to; a task without a snapshot runs this worker's code."""
         snapshot = held.lease.task.snapshot
-        if snapshot is None or snapshot in self._trees:
+        if snapshot is None or snapshot in self._services.trees:
             self._dispatch.line_up(held)
             return
         waiting = self._awaited.setdefault(snapshot, [])
         waiting.append(held)
         if len(waiting) == 1:
             self._services.offload.call(
-                lambda: self._trees.fetch(snapshot, self._services.records),
+                lambda: self._services.trees.fetch(snapshot, self._services.records),
                 lambda folder, problem: self._was_set_up(snapshot, folder, problem),
                 awaited=True,
             )
 
     def _was_set_up(self, snapshot: str, folder: str | None, problem: Exception | None) -> None:
-        waiting = [held for held in self._awaited.pop(snapshot, ()) if held.lease.token in self._holdings.by_token]
+        waiting = [
+            held for held in self._awaited.pop(snapshot, ()) if held.lease.token in self._services.holdings.by_token
+        ]
         if folder is not None:
-            self._trees.add(snapshot, folder, used=self._holdings.snapshots())
+            self._services.trees.add(snapshot, folder, used=self._services.holdings.snapshots())
             for held in waiting:
                 self._dispatch.line_up(held)
             return
@@ -277,22 +256,12 @@ class Preparing:
             self._conclude(Ended(held.lease.token, -1, reason, now, now, message=f"snapshot {snapshot}: {problem}"))
 
     def tend_trees(self, held: HeldLease, end: Ended) -> None:
-        """Trim the slot's trees after an attempt; one that could not be set up spoils the snapshot's tree here."""
+        """Trim the slot's trees after an attempt; a failed set-up has the snapshot fetched again."""
         snapshot = held.lease.task.snapshot
         if not self._dispatch.on_slot(held.slot):  # orders that wait there name their trees
-            self._trees.trim(held.slot, spoiled=snapshot if end.reason in _KILLED else None)
+            self._services.trees.trim(held.slot, spoiled=snapshot if end.reason in _KILLED else None)
         if snapshot is not None and end.reason is EndReason.SETUP_FAILED:
-            self._trees.forget(snapshot, used=self._holdings.snapshots(besides=held))
+            self._services.trees.forget(snapshot, used=self._services.holdings.snapshots(besides=held))
             for waiting in self._dispatch.waiting_for(snapshot):
                 self._dispatch.leave_line(waiting)
                 self._set_up(waiting)
-
-
-def _kind(lease: Lease) -> EntryKind:
-    match lease.task.entry:
-        case CommandEntry():
-            return "command"
-        case FunctionEntry():
-            return "function"
-        case _:
-            return "workflow"

@@ -1,4 +1,4 @@
-"""A worker's own log: a line for each event, which ends in what happens to the task next.
+"""A worker's own log: a line for each event, which ends in the task's next step.
 
 People get `12:03:04 failed     t-3f2a9c1d train 7 after 3.2s: ValueError: …; retried in 4s (1 of 3 failures spent)`, programs
 one JSON object a line with the keys that log collectors know (`time`, `severity`, `message`) beside `event` and its facts.
@@ -23,7 +23,7 @@ from runtime.reasons import Budget, EndReason
 from runtime.tasks.model import Task, TaskState, describe_entry
 from runtime.tasks.retry import PREEMPTION_BUDGET, Again
 from runtime.tasks.verdict import Drop, Settle, Verdict
-from runtime.units import format_duration, format_time
+from runtime.units import count_noun, format_duration, format_time
 from runtime.worker.slots import Slot, describe_slots
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 SUCCESSES_PER_S: Final = 5
 FAILURES_PER_S: Final = 20
-"""Lines of a kind in a second; further ones are summed up."""
+"""Lines of a kind in a second; further events are summed up."""
 TROUBLE_EVERY_S: Final = 30.0
-"""Time until the same trouble is said again."""
+"""Time until the same trouble is logged again."""
 _TEXT_WIDTH: Final = 400
 
 _COLOURS: Final = {"succeeded": "32", "failed": "31", "dead": "31", "trouble": "31", "worker": "1"}
@@ -62,8 +62,6 @@ _ENDED_AS: Final = {
 
 
 class LogFormat(StrEnum):
-    """What `--log-format` takes."""
-
     AUTO = "auto"
     """Human on a terminal, JSON elsewhere."""
     HUMAN = "human"
@@ -92,32 +90,32 @@ class Reporter:
         self._window_began = 0.0
         self._successes = 0
         self._crowded = False
-        """The window before this one had more successes than get lines."""
+        """Whether the window before this one had more successes than get lines."""
         self._unsaid = 0
         self._failures = 0
         self._unsaid_failures: Counter[str] = Counter()
         self._troubles: dict[str, tuple[float, int]] = {}
 
     @classmethod
-    def for_stderr(cls, log_format: LogFormat = LogFormat.AUTO, *, clock: Clock | None = None) -> Reporter:
+    def for_stderr(cls, log_format: LogFormat = LogFormat.AUTO) -> Reporter:
         """Write human lines if stderr is a terminal and JSON lines otherwise, unless `log_format` names one."""
         terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         human = log_format is LogFormat.HUMAN or (log_format is LogFormat.AUTO and terminal)
         colour = human and terminal and not os.environ.get("NO_COLOR")
-        return cls(sys.stderr, json_lines=not human, colour=colour, clock=clock)
+        return cls(sys.stderr, json_lines=not human, colour=colour)
 
     # the worker
 
-    def started(self, worker: str, queue: str, slots: int | tuple[Slot, ...]) -> None:
+    def started(self, worker: str, queue: str, slots: tuple[Slot, ...]) -> None:
         self._worker = {"worker": worker, "queue": queue}
-        count, shown = (slots, _count(slots, "slot")) if isinstance(slots, int) else (len(slots), describe_slots(slots))
-        self._line("worker", "worker_started", f"{worker} serves queue `{queue}` with {shown}", slots=count)
+        text = f"{worker} serves queue `{queue}` with {describe_slots(slots)}"
+        self._line("worker", "worker_started", text, slots=len(slots))
 
     def serving_metrics(self, port: int) -> None:
         self._line("worker", "metrics_served", f"metrics at http://localhost:{port}/metrics", port=port)
 
     def draining(self, reason: str, running: int, grace_s: float) -> None:
-        """The worker leases no more. `grace_s` is 0 if it leaves by itself."""
+        """Log that the worker leases no more. `grace_s` is 0 if it leaves by itself."""
         if not running:
             fate = "nothing runs"
         else:
@@ -130,12 +128,11 @@ class Reporter:
         self._line("stopping", "worker_draining", text, reason=reason, running=running, grace_s=grace_s)
 
     def killing(self, running: int) -> None:
-        """The grace is over, or a second signal came."""
-        text = f"ends {_count(running, 'running attempt')} now; released, which spends no failure"
+        text = f"ends {count_noun(running, 'running attempt')} now; released, which spends no failure"
         self._line("stopping", "worker_killing", text, running=running)
 
     def unhanded(self, count: int) -> None:
-        """The worker leaves though the service did not take `count` ends."""
+        """Log that the worker leaves although the service did not take `count` ends."""
         those = "1 task goes" if count == 1 else f"{count:,} tasks go"
         text = (
             f"the queue or the record store is away: {those} back when the leases end, and what they did is done again"
@@ -154,23 +151,22 @@ class Reporter:
         self._line("notice", "preemption_notice", text, source=notice.source, deadline=deadline)
 
     def idle(self, left_s: float) -> None:
-        """Nothing is left to do; said when the countdown begins."""
         text = f"nothing to do; leaves in {format_duration(left_s)} unless a task comes"
         self._line("worker", "worker_idle", text, left_s=round(left_s, 3))
 
     def paused(self, failed: int, most: int, wait_s: float, *, stays: bool = False) -> None:
-        """Different tasks failed in a row. The worker `stays` if any task has succeeded here."""
+        """Log that different tasks failed in a row. The worker `stays` if any task has succeeded here."""
         if stays:
             then = "does not leave, as tasks have succeeded here"
         else:
             then = f"leaves after {most} with its tasks released (--max-consecutive-failures)"
-        text = f"{_count(failed, 'task')} in a row failed here; leases again in {format_duration(wait_s)}, {then}"
+        text = f"{count_noun(failed, 'task')} in a row failed here; leases again in {format_duration(wait_s)}, {then}"
         self._line(
             "paused", "worker_paused", text, failed=failed, most=None if stays else most, wait_s=round(wait_s, 3)
         )
 
     def trouble(self, what: str, problem: Exception | None) -> None:
-        """A service or disk failed, and the worker tries again. The same trouble is said again after 30 seconds."""
+        """Log that a service or disk failed, and the worker tries again; the same trouble again after 30 seconds."""
         now = self._ticks()
         said_at, times = self._troubles.get(what, (float("-inf"), 0))
         if now - said_at < TROUBLE_EVERY_S:
@@ -188,15 +184,9 @@ class Reporter:
 
     # tasks
 
-    def leased(self, task: Task, held: int) -> None:
-        """The task waits in this worker for a slot, as do `held` tasks in all."""
-        if self._quiet():
-            return
-        text = f"{_describe(task)}: starts when a slot is free, {held:,} wait here"
-        self._line("leased", "task_leased", text, **_facts(task), held=held)
-
     def began(self, task: Task, slot: int, attempt: int) -> None:
-        if self._quiet():
+        self.tick()
+        if self._crowded or self._successes > SUCCESSES_PER_S:
             return
         text = f"{_describe(task)} on slot {slot}" + (f", attempt {attempt}" if attempt > 1 else "")
         self._line("started", "attempt_started", text, **_facts(task), slot=slot, attempt=attempt)
@@ -215,7 +205,6 @@ class Reporter:
         self._line("succeeded", "attempt_succeeded", text, **_facts(task), **facts)
 
     def ended(self, task: Task, end: Ended, verdict: Verdict) -> None:
-        """An attempt ended without success."""
         word, fate, next_step = self._judge(task, verdict)
         if self._too_many_failures(next_step):
             return
@@ -236,41 +225,36 @@ class Reporter:
         )
 
     def buried(self, task: Task, given_up: GiveUp) -> None:
-        """The task is not started again, because of how its earlier attempts ended."""
-        if self._too_many_failures("dead letter"):
-            return
-        text = f"{_describe(task)} is not started again: {_one_line(given_up.message)}; {_dead_letter(task)}"
-        facts = {"reason": given_up.reason.value, "problem": given_up.message, "next": "dead letter"}
-        self._line("dead", "task_buried", text, **_facts(task), **facts)
+        """Log that the task is not started again, because of how its earlier attempts ended."""
+        self._dead("task_buried", task, " is not started again", given_up.reason, given_up.message)
 
     def unstarted(self, record: Record, task: Task | None = None) -> None:
-        """A task that ends without a start: malformed, expired or cancelled."""
-        word, next_step = _ENDS_UNSTARTED.get(record.state, ("dead", "dead letter"))
+        """Log the end of a task without a start: malformed, expired or cancelled."""
+        dead = record.state not in (TaskState.EXPIRED, TaskState.CANCELLED)
+        word, next_step = ("dead", "dead letter") if dead else (record.state.value, record.state.value)
         if self._too_many_failures(next_step):
             return
         name = _describe(task) if task else _short(record.task_id)
-        fate = f"recorded as {next_step}"
-        if next_step == "dead letter":
-            fate = "dead letter, `runtime queue dead show` has it"
+        fate = "dead letter, `runtime queue dead show` has it" if dead else f"recorded as {next_step}"
         text = f"{name}: {_one_line(record.message or record.reason)}; {fate}"
         facts = {"task": record.task_id, "experiment": record.experiment, "reason": record.reason.value}
         self._line(word, "task_unstarted", text, **facts, problem=record.message, next=next_step)
 
     def unrecorded(self, record: Record, task: Task) -> None:
-        """No store can hold the end of the task, which is recorded as failed for that reason."""
-        if self._too_many_failures("dead letter"):
-            return
-        text = f"{_describe(task)}: {_one_line(record.message or '')}; {_dead_letter(task)}"
-        facts = {"reason": record.reason.value, "problem": record.message, "next": "dead letter"}
-        self._line("dead", "task_unrecorded", text, **_facts(task), **facts)
+        """Log that no store can hold the end of the task, which is recorded as failed for that reason."""
+        self._dead("task_unrecorded", task, "", record.reason, record.message)
+
+    def _dead(self, event: str, task: Task, fate: str, reason: EndReason, message: str | None) -> None:
+        if not self._too_many_failures("dead letter"):
+            text = f"{_describe(task)}{fate}: {_one_line(message or '')}; {_dead_letter(task)}"
+            facts = {"reason": reason.value, "problem": message, "next": "dead letter"}
+            self._line("dead", event, text, **_facts(task), **facts)
 
     def declined(self, task: Task, why: str) -> None:
-        """No slot here can hold it; said once for each task."""
         text = f"{_describe(task)} {why}: left to other workers, looked at again later"
         self._line("declined", "task_declined", text, **_facts(task), problem=why, next="left to other workers")
 
     def lost(self, task: Task, record: Record | None) -> None:
-        """The lease passed on while the attempt ran, or its record exists already."""
         if record is None:
             text = f"lost the lease of {_describe(task)}: another worker runs it; whichever succeeds first is recorded"
             next_step = "runs elsewhere"
@@ -284,12 +268,11 @@ class Reporter:
         self._line("lost", "lease_lost", text, **_facts(task), next=next_step)
 
     def left_out(self, task: Task, what: str | None) -> None:
-        """The task succeeds without some of its outputs."""
+        """Log that the task succeeds without some of its outputs, if `what` names any."""
         if what is not None:
             self._line("trouble", "outputs_left_out", f"{_describe(task)} {what}", **_facts(task), problem=what)
 
     def refused(self, refused: Refused) -> None:
-        """A result that came second; nothing was written."""
         task, record = refused.lease.task, refused.record
         if record is not None:
             fate = f"its record exists: {record.state}" + (f" by worker {record.worker}" if record.worker else "")
@@ -303,18 +286,18 @@ class Reporter:
     # summing up
 
     def tick(self, *, last: bool = False) -> None:
-        """Say once a second what was only counted; for the worker's loop. Costs nothing while nothing is due."""
+        """Sum up once a second the events that were only counted. Costs nothing while nothing is due."""
         now = self._ticks()
         if now < self._window_ends and not last:
             return
         if self._unsaid:
             span = format_duration(max(0.001, now - self._window_began))
-            text = f"{_count(self._unsaid, 'more task')} in {span}: recorded; {self._succeeded:,} by this worker"
+            text = f"{count_noun(self._unsaid, 'more task')} in {span}: recorded; {self._succeeded:,} by this worker"
             self._line("succeeded", "attempts_succeeded", text, count=self._unsaid, total=self._succeeded)
         if self._unsaid_failures:
             fates = ", ".join(f"{count:,} {fate}" for fate, count in sorted(self._unsaid_failures.items()))
             total = sum(self._unsaid_failures.values())
-            text = f"{_count(total, 'more attempt')} did not succeed: {fates}; `runtime status` lists them"
+            text = f"{count_noun(total, 'more attempt')} did not succeed: {fates}; `runtime status` lists them"
             self._line("failed", "attempts_ended", text, count=total, by_next=dict(self._unsaid_failures))
             self._unsaid_failures.clear()
         self._crowded = self._successes > SUCCESSES_PER_S
@@ -322,20 +305,13 @@ class Reporter:
         self._window_began, self._window_ends = now, now + 1.0
 
     def due_in(self) -> float | None:
-        """Return the seconds until `tick` has something to say; None while it has nothing."""
+        """Return the seconds until `tick` has something to sum up; None while it has nothing."""
         if not self._unsaid and not self._unsaid_failures:
             return None
         return max(0.0, self._window_ends - self._ticks())
 
-    def _quiet(self) -> bool:
-        """Whether tasks pass too quickly for lines about their beginning."""
-        if self._ticks() >= self._window_ends:
-            self.tick()
-        return self._crowded or self._successes > SUCCESSES_PER_S
-
     def _too_many_failures(self, fate: str) -> bool:
-        if self._ticks() >= self._window_ends:
-            self.tick()
+        self.tick()
         self._failures += 1
         if self._failures > FAILURES_PER_S:
             self._unsaid_failures[fate] += 1
@@ -345,7 +321,6 @@ class Reporter:
     # lines
 
     def _judge(self, task: Task, verdict: Verdict) -> tuple[str, str, str]:
-        """Return word, sentence and short form of what follows."""
         if isinstance(verdict, Drop):
             return "lost", f"nothing recorded, {verdict.why}", "nothing recorded"
         if isinstance(verdict, Settle):
@@ -386,25 +361,16 @@ class Reporter:
         return f"{at} {padded}  {text}"
 
 
-_ENDS_UNSTARTED: Final = {
-    TaskState.EXPIRED: ("expired", "expired"),
-    TaskState.CANCELLED: ("cancelled", "cancelled"),
-}
-
-
 def describe_retry(again: Again, task: Task, now: datetime) -> str:
-    """Say when a task is run again, and which budget pays for the attempt that ended."""
+    """Describe when a task runs again, and which budget pays for the attempt that ended."""
     wait = again.not_before - now
     when = f"in {format_duration(wait)}" if wait >= timedelta(milliseconds=50) else "at once"
-    match again.charged:
-        case Budget.FAILURES:
-            paid = f"{again.spent} of {_count(task.max_failures, 'failure')} spent"
-        case Budget.PREEMPTIONS:
-            paid = "spends no failure"
-            if again.spent:
-                paid += f"; {again.spent} of {PREEMPTION_BUDGET} early losses"
-        case _:
-            paid = "spends no failure"
+    if again.charged is Budget.FAILURES:
+        paid = f"{again.spent} of {count_noun(task.max_failures, 'failure')} spent"
+    elif again.charged is Budget.PREEMPTIONS and again.spent:
+        paid = f"spends no failure; {again.spent} of {PREEMPTION_BUDGET} early losses"
+    else:
+        paid = "spends no failure"
     alone = ", with no other suspect beside it" if again.alone else ""
     verb = "retried" if again.charged is Budget.FAILURES else "goes back to the queue, due"
     return f"{verb} {when}{alone} ({paid})"
@@ -440,7 +406,3 @@ def _one_line(text: str) -> str:
     if not text.isprintable():
         text = "".join(char if char.isprintable() else "?" for char in text)
     return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

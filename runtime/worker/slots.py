@@ -1,7 +1,7 @@
-"""What a worker gives to one attempt at a time: a share of its CPUs and memory, whole GPUs, or a part of one.
+"""Slots: a worker gives each to one attempt at a time, with a share of its CPUs and memory, and whole GPUs or a part of one.
 
-`read_machine` looks at the machine once; the rest is pure. Shares decide which tasks a worker takes, by what the tasks
-say they need; only GPUs are enforced, by the two variables that CUDA and containers obey.
+`read_machine` looks at the machine once; the rest is pure. Shares decide which tasks a worker takes, by the resources that
+the tasks ask for; only GPUs are enforced, by the two variables that CUDA and containers obey.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this process may use, which is less than the hardware in a container or under an affinity."""
+    """Resources that this process may use: less than the hardware in a container or under an affinity."""
 
     cpus: float
     """CPUs; below 1 if a container's quota is a part of one."""
@@ -60,11 +60,16 @@ def plan_slots(machine: Machine, slots: int | Literal["auto"], gpus_per_slot: fl
     be asked for: tasks that wait for a disk or a network need no CPU each. Raises `InvalidValue` for a number that
     means nothing, `NotPossible` if the machine lacks the GPUs.
     """
-    _check_gpus_per_slot(gpus_per_slot)
+    whole = gpus_per_slot == floor(gpus_per_slot) if gpus_per_slot < 1e6 else False
+    if gpus_per_slot < 0 or not (whole or gpus_per_slot < 1):
+        raise InvalidValue(
+            "number of GPUs per slot", _number(gpus_per_slot), "a whole number, or a part of one such as 0.25"
+        )
     if slots != "auto" and not 1 <= slots <= MOST_SLOTS:
         raise InvalidValue("number of slots", slots, f"1 to {MOST_SLOTS:,}, or auto")
     if gpus_per_slot:
-        room = _room_on_gpus(machine, gpus_per_slot)
+        found = len(machine.gpus)
+        room = found // int(gpus_per_slot) if whole else found * floor(1 / gpus_per_slot + _ROUNDING)
         count = room if slots == "auto" else slots
         if count > room or not room:
             raise _too_few_gpus(machine, slots, gpus_per_slot, room)
@@ -99,27 +104,12 @@ def fits(resources: Resources, slot: Slot) -> str | None:
 
 
 def describe_slots(slots: tuple[Slot, ...]) -> str:
-    """Describe the slots in a line for people: `4 slots, each 2 CPUs, 8GiB and 0.25 GPU`."""
     first = slots[0]
     parts = [_count(first.cpus, "CPU"), format_size(first.memory_bytes)]
     if first.gpu_share:
         parts.append(_count(first.gpu_share, "GPU"))
     each = f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"1 slot with {each}" if len(slots) == 1 else f"{len(slots)} slots, each {each}"
-
-
-def _check_gpus_per_slot(gpus_per_slot: float) -> None:
-    whole = gpus_per_slot == floor(gpus_per_slot) if gpus_per_slot < 1e6 else False
-    if gpus_per_slot < 0 or not (whole or gpus_per_slot < 1):
-        raise InvalidValue(
-            "number of GPUs per slot", _number(gpus_per_slot), "a whole number, or a part of one such as 0.25"
-        )
-
-
-def _room_on_gpus(machine: Machine, gpus_per_slot: float) -> int:
-    if gpus_per_slot < 1:
-        return len(machine.gpus) * floor(1 / gpus_per_slot + _ROUNDING)
-    return len(machine.gpus) // int(gpus_per_slot)
 
 
 def _gpus_of(machine: Machine, index: int, gpus_per_slot: float) -> tuple[str, ...]:
@@ -170,17 +160,13 @@ def read_machine(
 ) -> Machine:
     """Read what this process may use now. `root` and `cpus` stand in for the file system and the affinity in tests."""
     limits = _CgroupLimits(root)
+    if cpus is None:
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Machine(
-        cpus=min([_usable_cpus() if cpus is None else cpus, *limits.cpus()]),
+        cpus=min([cpus, *limits.cpus()]),
         memory_bytes=min([_physical_memory(root), *limits.memory()]),
         gpus=_read_gpus(os.environ if environ is None else environ, root),
     )
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _physical_memory(root: Path) -> int:
@@ -190,7 +176,7 @@ def _physical_memory(root: Path) -> int:
 
 
 class _CgroupLimits:
-    """The limits of this process's control groups and of all above them, the tightest of which holds.
+    """Limits of this process's control groups and of all groups above them; the tightest one holds.
 
     A container often sees its own group as the root of the mount while /proc/self/cgroup names the host's path:
     paths that do not exist have no limit, and the walk ends at the mount itself.
@@ -239,8 +225,12 @@ _DEVICE_NODE: Final = re.compile(r"nvidia\d+")
 
 
 def _read_gpus(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
-    nodes = _count_device_nodes(root)
-    # CUDA counts the devices that it can open from 0, whatever numbers their files have: in a container that was
+    try:
+        names = os.listdir(root / "dev")  # noqa: PTH208
+    except OSError:
+        names = []
+    nodes = sum(_DEVICE_NODE.fullmatch(name) is not None for name in names)
+    # CUDA counts the devices that it can open from 0, not by the numbers of their files: in a container that was
     # given /dev/nvidia2 and /dev/nvidia3 they are 0 and 1.
     ordinals = tuple(map(str, range(nodes)))
     cuda, container = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("NVIDIA_VISIBLE_DEVICES")
@@ -256,7 +246,7 @@ def _read_gpus(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
 
 
 def _listed(value: str) -> tuple[str, ...]:
-    """Split a list of devices as CUDA does, which drops an entry it cannot read and all that follow it."""
+    """Split a list of devices as CUDA does, which drops an entry that it cannot read and all entries after it."""
     devices: list[str] = []
     for each in (part.strip() for part in value.split(",")):
         if each in _NO_GPUS or each.startswith("-"):
@@ -264,13 +254,6 @@ def _listed(value: str) -> tuple[str, ...]:
         if each not in devices:
             devices.append(each)
     return tuple(devices)
-
-
-def _count_device_nodes(root: Path) -> int:
-    try:
-        return sum(_DEVICE_NODE.fullmatch(name) is not None for name in os.listdir(root / "dev"))  # noqa: PTH208
-    except OSError:
-        return 0
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a worker does regularly: renew leases, tend the queue, read its orders, write logs, report in."""
+"""The regular duties of a worker: renew leases, tend the queue, read its orders, write logs, report in."""
 
 from __future__ import annotations
 
@@ -13,49 +13,35 @@ from runtime.records.base import WorkerSeen
 from runtime.tasks.history import Record
 from runtime.tasks.lease import Lease
 from runtime.tasks.model import TaskState
-from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease, Holdings
-from runtime.worker.logs import AttemptLogs
+from runtime.worker.ending import AttemptLogs
+from runtime.worker.held import HeldLease
 from runtime.worker.orders import Orders
-from runtime.worker.preparing import Preparing
+from runtime.worker.outbox import Outbox
 from runtime.worker.services import Services
-from runtime.worker.settling import Settling
 
 TEND_EVERY_S: Final = 0.8
 RENEW_AT_LEAST_EVERY_S: Final = 10.0
-"""A task that was cancelled in the embedded file is a lease that is lost: learnt no later than an order."""
+"""A cancelled task of the embedded file shows as a lost lease, which the worker learns no later than an order."""
 SEEN_EVERY_S: Final = 30.0
 SEEN_AFTER_CHANGE_S: Final = 2.0
-"""After busy turned idle or idle busy: `status` should not have to wait for the next report."""
+"""After a change between busy and idle: `status` should not have to wait for the next report."""
 
 
 class Upkeep:
     def __init__(
-        self,
-        services: Services,
-        holdings: Holdings,
-        orders: Orders,
-        dispatch: Dispatch,
-        preparing: Preparing,
-        settling: Settling,
-        logs: AttemptLogs,
-        pool: AttemptPool,
+        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, logs: AttemptLogs
     ) -> None:
         self._services = services
-        self._holdings = holdings
+        self._outbox = outbox
         self._orders = orders
         self._dispatch = dispatch
-        self._preparing = preparing
-        self._settling = settling
         self._logs = logs
-        self._pool = pool
         self._started_at = services.clock.now()
         self._tend_at = self._renew_at = self._seen_at = 0.0
         self._was_busy = False
 
     def next_at(self) -> float:
-        """Return when the next duty comes up."""
         return min(self._tend_at, self._renew_at, self._seen_at, self._orders.due, self._logs.next_at())
 
     def tend_now(self) -> None:
@@ -65,7 +51,7 @@ class Upkeep:
         services = self._services
         if now >= self._renew_at:
             self._renew()
-            self._renew_at = now + max(0.2, min(self._holdings.lease_clock.due_in(), RENEW_AT_LEAST_EVERY_S))
+            self._renew_at = now + max(0.2, min(services.holdings.length_s / 3, RENEW_AT_LEAST_EVERY_S))
         if now >= self._tend_at:
             self._tend_at = now + TEND_EVERY_S
             services.offload.call(services.queue.tend, self._say_trouble("upkeep"))
@@ -78,54 +64,53 @@ class Upkeep:
 
     def note_busy(self) -> None:
         """Report in soon if the worker has become busy or idle."""
-        busy = bool(self._dispatch.running)
+        busy = bool(self._services.holdings.running)
         if busy != self._was_busy:
             self._was_busy = busy
             self._seen_at = min(self._seen_at, time.monotonic() + SEEN_AFTER_CHANGE_S)
 
     def _renew(self) -> None:
         services = self._services
-        leases = [held.lease for held in self._holdings.by_token.values()]
+        leases = [held.lease for held in self._services.holdings.by_token.values()]
         if not leases:
             return
-        asked = self._holdings.lease_clock.asked()
+        asked_at = services.clock.boottime()
         services.offload.call(
             lambda: services.queue.renew(leases, services.options.lease),
-            lambda lost, problem: self._renewed(leases, lost, problem, asked),
+            lambda lost, problem: self._renewed(leases, lost, problem, asked_at),
         )
 
-    def _renewed(self, leases: list[Lease], lost: list[Lease] | None, problem: Exception | None, asked: float) -> None:
-        services, clock = self._services, self._holdings.lease_clock
+    def _renewed(
+        self, leases: list[Lease], lost: list[Lease] | None, problem: Exception | None, asked_at: float
+    ) -> None:
+        services = self._services
         if lost is None:
             services.metrics.renewal_failed()
             services.say.trouble("renewing leases", problem)
             return
-        gone = {lease.token for lease in lost}
-        clock.confirmed((lease.token for lease in leases if lease.token not in gone), asked)
+        services.holdings.confirm(leases, lost, asked_at)
         for lease in lost:
-            held = self._holdings.by_token.get(lease.token)
-            if held is not None:
-                clock.ended(lease.token)
+            if held := services.holdings.by_token.get(lease.token):
                 services.offload.call(
                     partial(services.records.find, lease.task.id, lease.task.generation), partial(self._lost, held)
                 )
 
     def _lost(self, held: HeldLease, record: Record | None, _: Exception | None) -> None:
-        """Stop a task whose record exists; one whose lease only passed on may still be the first to succeed."""
+        """Stop a task whose record exists; if only the lease passed on, the attempt may still be the first to succeed."""
         services, task = self._services, held.lease.task
         services.metrics.lease_lost()
         services.say.lost(task, record)
         if not held.sent:
             self._dispatch.leave_line(held)
-            self._holdings.drop(held.lease.token)
+            self._services.holdings.drop(held.lease.token)
         elif record is not None:
             cancelled = record.state is TaskState.CANCELLED
             held.stop_reason = EndReason.CANCELLED if cancelled else EndReason.DUPLICATE
-            self._pool.ask_to_stop(held.lease.token, held.stop_reason)
+            self._services.pool.ask_to_stop(held.lease.token, held.stop_reason)
 
     def report_in(self, *, left: bool = False) -> None:
-        """Overwrite what the store knows of this worker, and its counters."""
-        services, settling, by_token = self._services, self._settling, self._holdings.by_token
+        """Overwrite this worker's report in the store, and its counters."""
+        services, outbox, holdings = self._services, self._outbox, self._services.holdings
         now = services.clock.now()
         lived = max(1e-9, (now - self._started_at).total_seconds())
         seen = WorkerSeen(
@@ -135,15 +120,17 @@ class Upkeep:
             seen_at=now,
             started_at=self._started_at,
             slots=len(services.slots),
-            running=tuple(by_token[token].lease.task.id for token in self._dispatch.running if token in by_token),
-            done=settling.succeeded,
-            failed=settling.failed,
-            rate_per_s=round((settling.succeeded + settling.failed) / lived, 3),
+            running=tuple(
+                holdings.by_token[token].lease.task.id for token in holdings.running if token in holdings.by_token
+            ),
+            done=outbox.succeeded,
+            failed=outbox.failed,
+            rate_per_s=round((outbox.succeeded + outbox.failed) / lived, 3),
             left=left,
             labels=services.options.labels,
-            declined=dict(self._preparing.declined),
+            declined=dict(holdings.declined),
         )
-        counters = {name: dict(counts) for name, counts in settling.counters.items()}
+        counters = {name: dict(counts) for name, counts in outbox.counters.items()}
         services.offload.call(lambda: services.records.put_worker(seen), self._say_trouble("reporting in"))
         services.offload.call(
             lambda: services.records.put_counters(services.name, counters),

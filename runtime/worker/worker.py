@@ -1,8 +1,8 @@
 """The worker's loop: lease, run, settle, repeat; it drains when asked and loses nothing when killed.
 
-One loop on one thread. It never waits on a task, which runs in a child of the guardian, nor on a network: calls to a
-remote queue or store are made by a few threads that hand their results back to the loop. `verdict` decides what an end
-means; the modules beside this one act upon it.
+One loop on one thread. It never waits on a task, which runs in a child of the guardian, nor on a network: a few threads
+call a remote queue or store and hand the results back to the loop. `verdict` decides what an end means; the modules
+beside this one act upon it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,19 @@ from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.draining import Drain
-from runtime.worker.ending import Ending
+from runtime.worker.ending import AttemptLogs, Ending
 from runtime.worker.held import Holdings
 from runtime.worker.leasing import Leasing
-from runtime.worker.leaving import Leaving
-from runtime.worker.logs import AttemptLogs
-from runtime.worker.metrics import WorkerMetrics, open_metrics
+from runtime.worker.leaving import Leaving, SignalReader
+from runtime.worker.metrics import open_metrics
 from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions, WorkerResult, new_worker_name
 from runtime.worker.orders import Orders
-from runtime.worker.outbox import Outbox
+from runtime.worker.outbox import REFUSALS, Outbox
 from runtime.worker.preparing import Preparing
 from runtime.worker.reporter import Reporter
 from runtime.worker.services import Services
 from runtime.worker.settling import Settling
-from runtime.worker.signals import SignalReader
 from runtime.worker.slots import plan_slots, read_machine
 from runtime.worker.upkeep import Upkeep
 
@@ -51,7 +48,7 @@ if TYPE_CHECKING:
     from runtime.worker.notices import Notice
 
 LINGER_S: Final = 0.0005
-"""A pause of the loop before it looks what has ended, so that it goes round once for many and not for each."""
+"""A pause of the loop before it looks for ended attempts, so that it goes round once for many and not for each."""
 
 
 class Worker:
@@ -63,112 +60,160 @@ class Worker:
         clock: Clock | None = None,
         reporter: Reporter | None = None,
     ) -> None:
-        options, say = options or WorkerOptions(), reporter or Reporter.for_stderr()
-        local = not queue.traits.remote and (queue.records.holds_tasks or queue.records.url.startswith("memory:"))
-        self.name = options.name or new_worker_name()
-        self._leaving = Leaving(say)
-        self._services = Services(
-            name=self.name,
-            options=options,
-            machine=machine_id(),
-            slots=plan_slots(read_machine(os.environ), options.slots, options.gpus_per_slot),
-            queue=queue,
-            records=queue.records,
-            clock=clock or SystemClock(),
-            say=say,
-            metrics=WorkerMetrics(),
-            offload=Offload(inline=local),
-            leaving=self._leaving,
-            local=local,
-        )
-        self._selector = selectors.DefaultSelector()
-        self._signal_reader: SignalReader | None = None
-        self._queue_fd: int | None = None
-        """The queue's wake-up descriptor."""
-        self._hears_queue = False
+        self._queue = queue
+        self._options = options or WorkerOptions()
+        self._clock = clock or SystemClock()
+        self._say = reporter or Reporter.for_stderr()
+        self._slots = plan_slots(read_machine(os.environ), self._options.slots, self._options.gpus_per_slot)
+        self._leaving = Leaving(self._say)
+        self.name = self._options.name or new_worker_name()
 
     def run(self) -> WorkerResult:
-        """Serve until asked to leave. Raises what makes it impossible to begin; afterwards only reports."""
-        services, leaving = self._services, self._leaving
-        queue, options, say = services.queue, services.options, services.say
-        services.records.check()
-        metrics = services.metrics = open_metrics(options.metrics_address, queue=queue.name)
-        metrics.set_slots(len(services.slots))
+        """Serve until asked to leave. Raises problems that keep it from beginning; afterwards only reports them."""
+        queue, options, say, leaving = self._queue, self._options, self._say, self._leaving
+        queue.records.check()
+        metrics = open_metrics(options.metrics_address, queue=queue.name)
+        metrics.set_slots(len(self._slots))
         life_fds = queue.join(self.name)
-        self._scratch = open_root(self.name)
-        self._pool = AttemptPool(
-            selector=self._selector,
-            slots=len(services.slots),
+        scratch = open_root(self.name)
+        selector = selectors.DefaultSelector()
+        pool = self._pool = AttemptPool(
+            selector=selector,
+            slots=len(self._slots),
             settings=PoolSettings(
                 reuse=options.reuse_process,
-                hold_fds=(*life_fds, self._scratch.fd),
+                hold_fds=(*life_fds, scratch.fd),
                 adopt_orphans=options.owns_process,
-                # As `python -m` would have it, also under the `runtime` script: the folder it is started in comes first.
+                # The `runtime` script has no current folder on its path; `python -m` puts it first.
                 sys_path=[str(Path.cwd()), *sys.path] if options.owns_process else None,
             ),
         )
-        self._pool.start()
+        pool.start()
         # Trees of dead workers may be large; nothing waits for their end.
         threading.Thread(target=remove_leftovers, name="leftovers", daemon=True).start()
-        self._queue_fd = queue.doorbell()
-        self._build_parts()
-        if services.offload.fd is not None:
-            self._selector.register(services.offload.fd, selectors.EVENT_READ, services.offload)
-        self._selector.register(leaving.wake_fd, selectors.EVENT_READ)
-        with self._listen_to_signals():
-            say.started(self.name, queue.name, services.slots)
+        local = not queue.traits.remote and (queue.records.holds_tasks or queue.records.url.startswith("memory:"))
+        services = Services(
+            name=self.name,
+            options=options,
+            machine=machine_id(),
+            slots=self._slots,
+            queue=queue,
+            queue_fd=queue.doorbell(),
+            records=queue.records,
+            clock=self._clock,
+            say=say,
+            metrics=metrics,
+            offload=Offload(inline=local),
+            leaving=leaving,
+            holdings=Holdings(options.lease, self._clock),
+            pool=pool,
+            scratch=scratch.path,
+            trees=Trees(scratch.path, pool.discard),
+            code=CodeIdentity(Path.cwd(), load_project().workflow_packages),
+            local=local,
+        )
+        loop = Loop(services, selector)
+        outbox = loop.outbox
+        with self._listen_to_signals(selector):
+            say.started(self.name, queue.name, self._slots)
             if metrics.port is not None:
                 say.serving_metrics(metrics.port)
             try:
-                self._loop()
+                loop.run()
             finally:
-                self._leave()
-        if self._pool.failure is not None:
-            raise self._pool.failure
-        settling = self._settling
-        return WorkerResult(
-            leaving.exit_code, settling.succeeded, settling.failed, self._outbox.released, self._why_left()
-        )
+                # Nothing is left behind: no children, no scratch, no lock that shows that the worker lives.
+                pool.close()
+                loop.upkeep.report_in(left=True)
+                services.offload.close()
+                metrics.close()
+                scratch.close()
+                selector.close()
+                reason = leaving.reason or "interrupted"
+                say.left(reason, outbox.succeeded, outbox.failed, outbox.released)
+        if pool.failure is not None:
+            raise pool.failure
+        return WorkerResult(leaving.exit_code, outbox.succeeded, outbox.failed, outbox.released, reason)
 
     def stop(self, reason: str = "asked to stop", *, exit_code: int = 0) -> None:
         """Drain and leave; safe from a signal handler and from any thread. A second call kills what still runs."""
         self._leaving.ask(reason, exit_code)
 
-    def _build_parts(self) -> None:
-        """Make the parts, each of which knows those made before it."""
-        services, pool, scratch = self._services, self._pool, self._scratch.path
-        trees = Trees(scratch, pool.discard)
-        code = CodeIdentity(Path.cwd(), load_project().workflow_packages)
-        holdings = Holdings(services.options.lease, services.clock)
-        outbox = Outbox(services, holdings)
-        orders = Orders(services, holdings)
-        dispatch = Dispatch(services, holdings, outbox, orders, pool, trees, code, scratch)
-        preparing = Preparing(
+    # signals
+
+    @contextlib.contextmanager
+    def _listen_to_signals(self, selector: selectors.BaseSelector) -> Iterator[None]:
+        """Answer signals and preemption notices inside, if the process is the worker's own."""
+        if not self._options.owns_process:
+            yield
+            return
+        from runtime.worker.notices import NoticeWatch, answer_notice, notice_settings_from
+
+        def on_notice(notice: Notice) -> None:
+            self._say.notice(notice)
+            self.stop("preemption notice", exit_code=answer_notice(notice, os.environ))
+
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        reader = SignalReader(tuple(previous))
+        if reader.fd is not None:
+            selector.register(reader.fd, selectors.EVENT_READ, lambda: self._read_signals(reader))
+        try:
+            with NoticeWatch(notice_settings_from(os.environ), on_notice):
+                yield
+        finally:
+            reader.close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _: object = None) -> None:
+        # The shim of a job may get the same signal a moment later; the worker's end must not look like a success before.
+        a_job = bool(os.environ.get("RUNTIME_JOB_ID"))
+        self.stop(f"received {signal.Signals(number).name}", exit_code=128 + number if a_job else 0)
+
+    def _read_signals(self, reader: SignalReader) -> None:
+        """Leave if asked to, unless an attempt of this worker asks: it may not decide that, and fails for having tried."""
+        for number, sender in reader.read():
+            token = self._pool.attempt_of(sender)
+            if token is None:
+                self._on_signal(number)
+            else:
+                name = signal.Signals(number).name
+                self._pool.kill(token, EndReason.APP_FAILED, f"sent {name} to its worker, which goes on")
+
+
+class Loop:
+    """The parts of a running worker, and the loop over them."""
+
+    def __init__(self, services: Services, selector: selectors.BaseSelector) -> None:
+        """Make the parts; each knows the parts that were made before it."""
+        self._services, self._selector = services, selector
+        self._hears_queue = False
+        self.outbox = Outbox(services)
+        orders = Orders(services)
+        self._dispatch = Dispatch(services, self.outbox, orders)
+        self._preparing = Preparing(
             services,
-            holdings,
-            outbox,
+            self.outbox,
             orders,
-            dispatch,
-            pool,
-            trees,
-            conclude=lambda end: ending.conclude(end, time.monotonic()),
+            self._dispatch,
+            conclude=lambda end: self._ending.conclude(end, time.monotonic()),
         )
-        leasing = Leasing(services, holdings, outbox, orders, dispatch, preparing, is_woken=self._queue_fd is not None)
-        settling = Settling(services, outbox, leasing)
-        logs = AttemptLogs(services, holdings, dispatch, pool)
-        ending = Ending(services, holdings, outbox, dispatch, preparing, settling, logs, pool, code, scratch)
-        self._outbox, self._dispatch, self._preparing = outbox, dispatch, preparing
-        self._leasing, self._settling, self._ending = leasing, settling, ending
-        self._upkeep = Upkeep(services, holdings, orders, dispatch, preparing, settling, logs, pool)
-        self._drain = Drain(services, holdings, outbox, dispatch, leasing, settling, pool)
+        self._leasing = Leasing(services, self.outbox, orders, self._dispatch, self._preparing)
+        self._settling = Settling(services, self.outbox, self._leasing)
+        logs = AttemptLogs(services)
+        self._ending = Ending(services, self.outbox, self._dispatch, self._preparing, logs)
+        self.upkeep = Upkeep(services, self.outbox, orders, self._dispatch, logs)
+        self._drain = Drain(services, self.outbox, self._dispatch, self._leasing, self._settling)
+        if services.offload.fd is not None:
+            selector.register(services.offload.fd, selectors.EVENT_READ, services.offload.collect)
+        selector.register(
+            services.leaving.wake_fd, selectors.EVENT_READ, lambda: os.read(services.leaving.wake_fd, 4096)
+        )
 
-    # the loop
-
-    def _loop(self) -> None:
-        leaving, say, pool = self._leaving, self._services.say, self._pool
-        outbox, dispatch, preparing = self._outbox, self._dispatch, self._preparing
+    def run(self) -> None:
+        leaving, say, pool = self._services.leaving, self._services.say, self._services.pool
+        outbox, dispatch, preparing = self.outbox, self._dispatch, self._preparing
         leasing, settling, ending = self._leasing, self._settling, self._ending
-        upkeep, drain = self._upkeep, self._drain
+        upkeep, drain = self.upkeep, self._drain
         ended: list[Ended] = []
         while True:
             now = time.monotonic()
@@ -176,11 +221,11 @@ class Worker:
             self._listen_to_queue()
             if ended and leaving.reason is None and dispatch.may_linger():
                 time.sleep(LINGER_S)
-            ended = self._wait(now)
+            for key, _ in self._selector.select(self._patience(now)):
+                key.data()
             now = time.monotonic()
             deadline = pool.next_deadline()
-            if deadline is not None and now >= deadline:
-                ended += pool.tick()
+            ended = pool.tick() if deadline is not None and now >= deadline else []
             if pool.failure is not None:
                 leaving.decide(pool.failure.message, pool.failure.exit_code)
             for end in ended:
@@ -200,35 +245,15 @@ class Worker:
             dispatch.note_running()
             upkeep.note_busy()
 
-    def _wait(self, now: float) -> list[Ended]:
-        """Sleep until something happens or is due, and return the attempts that have ended."""
-        pool, offload = self._pool, self._services.offload
-        ended: list[Ended] = []
-        for key, _ in self._selector.select(self._patience(now)):
-            if pool.owns(key):
-                ended += pool.ready(key)
-            elif key.data is offload:
-                offload.collect()
-            elif key.fd == self._queue_fd:
-                if self._services.queue.hush():
-                    self._upkeep.tend_now()
-                self._leasing.poll_now()
-            elif key.fd == self._leaving.wake_fd:
-                self._leaving.clear_wake()
-            elif key.data is self._signal_reader:
-                self._read_signals()
-        return ended
-
     def _patience(self, now: float) -> float:
-        """Return how many seconds the loop may sleep."""
-        until = min(self._upkeep.next_at(), self._settling.next_at())
-        deadline = self._pool.next_deadline()
+        until = min(self.upkeep.next_at(), self._settling.next_at())
+        deadline = self._services.pool.next_deadline()
         if deadline is not None:
             until = min(until, deadline)
         unsaid = self._services.say.due_in()
         if unsaid is not None:
             until = min(until, now + unsaid)
-        if self._leaving.reason is not None:
+        if self._services.leaving.reason is not None:
             until = min(until, self._drain.next_at(now))
         else:
             lease_at = self._leasing.next_at()
@@ -240,75 +265,95 @@ class Worker:
 
     def _listen_to_queue(self) -> None:
         """Listen to the queue only while there is room; when full, every put would wake the loop for nothing."""
-        if self._queue_fd is None:
+        fd = self._services.queue_fd
+        if fd is None:
             return
-        wanted = self._leaving.reason is None and self._leasing.room() > 0
+        wanted = self._services.leaving.reason is None and self._leasing.room() > 0
         if wanted != self._hears_queue:
             self._hears_queue = wanted
             if wanted:
-                self._selector.register(self._queue_fd, selectors.EVENT_READ)
+                self._selector.register(fd, selectors.EVENT_READ, self._on_queue)
             else:
-                self._selector.unregister(self._queue_fd)
+                self._selector.unregister(fd)
 
-    # signals
+    def _on_queue(self) -> None:
+        if self._services.queue.hush():
+            self.upkeep.tend_now()
+        self._leasing.poll_now()
 
-    @contextlib.contextmanager
-    def _listen_to_signals(self) -> Iterator[None]:
-        """Answer signals and preemption notices inside, if the process is the worker's own."""
-        if not self._services.options.owns_process:
-            yield
+
+class Drain:
+    """The time between the decision to leave and the end: nothing starts, and running attempts are asked to end."""
+
+    def __init__(
+        self, services: Services, outbox: Outbox, dispatch: Dispatch, leasing: Leasing, settling: Settling
+    ) -> None:
+        self._services = services
+        self._outbox = outbox
+        self._dispatch = dispatch
+        self._leasing = leasing
+        self._settling = settling
+        self._begun = self._hurried = False
+        self._kill_at = float("inf")
+        """When attempts are killed."""
+        self._give_up_at = float("inf")
+        """When the worker leaves without the ends that it cannot record."""
+
+    def advance(self, now: float) -> None:
+        """Begin once the worker is to leave; end the grace at the second request."""
+        leaving = self._services.leaving
+        if leaving.reason is None:
             return
-        from runtime.worker.notices import NoticeWatch, answer_notice, notice_settings_from
+        if not self._begun:
+            self._begun = True
+            self._begin(now, leaving.reason)
+        if leaving.asked > 1 and not self._hurried:
+            self._hurried = True
+            self._kill_at = 0.0
 
-        def on_notice(notice: Notice) -> None:
-            self._services.say.notice(notice)
-            self.stop("preemption notice", exit_code=answer_notice(notice, os.environ))
-
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-        reader = self._signal_reader = SignalReader(tuple(previous))
-        if reader.fd is not None:
-            self._selector.register(reader.fd, selectors.EVENT_READ, reader)
-        try:
-            with NoticeWatch(notice_settings_from(os.environ), on_notice):
-                yield
-        finally:
-            reader.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _: object = None) -> None:
-        # The shim of a job may hear of the same signal a moment later: until then this is no success.
-        a_job = bool(os.environ.get("RUNTIME_JOB_ID"))
-        self.stop(f"received {signal.Signals(number).name}", exit_code=128 + number if a_job else 0)
-
-    def _read_signals(self) -> None:
-        """Leave if asked to, unless an attempt of this worker asks: it has no say in that, and fails for having tried."""
-        assert self._signal_reader is not None
-        for heard in self._signal_reader.read():
-            token = self._pool.attempt_of(heard.sender)
-            if token is None:
-                self._on_signal(heard.number)
+    def _begin(self, now: float, reason: str) -> None:
+        """Give back tasks that have not begun, and ask running attempts to checkpoint and end."""
+        running = 0
+        self._dispatch.recall()
+        for held in list(self._services.holdings.by_token.values()):
+            if held.sent:
+                running += 1
+                held.stop_reason = EndReason.PREEMPTED
+                self._services.pool.ask_to_stop(held.lease.token, EndReason.PREEMPTED)
             else:
-                name = signal.Signals(heard.number).name
-                self._pool.kill(token, EndReason.APP_FAILED, f"sent {name} to its worker, which goes on")
+                self._outbox.give_back(held)
+        grace_s = self._services.options.grace.total_seconds()
+        self._kill_at = self._give_up_at = now + grace_s
+        self._services.say.draining(reason, running, grace_s if self._services.leaving.asked else 0.0)
 
-    # leaving
+    def next_at(self, now: float) -> float:
+        return min(now + 0.5, self._kill_at) if self._services.holdings.by_token else now + 0.5
 
-    def _leave(self) -> None:
-        """Leave nothing behind: children, scratch, the lock that says we live."""
-        services, settling = self._services, self._settling
-        self._pool.close()
-        self._upkeep.report_in(left=True)
-        services.offload.close()
-        services.metrics.close()
-        self._scratch.close()
-        self._selector.close()
-        services.say.left(self._why_left(), settling.succeeded, settling.failed, self._outbox.released)
-
-    def _why_left(self) -> str:
-        return self._leaving.reason or "interrupted"
+    def is_over(self, now: float) -> bool:
+        """Return whether all attempts have ended and are handed over; kill attempts that outlive the grace."""
+        services, outbox, by_token = self._services, self._outbox, self._services.holdings.by_token
+        asked = services.leaving.asked
+        if by_token and now >= self._kill_at:
+            self._kill_at = float("inf")
+            services.say.killing(len(by_token))
+            for held in by_token.values():
+                self._services.pool.kill(held.lease.token, held.stop_reason or EndReason.PREEMPTED)
+        if by_token or self._leasing.under_way or services.offload.awaited:
+            return False
+        if outbox.pending:
+            asked_for_long = asked > 0 and self._settling.failures > 0 and now >= self._give_up_at
+            if asked > 2 or asked_for_long:
+                services.say.unhanded(len(outbox.settlements) + len(outbox.releases) + len(outbox.stuck))
+                return True
+            self._settling.flush(now)
+            return False
+        if outbox.stuck:
+            if asked < 3 and any(stuck.times <= REFUSALS for stuck in outbox.stuck.values()):
+                return False
+            services.say.unhanded(len(outbox.stuck))
+        return True
 
 
 def run_worker(queue: Queue, options: WorkerOptions | None = None, *, clock: Clock | None = None) -> WorkerResult:
-    """Serve `queue` in this thread until it is drained or told to stop; as `runtime worker` does."""
+    """Serve `queue` in this thread until it is drained or asked to stop, as `runtime worker` does."""
     return Worker(queue, options, clock=clock).run()

@@ -1,8 +1,8 @@
-"""One attempt at a time, in a child of the guardian: the loop over orders, and what surrounds the user's code.
+"""One attempt at a time, in a child of the guardian: the loop over orders, and the steps around the user's code.
 
 The child reads orders from its control socket and answers each in turn. It runs functions and workflows itself and
-spawns commands, whose parent it stays. It is the subreaper of all that they start, so at the end of an attempt
-`waitpid` shows for sure whether anything of it still lives. docs/attempts.md describes what user code sees.
+spawns commands, whose parent it stays. It is the subreaper of all their processes, so `waitpid` shows at the end of an
+attempt whether any of them still lives. docs/attempts.md describes the view of user code.
 
 Every fresh attempt pays for what this module loads; user code should find a bare Python.
 """
@@ -42,12 +42,11 @@ class Execution:
         self.output_dir, self.checkpoint_dir = fields[6], fields[7]
         self.context: Attempt | None = None
         self.looks_at_stop = False
-        """User code has asked its context whether to stop, so SIGTERM raises nothing in it."""
+        """Whether user code has asked its context whether to stop; then SIGTERM raises nothing in it."""
         self.stop_signalled = False
         self.in_user_code = self.ran_user_code = False
         self.metrics: dict[str, float] = {}
         self.progressed = False
-        self._said: dict[str, Any] = {}
         self._unsent = b""
         self._sent_at = 0.0
         self._made_scratch = self._made_output = False
@@ -79,7 +78,8 @@ class Execution:
     # stopping
 
     def stop_reason(self) -> str:
-        """Why the worker asks the attempt to stop; empty as long as it does not."""
+        """Return why the worker asks the attempt to stop; empty as long as it does not. Only user code calls this."""
+        self.looks_at_stop = True
         if self._control.order_to_stop() == self._control.begun:
             return self._control.stop_reason()
         return "other" if self.stop_signalled else ""
@@ -89,17 +89,12 @@ class Execution:
 
     # progress
 
-    def note_progress(self, done: float | None, total: float | None, text: str | None) -> None:
+    def note_progress(self, done: float | None = None, *_: object) -> None:
         """Report to the worker, at most twice a second; the last report is always passed on."""
         if os.getpid() != self._control.pid:
             return
-        if done is not None:
-            self.progressed = True
-            self._said = {"done": done, "total": total, "text": text}
-        message = dict(self._said)
-        if self.metrics:
-            message["metrics"] = self.metrics
-        self._unsent = wire.encode_json(message).encode()
+        self.progressed = self.progressed or done is not None
+        self._unsent = wire.encode_json({"progressed": self.progressed, "metrics": self.metrics}).encode()
         now = time.monotonic()
         if now - self._sent_at >= 0.5:
             self._sent_at = now
@@ -113,20 +108,20 @@ class Execution:
 
 
 current: Child | None = None
-"""The child this process is, once it serves; `runtime.worker.attempts.context` reads it."""
+"""The child of this process once it serves; `runtime.worker.attempts.context` reads it."""
 
 
 class Child:
     """Serves orders until its socket ends, it is held, or it must be replaced.
 
-    The guardian makes one and forks it many times: what is set here costs nothing in the children, while each page
-    of memory that a child writes to must be copied first, which is most of the price of a fresh attempt.
+    The guardian makes one and forks it many times: attributes that are set here cost nothing in the children, while each
+    page of memory that a child writes to is copied first, which is most of the price of a fresh attempt.
     """
 
     def __init__(self, page: mmap.mmap, *, reuse: bool, max_tasks: int, max_growth_bytes: int) -> None:
         self.control, self.environment = wire.Control(page), Environment(self._on_term)
         self.execution: Execution | None = None
-        """The order that was begun last."""
+        """The order that the child began last."""
         self._reuse, self._max_tasks, self._max_growth_bytes = reuse, max_tasks, max_growth_bytes
         self._functions_run = 0
         self._command_rss_bytes = 0
@@ -142,7 +137,7 @@ class Child:
         self.environment.set_handlers()
         while True:
             fields = self.control.next_order()
-            # Before the order counts as begun: its time limit is for what was submitted.
+            # Before the order counts as begun: its time limit is for the submitted code.
             unprepared = self._lay_out(fields[10])
             started = time.time()
             self.control.begin(started)
@@ -151,7 +146,7 @@ class Child:
             self._run(self.execution, started, unprepared)
 
     def _lay_out(self, code_dir: str) -> str | None:
-        """Restore the tree of the code as it was submitted; returns what is wrong if that fails."""
+        """Restore the tree of the code as it was submitted; returns the problem if that fails."""
         if not code_dir:
             return None
         if self._tree is None or self._tree.folder != code_dir:
@@ -165,7 +160,7 @@ class Child:
     def _run(self, execution: Execution, started: float, unprepared: str | None) -> None:
         details: dict[str, Any] | None = None
         value = ""
-        fresh = functions = False
+        functions = False
         self._command_rss_bytes = 0
         try:
             if unprepared is not None:
@@ -176,33 +171,27 @@ class Child:
             if "command" in body:
                 self._run_command(execution, body["command"])
             else:
-                functions, fresh = True, not self._reuse
-                value = self._run_python(execution, body, fresh=fresh)
+                functions = True
+                value = self._run_python(execution, body)
         except Failed as failure:
             details = failure.details
         except Stopped as stopped:
             details = {"outcome": "app_failed", "message": str(stopped.args[0] if stopped.args else "stopped")}
         except BaseException as problem:
             entries.show(problem, problem.__traceback__)
-            # `setup_failed` says that nothing of the user's has run, and that the same attempt may begin again.
+            # `setup_failed` means that no user code has run, and that the same attempt may begin again.
             outcome = "app_failed" if execution.ran_user_code else "setup_failed"
             details = {"outcome": outcome, "message": entries.describe(problem)}
         if os.getpid() != self.control.pid:
-            # A process that the attempt forked has come back out of the user's code: it is no attempt.
+            # This process was forked by the attempt and has returned from the user's code: it is no attempt.
             entries.flush()
             os._exit(1 if details else 0)
-        self._finish(execution, details, value, started, fresh=fresh, functions=functions)
+        self._finish(execution, details, value, started, functions=functions)
 
     def _finish(
-        self,
-        execution: Execution,
-        details: dict[str, Any] | None,
-        value: str,
-        started: float,
-        *,
-        fresh: bool,
-        functions: bool,
+        self, execution: Execution, details: dict[str, Any] | None, value: str, started: float, *, functions: bool
     ) -> None:
+        fresh = functions and not self._reuse
         self.control.mark_over()
         retires = fresh or self._must_retire or self.environment.fenced or (functions and self._is_worn())
         flags = 0 if self.environment.restore_streams() and not retires else wire.RETIRES
@@ -242,7 +231,7 @@ class Child:
         if self._functions_run >= self._max_tasks:
             return True
         if self._functions_run == 1:
-            # Growth counts from here: what the first function imported stays for the others.
+            # Growth counts from here: imports of the first function stay for the others.
             self._settled_rss_bytes = processes.own_rss_bytes()
         now = time.monotonic()
         if now - self._checked_at < 0.25:
@@ -275,7 +264,7 @@ class Child:
 
     # the three kinds of entries
 
-    def _run_python(self, execution: Execution, body: dict[str, Any], *, fresh: bool) -> str:
+    def _run_python(self, execution: Execution, body: dict[str, Any]) -> str:
         """Call the function or workflow and return its value as JSON text; empty for None."""
         self._functions_run += 1
         execution.in_user_code = execution.ran_user_code = True
@@ -286,7 +275,7 @@ class Child:
                 returned = _call_workflow(execution, body)
             else:
                 returned = self._call_function(body)
-            if fresh or _left_threads():
+            if not self._reuse or _left_threads():
                 self._must_retire = True
                 entries.leave_python()
         except Failed:

@@ -1,4 +1,4 @@
-"""One child of the guardian as the worker sees it: its cell of the shared page, its output, and its orders."""
+"""One child of the guardian as the worker sees it: its cell of the shared page, its output, its orders, its events."""
 
 from __future__ import annotations
 
@@ -6,25 +6,68 @@ import fcntl
 import mmap
 import os
 import select
+import selectors
 import socket
 import sys
 import termios
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.reasons import EndReason
 from runtime.worker.attempts import wire
 
 if TYPE_CHECKING:
-    from runtime.worker.attempts.events import Events
-    from runtime.worker.attempts.model import Ended, Order, Progress
-    from runtime.worker.attempts.slot_orders import SlotOrders
+    from runtime.worker.attempts.children import SlotOrders
+    from runtime.worker.attempts.model import Ended, Order
 
 LOG_TAIL_BYTES: Final = 64 * 1024
 UNDRAINED_BYTES: Final = 4 * 1024 * 1024
 _OTHER = wire.STOP_REASONS.index("other")
+
+
+class Events:
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._own: set[Any] = set()
+        """Files of the pool in the selector, each with the function that reads it."""
+        self.due: float | None = None
+        """`time.monotonic()` of the next tick; None while nothing is awaited."""
+        self.ping_at = 0.0
+        """When the guardian is pinged next, while anything is awaited from it or its children."""
+
+    def wake_by(self, due: float) -> None:
+        if self.due is None or due < self.due:
+            self.due = due
+
+    def await_answer(self) -> None:
+        """Have the liveness watch look at a process that now has something to do."""
+        if self.due is None or self.ping_at < self.due:
+            self.due = self.ping_at
+
+    def listen(self, file: Any, read: Callable[[], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, read)
+        self._own.add(file)
+
+    def change(self, file: Any, read: Callable[[], None], *, writable: bool) -> None:
+        """Listen with another function, and if `writable` also for room to write."""
+        events = selectors.EVENT_READ | selectors.EVENT_WRITE if writable else selectors.EVENT_READ
+        self._selector.modify(file, events, read)
+
+    def forget(self, file: Any) -> None:
+        self._selector.unregister(file)
+        self._own.discard(file)
+
+    def serve(self, timeout_s: float) -> None:
+        with selectors.DefaultSelector() as own:
+            for file in self._own:
+                key = self._selector.get_key(file)
+                own.register(file, key.events, key.data)
+            for key, _ in own.select(timeout_s):
+                if key.fileobj in self._own:
+                    key.data()
 
 
 class Page:
@@ -32,7 +75,14 @@ class Page:
 
     def __init__(self, cells: int) -> None:
         self.size = cells * wire.CELL_BYTES
-        self.fd = _make_memory(self.size)
+        if sys.platform == "linux":
+            self.fd = os.memfd_create("runtime-cells")
+        else:
+            import tempfile
+
+            self.fd, path = tempfile.mkstemp()
+            Path(path).unlink()
+        os.ftruncate(self.fd, self.size)
         self._memory = mmap.mmap(self.fd, self.size)
         self._free = list(range(0, self.size, wire.CELL_BYTES))
 
@@ -52,13 +102,11 @@ class Page:
 class Cell:
     """The worker's side of one cell; `runtime.worker.attempts.wire` has its layout."""
 
-    __slots__ = ("_memory", "at")
-
     def __init__(self, memory: mmap.mmap, at: int) -> None:
         self._memory, self.at = memory, at
 
     def begun(self) -> tuple[int, float, float]:
-        """Orders begun, and the start of the last on the wall and the monotonic clock."""
+        """Return the orders begun, and the start of the last on the wall and the monotonic clock."""
         begun: tuple[int, float, float] = wire.BEGUN.unpack_from(self._memory, self.at)
         return begun
 
@@ -82,9 +130,7 @@ class Cell:
 
 
 class Output:
-    """Standard output and error of a child, read from its pipe; what is held is the current attempt's."""
-
-    __slots__ = ("_dropped", "_events", "_tail", "_undrained", "fd", "size")
+    """Standard output and error of a child, read from its pipe; it holds the current attempt's output."""
 
     def __init__(self, fd: int, events: Events) -> None:
         self.fd, self._events = fd, events
@@ -95,7 +141,7 @@ class Output:
         self._tail, self._undrained = bytearray(), bytearray()
 
     def is_readable(self) -> bool:
-        """Whether there is data, or the end of it, now: an event may be older than our last reading."""
+        """Whether data, or its end, can be read now: an event may be older than the last reading."""
         if self.fd < 0:
             return False
         poll = select.poll()
@@ -143,12 +189,10 @@ class Output:
 
 
 class Noted:
-    """What the worker has heard of a running attempt and done to it."""
-
-    __slots__ = ("asked", "kill_at", "memory_peak", "progress", "progressed")
+    """The worker's notes on a running attempt."""
 
     def __init__(self) -> None:
-        self.progress: Progress | None = None
+        self.metrics: Mapping[str, float] = {}
         self.progressed = False
         self.memory_peak = 0
         self.asked: tuple[EndReason, str | None] | None = None
@@ -158,11 +202,6 @@ class Noted:
 
 class ChildHandle:
     """A process that serves orders."""
-
-    __slots__ = (
-        "buffer", "cell", "code", "done", "events", "held", "name", "noted", "orders", "output", "pid", "result",
-        "slot", "sock", "sock_open", "swept", "unsent",
-    )  # fmt: skip
 
     def __init__(
         self, name: str, slot: SlotOrders, cell: Cell, sock: socket.socket, output: Output, events: Events
@@ -178,17 +217,16 @@ class ChildHandle:
         self.buffer = self.unsent = b""
         self.sock_open = True
         self.noted: Noted | None = None
-        """None if there is nothing to note of the attempt that runs."""
+        """None without a note on the attempt that runs."""
         self.result: Ended | None = None
         """The end of its last attempt; complete but for the child's own output."""
         self.held = self.swept = False
 
     def find_pid(self) -> int:
-        """The pid as the guardian has reported it, or before that the child itself; 0 before both."""
+        """Return the pid as the guardian has reported it, or before that the child itself; 0 before both."""
         return self.pid or self.cell.pid()
 
     def runs(self) -> bool:
-        """Whether its first order has begun."""
         return bool(self.orders) and self.cell.begun()[0] > self.done
 
     def note(self) -> Noted:
@@ -201,22 +239,22 @@ class ChildHandle:
         return self.noted.asked if self.noted else None
 
     def is_awaited(self) -> bool:
-        """Whether the child is to begin, end or exit, or yet to be forked: false only if it waits for its next order."""
+        """Whether the child is about to be forked, begin, end or exit: false only if it waits for its next order."""
         return bool(self.orders or self.result or self.held or not self.sock_open or not self.pid)
 
     def has_lost_orders(self) -> bool:
-        """Whether the child waits for a frame although its socket holds none of its orders: user code has read them."""
+        """Whether the child waits for a frame although its socket has none of its orders: user code has read them."""
         waits = self.orders and self.cell.has(wire.WAITS_AT)
         return bool(waits) and not self.unsent and fcntl.ioctl(self.sock, termios.TIOCOUTQ, b"\0" * 4) == b"\0" * 4
 
     def hold(self) -> int:
-        """Have the child begin nothing further; returns how many of its orders have begun and not ended."""
+        """Have the child begin nothing further; returns the number of its orders that have begun and not ended."""
         self.held = True
         self.cell.hold()
         return self.cell.begun()[0] - self.done
 
     def replace(self) -> None:
-        """Retire the child once what it has begun is over; the rest of its orders is for the next child."""
+        """Retire the child once the orders that it has begun are over; the next child gets the rest."""
         self.hand_back(self.hold())
         if not self.orders:
             self.retire()
@@ -239,16 +277,3 @@ class ChildHandle:
         self.sock_open = False
         self.events.await_answer()
         self.events.forget(self.sock)
-
-
-def _make_memory(size: int) -> int:
-    """A descriptor of that much zeroed memory without a name."""
-    if sys.platform == "linux":
-        fd = os.memfd_create("runtime-cells")
-    else:
-        import tempfile
-
-        fd, path = tempfile.mkstemp()
-        Path(path).unlink()
-    os.ftruncate(fd, size)
-    return fd

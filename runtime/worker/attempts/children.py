@@ -1,63 +1,50 @@
-"""The guardian's children: starting them, sending them orders, reading their results, and ending what the dead ones had."""
+"""The guardian's children, and the slots whose orders they run: sending orders, reading results, ending dead children."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime.reasons import EndReason
-from runtime.worker.attempts import processes, wire
-from runtime.worker.attempts.child_handle import ChildHandle, Output, Page
-from runtime.worker.attempts.endings import WROTE_TO_CONTROL, Endings, describe_code, parse_progress
-from runtime.worker.attempts.events import Events
+from runtime.worker.attempts import wire
+from runtime.worker.attempts.child_handle import ChildHandle, Output
+from runtime.worker.attempts.endings import WROTE_TO_CONTROL, Endings, describe_code, note_progress
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import Ended, PoolSettings
-
-if TYPE_CHECKING:
-    from runtime.worker.attempts.slot_orders import SlotOrders
+from runtime.worker.attempts.model import Ended, Order
 
 FALSE_STARTS: Final = 3
+MEMORY_EVERY_S: Final = 1.0
 
 # The fast path of each result: looked up once.
 _SUCCEEDED = EndReason.SUCCEEDED
 _RESULT_BYTES = wire.RESULT_HEADER.size
 _MAGIC = wire.MAGIC
+_pack_order = wire.ORDER_HEADER.pack
 _unpack_result = wire.RESULT_HEADER.unpack_from
 
 
 class Children:
     """The children of one pool, by the names that the guardian knows them by."""
 
-    def __init__(
-        self, settings: PoolSettings, page: Page, events: Events, guardian: GuardianLink, endings: Endings
-    ) -> None:
-        self._settings, self._page, self._events = settings, page, events
+    def __init__(self, guardian: GuardianLink, endings: Endings) -> None:
         self._guardian, self._endings = guardian, endings
+        self._settings, self._events = guardian.settings, guardian.events
         self._by_name: dict[str, ChildHandle] = {}
         self._names = itertools.count(1)
 
     def __iter__(self) -> Iterator[ChildHandle]:
-        """A copy: children may be dropped meanwhile."""
+        """Iterate over a copy: children may be dropped meanwhile."""
         return iter(list(self._by_name.values()))
 
     def find(self, name: str) -> ChildHandle | None:
         return self._by_name.get(name)
-
-    def attempt_of(self, pid: int) -> str | None:
-        """The token of the running attempt that a process belongs to; None if it belongs to none, or is gone."""
-        born = {child.find_pid(): child for child in self}
-        born.pop(0, None)
-        while (child := born.get(pid)) is None:
-            process = processes.find_process(pid)
-            if process is None:
-                return None
-            pid = process.ppid
-        return child.orders[0].token if child.orders else None
 
     # starting and stopping
 
@@ -66,7 +53,7 @@ class Children:
         read_fd, write_fd = os.pipe()
         ours.setblocking(False)
         os.set_blocking(read_fd, False)
-        cell, events = self._page.take(), self._events
+        cell, events = self._guardian.page.take(), self._events
         child = ChildHandle(str(next(self._names)), slot, cell, ours, Output(read_fd, events), events)
         self._by_name[child.name] = child
         events.listen(ours, partial(self.read_results, child))
@@ -85,20 +72,16 @@ class Children:
             child.cell.ask_to_stop(child.done + 1, reason)
         self._guardian.tell(f"{verb} {child.name}")
 
-    def kill(self, child: ChildHandle) -> None:
-        self._guardian.tell(f"kill {child.name}")
-
     def drop(self, child: ChildHandle) -> None:
-        """Forget a child that is gone."""
         del self._by_name[child.name]
         if child.sock_open:
             self._events.forget(child.sock)
         child.output.close()
         child.sock.close()
-        self._page.give_back(child.cell)
+        self._guardian.page.give_back(child.cell)
         child.slot.forget(child)
 
-    # what is sent to them
+    # sending
 
     def write(self, child: ChildHandle, data: bytes) -> None:
         if child.unsent:
@@ -109,7 +92,7 @@ class Children:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # The child has just died; the guardian will report that, and what it had not begun goes to the next one.
+            return  # The child has just died; the guardian will report that, and its other orders go to the next child.
         if sent < len(data) and child.sock_open:
             child.unsent = data[sent:]
             self._events.change(child.sock, partial(self._flush, child), writable=True)
@@ -121,7 +104,7 @@ class Children:
             self._events.change(child.sock, partial(self.read_results, child), writable=False)
         self.read_results(child)
 
-    # what they report
+    # results
 
     def read_results(self, child: ChildHandle) -> None:
         while child.sock_open:
@@ -147,9 +130,7 @@ class Children:
                 if end > size:
                     break
                 if kind == wire.PROGRESS:
-                    noted = child.note()
-                    noted.progress = parse_progress(data[at + _RESULT_BYTES : end], started) or noted.progress
-                    noted.progressed = noted.progressed or bool(noted.progress and noted.progress.done is not None)
+                    note_progress(child.note(), data[at + _RESULT_BYTES : end])
                 elif flags or peak or child.noted or child.output.size:
                     self._end(child, flags, started, ended, peak, data[at + _RESULT_BYTES : end])
                 else:
@@ -165,9 +146,8 @@ class Children:
                 return
 
     def _end(self, child: ChildHandle, flags: int, started: float, ended: float, peak: int, payload: bytes) -> None:
-        """End an attempt whose result holds more than success."""
         if flags & wire.WAITS:
-            # What is in the pipe now is this attempt's: the child begins nothing before we have read it.
+            # Output in the pipe now is this attempt's: the child begins nothing before the worker has read it.
             child.output.read()
         child.done += 1
         order = child.orders.popleft()
@@ -201,10 +181,10 @@ class Children:
         child.held, child.buffer = True, b""
         noted = child.note()
         noted.asked = noted.asked or WROTE_TO_CONTROL
-        self.kill(child)
+        self._guardian.tell(f"kill {child.name}")
 
     def _read_output(self, child: ChildHandle) -> None:
-        """Read output of the attempt that runs: a child whose attempt ends with output in the pipe waits for us."""
+        """Read output of the running attempt: a child whose attempt ends with output in the pipe waits for the worker."""
         if not child.output.is_readable():
             return
         before = child.done
@@ -212,7 +192,7 @@ class Children:
         if child.done == before or child.result is not None:
             child.output.read()
 
-    # how they end
+    # ends
 
     def fail_to_fork(self, child: ChildHandle, error: int) -> None:
         slot, orders = child.slot, child.orders
@@ -227,14 +207,14 @@ class Children:
         slot.pump()
 
     def end_dead(self, child: ChildHandle, status: int, peak: int) -> None:
-        """End the attempt of a child that is gone with all that it left behind, and return its other orders."""
+        """End the attempt of a child that has died with all its processes, and return its other orders."""
         self.read_results(child)
         child.output.read()
         code, slot = os.waitstatus_to_exitcode(status), child.slot
         begun, started, _ = child.cell.begun()
         if child.result is None and begun > child.done and child.orders:
             if code == wire.CLEAN_EXIT and not child.swept:
-                # The user's code took the exit status that stands for a child in good order.
+                # The user's code exited with the status that stands for a child in good order.
                 child.swept = True
                 self._guardian.tell(f"sweep {child.name}")
                 return
@@ -264,3 +244,165 @@ class Children:
             child.output.add_to(child.result)
             self._endings.ended.append(child.result)
         self.drop(child)
+
+
+class SlotOrders:
+    """Orders of one slot; they run one at a time and in order."""
+
+    def __init__(self, index: int, guardian: GuardianLink, children: Children, endings: Endings) -> None:
+        self.index, self._guardian, self._children, self._endings = index, guardian, children, endings
+        self._settings, self._events = guardian.settings, guardian.events
+        self.pending: deque[Order] = deque()
+        self.child: ChildHandle | None = None
+        self.standby: ChildHandle | None = None
+        self.forks_ahead = False
+        """The slot's children serve once, so the next one is forked while one runs."""
+        self.false_starts = 0
+        """Children in a row that died before they began anything."""
+        self.idle_since = time.monotonic()
+        self._env: Mapping[str, str] = {}
+        self._env_text = ""
+
+    def room(self) -> int:
+        return self._settings.max_outstanding - len(self.pending) - (len(self.child.orders) if self.child else 0)
+
+    def is_busy(self) -> bool:
+        return bool(self.pending or (self.child and (self.child.orders or self.child.result)))
+
+    def outstanding(self) -> list[str]:
+        """Return tokens that have not ended, in order; the first is the one that runs, if any does."""
+        sent = [order.token for order in self.child.orders] if self.child else []
+        return sent + [order.token for order in self.pending]
+
+    def running(self) -> tuple[str, float] | None:
+        """Return token and start, in seconds since the epoch, of the attempt that has begun."""
+        child = self.child
+        if child is None or not child.orders:
+            return None
+        begun, started, _ = child.cell.begun()
+        return (child.orders[0].token, started) if begun > child.done else None
+
+    def find(self, token: str) -> ChildHandle | None:
+        """The slot's child if `token` names its current attempt."""
+        child = self.child
+        return child if child is not None and child.orders and child.orders[0].token == token else None
+
+    # sending
+
+    def prepare(self) -> None:
+        self.child = self._children.fork(self)
+
+    def send(self, orders: Sequence[Order]) -> None:
+        """Run these after all earlier orders, strictly in order; one system call if the child takes them at once."""
+        self.pending.extend(orders)
+        self.pump()
+
+    def pump(self) -> None:
+        pending = self.pending
+        if self._guardian.closing:
+            for order in pending:
+                self._endings.add_unstarted(order.token, self.index, EndReason.PREEMPTED)
+            pending.clear()
+        if not pending or not self._guardian.is_open:
+            return
+        child = self.child
+        if child is None:
+            child = self.child = self.standby or self._children.fork(self)
+            self.standby = None
+        if child.result is not None or child.held:
+            return
+        if child.code is None:
+            child.code = (pending[0].code_dir, pending[0].cwd)
+        sent, code, reuse = child.orders, child.code, self._settings.reuse
+        frames = []
+        while pending and (reuse or not sent):
+            order = pending[0]
+            if (order.code_dir, order.cwd) != code:
+                if not sent:
+                    child.retire()
+                break
+            if order.timeout_s is not None or order.memory_bytes:
+                self._events.wake_by(time.monotonic() + min(order.timeout_s or MEMORY_EVERY_S, MEMORY_EVERY_S))
+            sent.append(order)
+            frames.append(self._encode(order))
+            pending.popleft()
+        if frames:
+            self._children.write(child, b"".join(frames))
+            self._events.await_answer()
+            if self.forks_ahead and self.standby is None:
+                self.standby = self._children.fork(self)
+
+    def _encode(self, order: Order) -> bytes:
+        if order.env is not self._env:
+            self._env, self._env_text = order.env, json.dumps(dict(order.env)) if order.env else ""
+        payload = "\0".join(
+            (
+                order.token,
+                order.task_id,
+                str(order.generation),
+                str(order.attempt),
+                order.experiment,
+                "" if order.timeout_s is None else repr(order.timeout_s),
+                order.output_dir,
+                order.checkpoint_dir,
+                order.scratch_root,
+                order.cwd or "",
+                order.code_dir or "",
+                order.snapshot or "",
+                self._env_text,
+                order.body,
+            )
+        ).encode("utf-8", "surrogatepass")
+        return _pack_order(wire.MAGIC, len(payload), wire.ORDER) + payload
+
+    # taking back
+
+    def take_back(self) -> list[str]:
+        """Drop the orders that have not begun, and return their tokens; none of them will run or be reported."""
+        self._recall()
+        tokens = [order.token for order in self.pending]
+        self.pending.clear()
+        return tokens
+
+    def withdraw(self, token: str, reason: EndReason) -> None:
+        """Take back an order that has not begun; if it begins meanwhile, it is stopped."""
+        self._recall()
+        for order in self.pending:
+            if order.token == token:
+                self.pending.remove(order)
+                self._endings.add_unstarted(token, self.index, reason)
+                break
+        else:
+            if child := self.find(token):
+                self._children.ask_to_stop(child, reason, None, "stop")
+        self.pump()
+
+    def _recall(self) -> None:
+        """Bring the orders that the slot's child has not begun back to the front of the pending orders."""
+        child = self.child
+        if child is None or not child.orders:
+            return
+        self._children.read_results(child)
+        if child.cell.begun()[0] - child.done < len(child.orders):
+            child.replace()
+
+    # children
+
+    def forget(self, child: ChildHandle) -> None:
+        if self.standby is child:
+            self.standby = None
+        if self.child is child:
+            self.child = None
+            self.idle_since = time.monotonic()
+
+    def retire_idle(self, now: float) -> None:
+        """Retire children that have waited too long for their first order; the first slot keeps its own."""
+        child = self.child
+        for idle in (self.standby, None if child and child.orders else child):
+            if idle is None or idle.held or (self.index == 0 and idle is child):
+                continue
+            since = self.idle_since + self._settings.standby_idle_s
+            if now >= since:
+                idle.retire()
+            else:
+                self._events.wake_by(max(since, now + 1.0))

@@ -1,4 +1,4 @@
-"""How attempts ended: what their children reported, what the worker saw, and the end reason that follows."""
+"""How attempts ended: the children's reports, the worker's evidence, and the end reason that follows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from runtime.errors import explain_json
 from runtime.reasons import EndReason
 from runtime.units import format_size
 from runtime.worker.attempts import scratch, wire
-from runtime.worker.attempts.child_handle import ChildHandle
+from runtime.worker.attempts.child_handle import ChildHandle, Noted
 from runtime.worker.attempts.entries import signal_name
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import Ended, Order, Progress
+from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.attempts.processes import OomWatch
 
 SPARED: Final = 1000
-"""The number of tasks of which we remember that a failed attempt was blamed on its process."""
+"""Tasks remembered because a failed attempt of theirs was blamed on its process."""
 _SUCCEEDED = EndReason.SUCCEEDED
 _CONTROL: Final = (
     f"file descriptor {wire.CONTROL_FD}, over which its process reports to the worker; "
@@ -55,7 +55,7 @@ class Endings:
         self.ended.append(Ended(token, slot, EndReason.SETUP_FAILED, now, now, message=message))
 
     def add_unheard(self, child: ChildHandle, begun: int) -> None:
-        """End attempts that began after one that spoilt the socket: their ends were never reported."""
+        """End attempts that began after one that damaged the socket: their ends were never reported."""
         now = time.time()
         for _ in range(begun - child.done - 1):
             order = child.orders.popleft()
@@ -66,7 +66,7 @@ class Endings:
     # judging
 
     def judge_report(self, child: ChildHandle, order: Order, result: Ended, payload: bytes | None) -> None:
-        """Complete a result by what the child reported, in `payload`, and what was seen of the attempt."""
+        """Complete a result with the child's report, in `payload`, and the worker's evidence."""
         if payload is not None:
             imported = read_report(result, payload)
             self._guardian.preload(imported or ())
@@ -79,7 +79,6 @@ class Endings:
         _add_evidence(child, order, result)
 
     def judge_death(self, child: ChildHandle, order: Order, code: int, started: float, peak: int) -> Ended:
-        """The end of an attempt whose process died without reporting it."""
         result = Ended(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
         result.max_rss_bytes = peak or None
         if code < 0:
@@ -94,7 +93,6 @@ class Endings:
         return self._judge_cut_off(child, order, result)
 
     def judge_loss(self, child: ChildHandle, order: Order, started: float, how: str) -> Ended:
-        """The end of an attempt whose process died with the guardian."""
         result = Ended(order.token, child.slot.index, EndReason.LOST, started, time.time())
         result.message = f"the guardian of this worker {how}, and the attempt with it"
         return self._judge_cut_off(child, order, result)
@@ -107,9 +105,9 @@ class Endings:
         return result
 
     def _distrust(self, child: ChildHandle, order: Order, result: Ended, *, began: bool) -> None:
-        """Replace a child that failed at what it does around user code; what ran in it before may have caused that.
+        """Replace a child that failed in its steps around user code; earlier attempts in it may have caused that.
 
-        If anything ran before, this end spends no failure, once for each task. After that the failure is the task's.
+        After earlier attempts this end spends no failure, once for each task. The next time the failure is the task's.
         """
         child.replace()
         if child.done == 1 or child.asked or order.task_id in self._spared:
@@ -119,7 +117,7 @@ class Endings:
         result.message = f"other attempts in its process may have caused this: {result.message}"
 
     def _judge_sigkill(self, result: Ended) -> None:
-        """Find out whether it was killed for memory. Called at each failure, so that the counter's rise is recent."""
+        """Find out whether it was killed for memory. Called at each failure, so that a rise of the counter is recent."""
         kills = self._oom.kills()
         if result.signal != signal.SIGKILL and result.exit_code != 128 + signal.SIGKILL:
             return
@@ -134,7 +132,7 @@ class Endings:
             )
 
     def _clean_up(self, order: Order) -> None:
-        """Remove what the attempt's own process could no longer remove."""
+        """Remove folders that the attempt's own process could no longer remove."""
         if order.scratch_root and os.path.lexists(f"{order.scratch_root}/{order.token}"):
             self._guardian.remove(f"{order.scratch_root}/{order.token}")
         if order.output_dir:
@@ -142,11 +140,9 @@ class Endings:
 
 
 def _add_evidence(child: ChildHandle, order: Order, result: Ended) -> None:
-    """Add what the worker saw of the attempt that has ended."""
     if (noted := child.noted) is not None:
         result.progressed = result.progressed or noted.progressed
-        if noted.progress is not None and not result.metrics:
-            result.metrics = noted.progress.metrics
+        result.metrics = result.metrics or noted.metrics
         if noted.memory_peak:
             result.max_rss_bytes = max(result.max_rss_bytes or 0, noted.memory_peak)
     if result.reason is not _SUCCEEDED and not result.progressed and order.checkpoint_dir and result.started_at:
@@ -158,7 +154,7 @@ def describe_code(code: int) -> str:
 
 
 def read_report(result: Ended, payload: bytes) -> Sequence[str] | None:
-    """Fill in the child's details and value; returns what it imported.
+    """Fill in the child's details and value; returns the modules that it imported.
 
     Details that cannot be read are the attempt's failure; then None is returned.
     """
@@ -189,7 +185,7 @@ def _numbers(metrics: Any) -> dict[str, float]:
 
 
 def _override(result: Ended, reason: EndReason, message: str | None) -> None:
-    """Give an attempt that was asked to stop, and did not succeed, that reason, whatever it reported."""
+    """Replace the reported reason of an attempt that was asked to stop and did not succeed."""
     text = message or f"stopped: {reason}"
     own = result.message
     if own and not own.startswith("stopped") and result.signal not in (signal.SIGTERM, signal.SIGKILL):
@@ -197,17 +193,11 @@ def _override(result: Ended, reason: EndReason, message: str | None) -> None:
     result.reason, result.message = reason, text
 
 
-def parse_progress(payload: bytes, at: float) -> Progress | None:
-    """None if it cannot be read: the report before it stands."""
+def note_progress(noted: Noted, payload: bytes) -> None:
+    """Keep an attempt's report of progress; if it cannot be read, the report before it stands."""
     try:
         said: dict[str, Any] = json.loads(payload)
-        done, total, text = said.get("done"), said.get("total"), said.get("text")
-        return Progress(
-            at,
-            None if done is None else float(done),
-            None if total is None else float(total),
-            None if text is None else str(text),
-            _numbers(said.get("metrics")),
-        )
+        metrics, progressed = _numbers(said.get("metrics")), bool(said.get("progressed"))
     except (AttributeError, TypeError, ValueError, RecursionError, OverflowError):
-        return None
+        return
+    noted.metrics, noted.progressed = metrics, noted.progressed or progressed

@@ -1,4 +1,4 @@
-"""The entries that an attempt runs, and what their exceptions, exit codes and signals mean for how it ended."""
+"""The entries that an attempt runs, and the end reasons that follow from their exceptions, exit codes and signals."""
 
 # pathlib is too large for the processes that load this.
 # ruff: noqa: PTH109, PTH110
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FOLDER = __file__.rpartition("/")[0]
 OWN_FILES = frozenset(f"{_FOLDER}/{name}.py" for name in ("child", "entries", "environment", "wire"))
-"""Files of the code between a child's loop and what the user wrote; tracebacks are shown without their frames."""
+"""Files of the code between a child's loop and the user's code; tracebacks are shown without their frames."""
 
 
 class Stopped(SystemExit):
@@ -30,7 +30,7 @@ class Stopped(SystemExit):
 
 
 class Failed(Exception):
-    """An attempt that cannot go on, with what the worker shall report."""
+    """An attempt that cannot go on, with the details for the worker."""
 
     def __init__(self, outcome: str, message: str, *, exit_code: int | None = None, signum: int | None = None) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class Failed(Exception):
 
 
 class _Misnamed(Exception):
-    """An entry that names nothing that can be called."""
+    """An entry that names no callable."""
 
 
 # Made before any user code runs: in a warm process user code may replace what `json` offers.
@@ -52,7 +52,7 @@ _encode_value = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).enco
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """A JSON object, at half the cost if the text begins with it."""
+    """Parse a JSON object, at half the cost if the text begins with it."""
     parsed: dict[str, Any] = _scan(text)[0] if text.startswith("{") else _decoder.decode(text)
     return parsed
 
@@ -61,11 +61,10 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def load_function(name: str) -> Callable[..., object]:
-    """The callable of `module:qualname`."""
     module_name, _, qualname = name.partition(":")
     target = _import_named(module_name)
     if target is None:
-        # What a long-lived child knows of a folder may be older than the module.
+        # A long-lived child's listing of a folder may be older than the module.
         importlib.invalidate_caches()
         target = _import_named(module_name)
     if target is None:
@@ -82,7 +81,7 @@ def load_function(name: str) -> Callable[..., object]:
 
 
 def _import_named(name: str) -> Any:
-    """The module, or None if no module has that name; raises what importing it raises."""
+    """Return the module, or None if no module has that name. Raises as the import does."""
     try:
         __import__(name)
         return sys.modules[name]
@@ -93,7 +92,7 @@ def _import_named(name: str) -> Any:
 
 
 def encode_value(value: object, *, strict: bool) -> str:
-    """JSON text of a returned value. If it has none, raises `Failed`, or if not strict, says so in the log."""
+    """Return the JSON text of a returned value. A value without one raises `Failed`, or if not strict, is logged."""
     try:
         text = _encode_value(value)
         if len(text) <= wire.MOST_VALUE_BYTES:
@@ -113,7 +112,7 @@ def encode_value(value: object, *, strict: bool) -> str:
 
 
 def leave_python() -> None:
-    """Do what Python does at exit and user code counts on: wait for threads, call what is registered, flush."""
+    """Do the steps of Python's exit that user code counts on: wait for threads, call registered functions, flush."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()
@@ -126,7 +125,7 @@ def leave_python() -> None:
 
 
 def explain(problem: BaseException, traceback: TracebackType | None) -> Failed:
-    """What the worker shall report of an exception that user code let go; the traceback goes to the log."""
+    """Return the failure that an exception of user code stands for; the traceback goes to the log."""
     if isinstance(problem, Stopped):
         return Failed("app_failed", str(problem.args[0]))
     if isinstance(problem, SystemExit):
@@ -156,22 +155,19 @@ def _skip_own(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def describe(problem: BaseException) -> str:
-    """`Type: message`, as a traceback ends."""
     kind = type(problem)
     if isinstance(problem, _Misnamed):
         return str(problem)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     try:
         text = str(problem)
     except Exception:
         text = "<no text>"
-    return (f"{name}: {text}" if text else name)[:4000]
+    return (f"{module}{kind.__qualname__}: {text}" if text else module + kind.__qualname__)[:4000]
 
 
 def _explain_exit(code: object) -> Failed:
-    """The meaning of `SystemExit`; a `succeeded` failure stands for an exit with 0 or None."""
+    """Return the meaning of `SystemExit`; a `succeeded` failure stands for an exit with 0 or None."""
     if code is None or code == 0:
         return Failed("succeeded", "")
     if isinstance(code, int):
@@ -205,7 +201,7 @@ _CAN_SPAWN_SESSIONS = sys.platform.startswith("linux")
 
 
 def _explain_spawn(argv: list[str], problem: OSError | ValueError) -> Failed:
-    """Exit codes as a shell has them: 127 if no such program exists, 126 if it cannot be run."""
+    """Choose the exit code as a shell does: 127 if no such program exists, 126 if it cannot be run."""
     program = argv[0]
     outcome, exit_code = "config_invalid", 126
     if isinstance(problem, ValueError):

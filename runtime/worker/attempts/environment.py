@@ -1,6 +1,6 @@
-"""What an attempt finds around it in a child's process: variables, folders, import path, signal handlers, streams.
+"""The surroundings of an attempt in a child's process: variables, folders, import path, signal handlers, streams.
 
-docs/attempts.md lists what is set for each attempt and what is restored between two of them.
+docs/attempts.md lists the settings for each attempt, and those that are restored between two attempts.
 """
 
 # pathlib is too large for the processes that load this.
@@ -76,29 +76,29 @@ PRELOADABLE = frozenset((
     "zipfile", "zlib", "zoneinfo",
 ))
 # fmt: on
-"""Modules of the standard library that the guardian loads too once it hears that attempts load them.
+"""Modules of the standard library that the guardian loads too once attempts have loaded them.
 
-Each is small, starts nothing, opens nothing, and is as good after a fork as when it was loaded. Without this a fresh
-attempt that says `from pathlib import Path` spends three quarters of its time on that."""
+Each is small, starts and opens nothing, and works after a fork as before. A fresh attempt with `from pathlib import Path`
+would otherwise spend three quarters of its time on that import."""
 
 _SIGNALS = tuple(
     int(getattr(signal, name))
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD", "SIGPIPE")
 )
 
-# The public module makes enums of what it finds, which would be a third of what a small task costs.
+# The public module turns handlers into enums, which would be a third of the cost of a small task.
 _get_handler: Callable[[int], Any] = _signal.getsignal
 
 
 class Environment:
-    """The process's variables, folders, import path, signal handlers and streams, as the next attempt is to find them.
+    """Variables, folders, import path, signal handlers and streams of the process, as the next attempt has to find them.
 
     Made in the guardian; `on_term` handles SIGTERM in its children.
     """
 
     def __init__(self, on_term: Callable[..., None]) -> None:
         self.variables: dict[bytes, bytes] = getattr(os.environ, "_data", {})
-        """What `os.environ` holds."""
+        """The contents of `os.environ`."""
         self._base = dict(self.variables)
         """Variables that are restored after each attempt."""
         self._inherited = dict(self.variables)
@@ -106,7 +106,7 @@ class Environment:
         self._extra = ""
         """JSON text of an order's further variables."""
         self.fenced = False
-        """This process has put up a fence, which cannot be taken down; no other attempt is to run behind it."""
+        """Whether this process has put up a fence, which cannot be taken down; no other attempt may run behind it."""
         self.cwd = os.getcwd()
         self._umask = os.umask(0o022)
         os.umask(self._umask)
@@ -125,18 +125,18 @@ class Environment:
         self._handlers = [(signum, own.get(signum, _get_handler(signum))) for signum in _SIGNALS]
 
     def note_preloaded(self, names: set[str]) -> None:
-        """Note modules that the guardian has loaded for all children to come."""
+        """Note modules that the guardian has loaded for all later children."""
         self._preloaded |= names
         self._not_loaded = PRELOADABLE.difference(sys.modules)
 
     def list_imported(self) -> list[str]:
-        """Modules that the guardian could have loaded ahead and this process had to load itself."""
+        """Return modules that the guardian could have loaded ahead and this process had to load itself."""
         return [name for name in self._not_loaded if name in sys.modules]
 
     # before an attempt
 
     def prepare(self, fields: list[str], deadline: float) -> None:
-        """Set everything as an order says; `deadline` is 0.0 if the attempt has none."""
+        """Set everything as an order has it; `deadline` is 0.0 if the attempt has none."""
         token, task_id, generation, attempt, experiment, _, output_dir, checkpoint_dir = fields[:8]
         scratch_root, cwd, code_dir, snapshot, extra = fields[8 : wire.ORDER_FIELDS]
         if extra != self._extra:
@@ -156,7 +156,8 @@ class Environment:
                 snapshot,
                 code_dir,
                 f"{deadline:.3f}" if deadline else "",
-                self._join_python_path(code_dir),
+                # The submitted code comes before installed code.
+                os.pathsep.join([*(_import_folders(code_dir) if code_dir else ()), *filter(None, [self._python_path])]),
             )
         ]
         if values != self._values:
@@ -185,11 +186,6 @@ class Environment:
         except OSError as problem:
             raise Failed("setup_failed", f"cannot enter folder `{folder}`: {problem.strerror}") from None
 
-    def _join_python_path(self, code_dir: str) -> str:
-        """PYTHONPATH of what the attempt starts: the submitted code comes before any that is installed."""
-        parts = [*_import_folders(code_dir), self._python_path] if code_dir else [self._python_path]
-        return os.pathsep.join(part for part in parts if part)
-
     def _drop_shadowed(self, folder: str) -> None:
         """Forget modules that were loaded ahead if `folder` has a module of the same name, which comes first."""
         if not self._preloaded:
@@ -203,7 +199,7 @@ class Environment:
                 sys.modules.pop(name, None)
 
     def _set_variable(self, name: bytes, value: bytes) -> None:
-        """Set a variable in `os.environ`, for C code, and in what is restored after each attempt; empty means unset."""
+        """Set a variable in `os.environ`, for C code, and among the restored variables; an empty value unsets it."""
         if value:
             os.putenv(name, value)
             self.variables[name] = self._base[name] = value
@@ -229,7 +225,7 @@ class Environment:
     # after an attempt
 
     def restore_streams(self) -> bool:
-        """Undo what user code did to standard output and error; returns False if it has closed them."""
+        """Undo changes of user code to standard output and error; returns False if it has closed them."""
         if sys.stdout is not self._stdout or sys.stderr is not self._stderr:
             flush()
             sys.stdout, sys.stderr = self._stdout, self._stderr
@@ -237,7 +233,7 @@ class Environment:
         return not (self._stdout.closed or self._stderr.closed)
 
     def restore(self) -> None:
-        """Undo what user code changed and the next attempt in this child would inherit."""
+        """Undo changes of user code that the next attempt in this child would inherit."""
         if self.variables != self._base:
             for name in self.variables.keys() - self._base.keys():
                 os.unsetenv(name)
@@ -264,5 +260,5 @@ class Environment:
 
 
 def _import_folders(tree: str) -> list[str]:
-    """Folders of a project that hold its modules; the shim has the same."""
+    """Return the folders of a project that hold its modules; the shim has the same rule."""
     return [f"{tree}/src", tree] if os.path.isdir(f"{tree}/src") else [tree]

@@ -1,8 +1,8 @@
-"""Keeps an attempt from signalling its worker, so that the attempt that ended a worker can be told from the others on it.
+"""Keeps an attempt from signalling its worker, to find out which of a worker's attempts ended it.
 
-Nothing on a host records who sent a SIGKILL. An attempt whose worker was lost again and again on one host runs behind a
-filter of system calls: to signal its worker or guardian, or everything at once, is refused (EPERM), and the attempt's own
-error says so. The kernel is asked to take its memory first. docs/decisions/retry-budgets.md has the reasons.
+No host records the sender of a SIGKILL. An attempt whose worker was lost again and again on one host runs behind a filter
+of system calls: a signal to its worker or guardian, or to all processes at once, is refused (EPERM), which shows in the
+attempt's own error. The kernel is asked to take its memory first. docs/decisions/retry-budgets.md has the reasons.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 VARIABLE = "RUNTIME_FENCED"
-"""The pid of the worker, in the environment of an attempt that is to be fenced."""
+"""The variable with the worker's pid, in the environment of an attempt to fence."""
 
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
@@ -31,7 +31,7 @@ _CALLS = {
 
 
 def put_up(worker: int) -> bool:
-    """Refuse this process and all that it starts to signal its worker and guardian; False if the system has no such filter.
+    """Refuse signals of this process and its descendants to worker and guardian; False if the system has no such filter.
 
     The fence cannot be taken down, and programs that change their user (sudo, mount helpers) lose that right behind it.
     """
@@ -46,7 +46,7 @@ def put_up(worker: int) -> bool:
 
 
 def _program(pids: Collection[int]) -> bytes:
-    """A classic BPF program; empty on a machine whose system calls are not known here."""
+    """Return a classic BPF program; empty on a machine whose system calls are unknown here."""
     architecture, calls = _CALLS.get(os.uname().machine, (0, ()))
     if not calls:
         return b""

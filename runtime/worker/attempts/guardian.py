@@ -1,9 +1,9 @@
 """The small process between a worker and its attempts: it forks them, ends their trees, and outlives the worker until
 that is done.
 
-It is single-threaded, holds no state of the queue, and never runs user code. As the subreaper of all that it started
-it inherits whatever an attempt leaves behind. Every child is a subreaper too, so what falls to the guardian can only
-be of a child that has died: there is nothing to attribute. docs/decisions/processes.md has the reasons.
+It is single-threaded, holds no state of the queue, and never runs user code. As the subreaper of all that it started it
+inherits every process that an attempt leaves behind. Every child is a subreaper too, so an orphan that falls to the
+guardian comes from a child that has died: nothing is left to attribute. docs/decisions/processes.md has the reasons.
 
 Messages from the worker end with NUL: `fork ID CELL` with two descriptors (control socket, write end of the output
 pipe), `stop ID` (SIGTERM to the attempt's session), `kill ID` (SIGKILL to the child and all below it), `sweep ID`,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 SWEEP_PATIENCE_S = 10.0
-"""After this time an attempt is reported as ended although something of it still lives: stuck in the kernel, or another
-user's."""
+"""After this time an attempt is reported as ended although one of its processes still lives: stuck in the kernel, or
+another user's."""
 
 
 class Guardian:
@@ -47,10 +47,16 @@ class Guardian:
             page, reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
         )
         self.null_fd = os.open(os.devnull, os.O_RDWR)
-        self.wake_fd, self.waker_fd = _pipe()
+        self.wake_fd, self.waker_fd = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(self.waker_fd, False)
         """The wake-up descriptor, readable after SIGCHLD, and its other end."""
         self.worker_pid = config["worker_pid"]
-        self.worker_fd = _open_process(self.worker_pid)
+        try:
+            self.worker_fd = os.pidfd_open(self.worker_pid)
+        except (AttributeError, OSError):
+            self.worker_fd = -1
+        """Turns readable when the worker dies; -1 if the system has no such descriptor."""
         self.buffer = b""
         self.fds: list[int] = []
         self.forked: dict[str, tuple[int, int]] = {}
@@ -58,15 +64,15 @@ class Guardian:
         self.names: dict[int, str] = {}
         self.removals: dict[int, str] = {}
         self.unswept: list[str] = []
-        """Reports on children that did not die in good order; sent once nothing of them is left."""
+        """Reports on children that did not die in good order; sent once none of their processes is left."""
         self.sweep_pause, self.sweep_since = 0.0, 0.0
 
     def set_up(self) -> None:
         self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        # If the worker dies while this process is stopped, it goes on and ends what is below it.
+        # If the worker dies while this process is stopped, it continues and ends everything below it.
         self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGCONT)
-        processes.set_process_name("rt-guardian")
-        signal.signal(signal.SIGCHLD, _nothing)
+        self.prctl(processes.PR_SET_NAME, b"rt-guardian\0")
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         # A worker holds some signals back, to read who sent them; its attempts are stopped by them.
@@ -92,7 +98,7 @@ class Guardian:
             if self.worker_fd in ready:
                 self._end()
             if self.wake_fd in ready:
-                _drain(self.wake_fd)
+                os.read(self.wake_fd, 65536)  # More than the pipe holds.
                 self._reap()
             if self.worker.fileno() in ready:
                 self._receive()
@@ -193,7 +199,7 @@ class Guardian:
             os.killpg(leader, signal.SIGTERM)
 
     def _preload(self, names: list[str]) -> None:
-        """Load modules of the standard library for all children to come, if nothing else has their names."""
+        """Load modules of the standard library for all later children, if nothing else has their names."""
         before, path = set(sys.modules), list(sys.path)
         for name in names:
             if name in environment.PRELOADABLE and _is_standard(name):
@@ -201,7 +207,7 @@ class Guardian:
                 try:
                     __import__(name)
                 except Exception:
-                    pass  # An attempt that needs it will see why.
+                    pass  # An attempt that needs it gets the error.
                 finally:
                     sys.path[:] = path
         self.child.environment.note_preloaded(sys.modules.keys() - before)
@@ -247,7 +253,7 @@ class Guardian:
                 self._sweep_before(message)
 
     def _sweep_before(self, message: str) -> None:
-        """Report only once nothing is left of children that have died."""
+        """Report a dead child only once none of its processes is left."""
         self.unswept.append(message)
         self.sweep_pause, self.sweep_since = 0.0, time.monotonic()
         self._sweep()
@@ -292,35 +298,8 @@ def _is_standard(name: str) -> bool:
     return not origin or (origin.startswith(f"{_LIBRARY}/") and "site-packages" not in origin)
 
 
-def _open_process(pid: int) -> int:
-    """A descriptor that turns readable when the process dies; -1 if the system has none."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
-
-
-def _pipe() -> tuple[int, int]:
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(read_fd, False)
-    os.set_blocking(write_fd, False)
-    return read_fd, write_fd
-
-
-def _drain(fd: int) -> None:
-    try:
-        while os.read(fd, 4096):
-            pass
-    except BlockingIOError:
-        pass
-
-
-def _nothing(signum: int, frame: object) -> None:
-    pass
-
-
 def _set_up_for_children(config: dict[str, Any]) -> None:
-    """Do once what each child would otherwise have to do for itself."""
+    """Do once, for all children, the set-up that each would otherwise repeat."""
     sys.path[:] = config["sys_path"]
     sys.argv = [""]
     for name in environment.FOREIGN_ENVIRONMENT:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from runtime.worker.attempts.child_handle import Page
+from runtime.worker.attempts.child_handle import Events, Page
 from runtime.worker.attempts.environment import PRELOADABLE
-from runtime.worker.attempts.events import Events
 from runtime.worker.attempts.model import PoolSettings
 
 SEND_PATIENCE_S: Final = 5
@@ -33,7 +32,7 @@ class GuardianLink:
     """The guardian of one pool; when one has ended, `start` starts the next."""
 
     def __init__(self, settings: PoolSettings, page: Page, events: Events) -> None:
-        self._settings, self._page, self._events = settings, page, events
+        self.settings, self.page, self.events = settings, page, events
         self.process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._inbox = b""
@@ -61,7 +60,7 @@ class GuardianLink:
                 [sys.executable, "-P", "-c", _GUARDIAN, source, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), self._page.fd, *self._settings.hold_fds),
+                pass_fds=(theirs.fileno(), self.page.fd, *self.settings.hold_fds),
                 start_new_session=True,
             )
         except OSError:
@@ -71,30 +70,26 @@ class GuardianLink:
             theirs.close()
         self._socket, self._inbox = ours, b""
         self._preloaded.clear()
-        self.tell(json.dumps(self._configure()))
-        self._events.listen(ours, read)
+        sys_path = sys.path if self.settings.sys_path is None else self.settings.sys_path
+        configuration = {
+            "worker_pid": os.getpid(),
+            "page_fd": self.page.fd,
+            "page_bytes": self.page.size,
+            "hold_fds": self.settings.hold_fds,
+            "reuse": self.settings.reuse,
+            "max_tasks": self.settings.max_tasks_per_child,
+            "max_growth_bytes": self.settings.max_growth_bytes,
+            "sys_path": [item or str(Path.cwd()) for item in sys_path],
+        }
+        self.tell(json.dumps(configuration))
+        self.events.listen(ours, read)
         for path in self.removals:
             self.tell(f"remove {path}")
-
-    def _configure(self) -> dict[str, object]:
-        settings = self._settings
-        sys_path = sys.path if settings.sys_path is None else settings.sys_path
-        here = str(Path.cwd())
-        return {
-            "worker_pid": os.getpid(),
-            "page_fd": self._page.fd,
-            "page_bytes": self._page.size,
-            "hold_fds": settings.hold_fds,
-            "reuse": settings.reuse,
-            "max_tasks": settings.max_tasks_per_child,
-            "max_growth_bytes": settings.max_growth_bytes,
-            "sys_path": [item or here for item in sys_path],
-        }
 
     def tell(self, message: str, fds: Sequence[int] = ()) -> None:
         if self._socket is None:
             return
-        self._events.await_answer()
+        self.events.await_answer()
         data = f"{message}\0".encode("utf-8", "surrogateescape")
         try:
             if fds:
@@ -102,14 +97,14 @@ class GuardianLink:
             else:
                 self._socket.sendall(data)
         except BlockingIOError:
-            # It has not read for seconds, and what it was told now is lost: it is to be replaced.
-            self.silences, self._events.ping_at = sys.maxsize, 0.0
-            self._events.wake_by(0.0)
+            # It has not read for seconds, and this message is lost: the liveness watch replaces it.
+            self.silences, self.events.ping_at = sys.maxsize, 0.0
+            self.events.wake_by(0.0)
         except OSError:
             pass  # It has died; reading its socket shows that.
 
     def receive(self) -> list[str] | None:
-        """What the guardian has reported; None if it has ended."""
+        """Return the guardian's reports; None if it has ended."""
         assert self._socket is not None
         try:
             data = self._socket.recv(65536, socket.MSG_DONTWAIT)
@@ -124,32 +119,31 @@ class GuardianLink:
         return [message.decode("utf-8", "surrogateescape") for message in messages]
 
     def remove(self, path: str) -> None:
-        """Have a tree removed in the background; a guardian that dies before it did passes this on to the next."""
+        """Have a tree removed in the background; if the guardian dies before that, the next one removes it."""
         self.removals.add(path)
         self.tell(f"remove {path}")
 
     def preload(self, imported: Iterable[str]) -> None:
-        """Have the guardian load what attempts have loaded, if it is fit for that."""
+        """Have the guardian load modules that attempts have loaded, if they are fit for that."""
         names = PRELOADABLE.intersection(imported) - self._preloaded
         if names:
             self._preloaded |= names
             self.tell(f"preload {' '.join(sorted(names))}")
 
     def disconnect(self) -> subprocess.Popen[bytes] | None:
-        """Close our end, upon which the guardian ends everything; returns its process."""
+        """Close our end, so that the guardian ends everything; returns its process."""
         if self._socket is not None:
-            self._events.forget(self._socket)
+            self.events.forget(self._socket)
             self._socket.close()
             self._socket = None
         process, self.process = self.process, None
         return process
 
     def stop(self, patience_s: float) -> None:
-        """End the guardian and wait for that."""
         process = self.disconnect()
         if process is not None:
             process.send_signal(signal.SIGCONT)
             try:
                 process.wait(patience_s)
             except subprocess.TimeoutExpired:
-                pass  # Something cannot be killed; the guardian waits for it, and holds our locks as long.
+                pass  # A process cannot be killed; the guardian waits for it, and holds our locks until then.

@@ -1,7 +1,8 @@
-"""The liveness watch over the guardian and its children: pings, silences, and what a dead guardian left behind."""
+"""The liveness watch over the guardian and its children: pings, silences, and the processes of a dead guardian."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,40 +12,31 @@ from typing import Final
 
 from runtime.worker.attempts import processes
 from runtime.worker.attempts.child_handle import ChildHandle
-from runtime.worker.attempts.children import Children
+from runtime.worker.attempts.children import Children, SlotOrders
 from runtime.worker.attempts.endings import describe_code
-from runtime.worker.attempts.events import Events
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import GuardianFailed, PoolSettings
-from runtime.worker.attempts.slot_orders import SlotOrders
+from runtime.worker.attempts.model import GuardianFailed
 
 STRAYS_PATIENCE_S: Final = 5.0
 GUARDIAN_FALSE_STARTS: Final = 8
 """After this many guardians in a row that died before they were ready, none will run here."""
 GUARDIAN_WAIT_S: Final = 0.5
-"""Before the next guardian, once a second one in a row has died and nothing ended in between; doubled each time."""
+"""Wait before the next guardian, once two in a row have died without an end in between; doubled each time."""
 GUARDIAN_LONGEST_WAIT_S: Final = 30.0
 PING_EVERY_S: Final = 3.0
 SILENCES: Final = 20
 """A guardian that has left this many pings unanswered is killed, and so is a child that has neither begun its order nor
 exited by then. Pings are counted, not seconds, because this process may have been stopped together with it."""
 SILENCES_WHEN_STOPPED: Final = 2
-"""The same for a process that the process table shows as stopped."""
+"""The same number for a process that the process table shows as stopped."""
 
 
 class LivenessWatch:
-    """Starts the guardian, hears what it reports, and replaces it when it is dead or silent."""
+    """Starts the guardian, reads its reports, and replaces it when it is dead or silent."""
 
-    def __init__(
-        self,
-        settings: PoolSettings,
-        events: Events,
-        guardian: GuardianLink,
-        children: Children,
-        slots: Sequence[SlotOrders],
-    ) -> None:
-        self._adopt_orphans, self._events = settings.adopt_orphans, events
+    def __init__(self, guardian: GuardianLink, children: Children, slots: Sequence[SlotOrders]) -> None:
         self._guardian, self._children, self._slots = guardian, children, slots
+        self._events = guardian.events
         self.failure: GuardianFailed | None = None
         """Why nothing will ever run here; orders that have not begun can be taken back."""
         self._ready = False
@@ -54,7 +46,7 @@ class LivenessWatch:
         self._start_at = 0.0
         """When the next guardian is started, while none runs."""
         self._overdue: dict[str, tuple[int, int]] = {}
-        """Pings since a child should have begun its next order, or exited, and how many orders had ended then."""
+        """By child: pings since it should have begun its next order, or exited, and its ended orders at that time."""
 
     def start(self) -> None:
         """Start a guardian, without waiting for it. If that fails, `check` tries again."""
@@ -110,7 +102,7 @@ class LivenessWatch:
         if pings < (SILENCES_WHEN_STOPPED if stopped or child.has_lost_orders() else SILENCES):
             return pings + 1, child.done
         if not child.orders or child.hold() <= 0:
-            self._children.kill(child)
+            self._guardian.tell(f"kill {child.name}")
         return None
 
     def _read(self) -> None:
@@ -143,9 +135,9 @@ class LivenessWatch:
             self._children.end_dead(child, int(status), int(peak))
 
     def _replace(self, how: str | None = None) -> None:
-        """End what the guardian left, and begin again. Its children end with it. `how` is why it was ended, if it was."""
+        """End the guardian's processes and its children, and begin again. `how` is why the watch ended it, if it did."""
         guardian, children = self._guardian.disconnect(), list(self._children)
-        end_strays(guardian, children, adopt_orphans=self._adopt_orphans)
+        end_strays(guardian, children, adopt_orphans=self._guardian.settings.adopt_orphans)
         if how is None:
             how = f"ended with {describe_code(guardian.returncode)}" if guardian else "ended"
         for child in children:
@@ -157,7 +149,7 @@ class LivenessWatch:
             slot.pump()
 
     def _start_later(self, how: str) -> None:
-        """Plan the next guardian after one has ended, later and later as long as nothing gets done between two ends."""
+        """Plan the next guardian after one has ended, later and later while no attempt ends between two guardians."""
         self._deaths += 1
         self._false_starts = 0 if self._ready else self._false_starts + 1
         if self._false_starts >= GUARDIAN_FALSE_STARTS:
@@ -170,17 +162,17 @@ class LivenessWatch:
 def end_strays(
     guardian: subprocess.Popen[bytes] | None, children: Iterable[ChildHandle], *, adopt_orphans: bool
 ) -> None:
-    """Kill what the guardian's children had started, and the guardian.
+    """Kill the guardian and all processes that its children had started.
 
-    As long as the guardian lives, stopped or not, all of that is below it. If it is dead, the children died with it;
-    what they had started shares their session or bears an attempt's token, unless it scrubbed both; only a process
-    that adopts orphans finds that too.
+    As long as the guardian lives, stopped or not, they are below it. If it is dead, the children died with it; processes
+    that they had started share their session or bear an attempt's token. A process that scrubbed both is found only if
+    this process adopts orphans.
     """
     born = {pid for child in children if (pid := child.find_pid())}
     tokens = [order.token for child in children for order in child.orders]
     give_up, pause = time.monotonic() + STRAYS_PATIENCE_S, 0.001
     if guardian is not None:
-        # Stopped, it neither forks nor waits for what we kill.
+        # Stopped, it neither forks nor waits for the killed processes.
         guardian.send_signal(signal.SIGSTOP)
         while below := processes.find_descendants(processes.read_table(), guardian.pid):
             processes.send_signal(below, signal.SIGKILL)
@@ -193,7 +185,7 @@ def end_strays(
     while time.monotonic() < give_up:
         table = processes.read_table()
         if any(pid in table and not table[pid].dead for pid in born):
-            # Children first: a child whose command we end would still report that as the end of its attempt.
+            # Children first: a child would report the end of its command as the end of its attempt.
             processes.send_signal(born, signal.SIGKILL)
             time.sleep(0.001)
             continue
@@ -208,15 +200,9 @@ def end_strays(
         processes.send_signal(living, signal.SIGKILL)
         for pid in strays:
             if table[pid].ppid == me:
-                _reap(pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
         if not living:
             return
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass

@@ -1,4 +1,4 @@
-"""What passes between a worker and its attempt pool: orders, how attempts ended, their progress, and the settings."""
+"""The values that pass between a worker and its attempt pool: orders, how attempts ended, and the settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.values import dataclass, field
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Order:
-    """What one attempt should do. Treated as frozen; it is not declared so because that triples its cost."""
+    """Order for one attempt. Treated as frozen; it is not declared so because that triples its cost."""
 
     token: str
     body: str
@@ -23,7 +23,7 @@ class Order:
     experiment: str = "default"
     timeout_s: float | None = None
     memory_bytes: int = 0
-    """What the attempt's processes may hold together; 0 means no limit of ours."""
+    """Memory limit of the attempt's processes together; 0 means no limit of ours."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Further variables, such as CUDA_VISIBLE_DEVICES."""
     output_dir: str = ""
@@ -50,7 +50,7 @@ class Ended:
     """Seconds since the epoch; 0 if it never started."""
     ended_at: float
     value: str = ""
-    """JSON text of what a function returned; empty for None."""
+    """JSON text of a function's return value; empty for None."""
     message: str | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -69,23 +69,12 @@ class Ended:
     """Whether it never began, and counts in no budget: a stop, or the end of the pool, came first."""
 
 
-@dataclass(slots=True, eq=False)
-class Progress:
-    """The last report of a running attempt."""
-
-    at: float
-    done: float | None = None
-    total: float | None = None
-    text: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
 @dataclass(slots=True, frozen=True, kw_only=True)
 class PoolSettings:
     reuse: bool = False
     """Warm children run many functions each; otherwise each function or workflow gets a fresh process."""
     hold_fds: tuple[int, ...] = ()
-    """Descriptors whose locks stand for the worker's life; the guardian holds them until nothing of ours runs."""
+    """Descriptors whose locks stand for the worker's life; the guardian holds them until all attempts have ended."""
     max_outstanding: int = 64
     """Orders a slot takes at a time, the running one included."""
     max_tasks_per_child: int = 1000

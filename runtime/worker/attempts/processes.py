@@ -1,7 +1,7 @@
-"""The process table, the memory that processes hold, and the end of a tree of them, from /proc and the cgroup's files.
+"""The process table, the memory of processes, and the end of a process tree, from /proc and the cgroup's files.
 
-Used in the guardian and in attempts, so it imports next to nothing. Without /proc (macOS) the table is empty:
-then only a whole process group can be signalled, and nothing can be said about memory.
+The guardian and attempts load this module, so it imports next to nothing. Without /proc (macOS) the table is empty: then
+only a whole process group can be signalled, and memory is unknown.
 """
 
 # pathlib is too large for the processes that load this.
@@ -40,7 +40,7 @@ class Process:
 
 
 def parse_stat(line: bytes) -> Process:
-    """A /proc/PID/stat line. The command's name may hold blanks and parentheses, so it ends at the last one."""
+    """Parse a /proc/PID/stat line. The command's name may hold blanks and parentheses, so it ends at the last parenthesis."""
     head, _, tail = line.rpartition(b")")
     fields = tail.split()
     return Process(
@@ -53,7 +53,7 @@ def parse_stat(line: bytes) -> Process:
 
 
 def read_table() -> dict[int, Process]:
-    """Every process that can be seen, by pid; empty without /proc."""
+    """Return every visible process, by pid; empty without /proc."""
     table: dict[int, Process] = {}
     try:
         names = os.listdir("/proc")
@@ -69,7 +69,7 @@ def read_table() -> dict[int, Process]:
 
 
 def read_file(path: str, limit: int = 1 << 20) -> bytes:
-    """The file's first bytes, or nothing if it cannot be read: processes may end meanwhile."""
+    """Return the file's first bytes, or nothing if it cannot be read: processes may end meanwhile."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -83,7 +83,7 @@ def read_file(path: str, limit: int = 1 << 20) -> bytes:
 
 
 def find_process(pid: int) -> Process | None:
-    """One entry of the table; None if the process or the table does not exist."""
+    """Return one entry of the table; None if the process or the table does not exist."""
     line = read_file(f"/proc/{pid}/stat", 1024)
     return parse_stat(line) if line else None
 
@@ -95,7 +95,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def find_descendants(table: Mapping[int, Process], root: int) -> list[int]:
-    """Everything below `root`, parents before their children; zombies are left out but looked through."""
+    """Return all processes below `root`, parents before their children; zombies are left out, their children are not."""
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.ppid, []).append(process.pid)
@@ -109,13 +109,13 @@ def find_descendants(table: Mapping[int, Process], root: int) -> list[int]:
 
 
 def find_session(table: Mapping[int, Process], leader: int) -> list[int]:
-    """The live members of the session that `leader` began, itself first."""
+    """Return the live members of the session that `leader` began, the leader first."""
     members = [p.pid for p in table.values() if p.session == leader and not p.dead]
     return sorted(members, key=lambda pid: (pid != leader, pid))
 
 
 def find_marked(table: Mapping[int, Process], tokens: Iterable[str]) -> list[int]:
-    """Live processes whose first environment names one of these attempts."""
+    """Return live processes whose first environment names one of these attempts."""
     marks = [f"RUNTIME_ATTEMPT_TOKEN={token}\0".encode() for token in tokens]
     if not marks:
         return []
@@ -128,29 +128,26 @@ def find_marked(table: Mapping[int, Process], tokens: Iterable[str]) -> list[int
     return found
 
 
-def send_signal(pids: Iterable[int], signum: int) -> int:
-    """Signal each process; returns how many could be signalled. Those that are gone or not ours are passed over."""
-    reached = 0
+def send_signal(pids: Iterable[int], signum: int) -> None:
+    """Signal each process; processes that have ended or are not ours are passed over."""
     for pid in pids:
         try:
             os.kill(pid, signum)
         except (ProcessLookupError, PermissionError):
-            continue
-        reached += 1
-    return reached
+            pass
 
 
-def end_tree(root: int, known: Iterable[int] = (), *, patience_s: float = 5.0) -> int:
-    """SIGKILL everything below this process but `known` until nothing is left; returns how many were ended.
+def end_tree(root: int, *, patience_s: float = 5.0) -> int:
+    """SIGKILL all processes below this one until none is left; returns how many were ended.
 
-    A subreaper calls this on itself: what is orphaned meanwhile falls to it and is found in the next round. Gives up
-    on what still lives after `patience_s`, such as a process stuck in the kernel or one of another user.
+    A subreaper calls this on itself: orphans fall to it and are found in the next round. Gives up after `patience_s` on
+    processes that still live, such as one stuck in the kernel or of another user.
     """
-    spared, ended = set(known), set()
+    ended: set[int] = set()
     give_up, pause = time.monotonic() + patience_s, 0.001
     while True:
         table = read_table()
-        found = [pid for pid in find_descendants(table, root) if pid not in spared]
+        found = find_descendants(table, root)
         send_signal(found, signal.SIGKILL)
         ended.update(found)
         if not reap() or time.monotonic() > give_up or (not found and not table):
@@ -160,7 +157,7 @@ def end_tree(root: int, known: Iterable[int] = (), *, patience_s: float = 5.0) -
 
 
 def reap() -> bool:
-    """Take the exit status of every dead child; returns whether a living one is left."""
+    """Take the exit status of every dead child; returns whether a living child is left."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -170,24 +167,15 @@ def reap() -> bool:
             return True
 
 
-def find_prctl() -> Callable[[int, int], int]:
-    """The C library's prctl as `(option, value)`; does nothing on other systems than Linux."""
+def find_prctl() -> Callable[[int, int | bytes], int]:
+    """Return the C library's prctl as `(option, value)`, which does nothing on other systems than Linux."""
     if sys.platform != "linux":
         return lambda option, value: -1
     import ctypes
 
-    # Without argtypes, which would cost each child a tenth of a millisecond; the kernel ignores what is left out.
-    function: Callable[[int, int], int] = ctypes.CDLL(None).prctl
+    # Without argtypes, which would cost each child a tenth of a millisecond; the kernel ignores missing arguments.
+    function: Callable[[int, int | bytes], int] = ctypes.CDLL(None).prctl
     return function
-
-
-def set_process_name(name: str) -> None:
-    """Set the name that ps and top show; at most 15 bytes."""
-    if sys.platform == "linux":
-        import ctypes
-
-        text = ctypes.create_string_buffer(name.encode()[:15])
-        ctypes.CDLL(None).prctl(PR_SET_NAME, text)
 
 
 # memory
@@ -199,54 +187,45 @@ def own_rss_bytes() -> int:
     return int(fields[1]) * PAGE_BYTES if len(fields) > 1 else 0
 
 
-def pss_bytes(pid: int) -> int | None:
-    """Memory with shared pages divided among the processes that share them; None if it cannot be read."""
+def pss_bytes(pid: int, table: Mapping[int, Process]) -> int:
+    """Return memory with shared pages divided among the processes that share them; if unreadable, resident memory."""
     for line in read_file(f"/proc/{pid}/smaps_rollup", 4096).splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
-    return None
+    return table[pid].rss_bytes if pid in table else 0
 
 
 def tree_memory_bytes(table: Mapping[int, Process], root: int, *, limit_bytes: int) -> int:
-    """Memory that `root` and all below it hold.
+    """Return the memory of `root` and all processes below it.
 
-    Resident sizes count a shared page once for each process, so if their sum is over the limit, and only then,
-    the costlier proportional sizes are read.
+    Resident sizes count a shared page once for each process, so the costlier proportional sizes are read if their sum is
+    over the limit.
     """
     pids = [root, *find_descendants(table, root)]
     total = sum(table[pid].rss_bytes for pid in pids if pid in table)
     if total <= limit_bytes or len(pids) == 1:
         return total
-    shares = 0
-    for pid in pids:
-        share = pss_bytes(pid)
-        shares += share if share is not None else table[pid].rss_bytes if pid in table else 0
-    return shares
+    return sum(pss_bytes(pid, table) for pid in pids)
 
 
 class OomWatch:
-    """Counts what the kernel has killed for memory.
-
-    The counter is that of this process's cgroup (v2 memory.events, v1 memory.oom_control); in the root cgroup, which
-    has none, that of the whole kernel.
-    """
+    """Counts the kernel's kills for memory, of this process's cgroup (v2 memory.events, v1 memory.oom_control); in the
+    root cgroup, which has no counter, of the whole machine."""
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path if path is not None else find_oom_counter()
-        self._seen = self.count()
-
-    def count(self) -> int:
-        return parse_oom_kills(read_file(self.path, 65536)) if self.path else 0
+        self._seen = 0
+        self.kills()
 
     def kills(self) -> int:
-        """Kills since the last call."""
-        now = self.count()
+        """Return the kills since the last call."""
+        now = parse_oom_kills(read_file(self.path, 65536)) if self.path else 0
         more, self._seen = now - self._seen, now
         return max(more, 0)
 
 
 def parse_oom_kills(text: bytes) -> int:
-    """The `oom_kill` line of memory.events, memory.oom_control or vmstat; 0 if there is none."""
+    """Return the `oom_kill` line of memory.events, memory.oom_control or vmstat; 0 without such a line."""
     for line in text.splitlines():
         name, _, value = line.partition(b" ")
         if name == b"oom_kill":
@@ -255,7 +234,7 @@ def parse_oom_kills(text: bytes) -> int:
 
 
 def find_oom_counter(root: str = "/sys/fs/cgroup", membership: bytes | None = None) -> str:
-    """The file with this process's `oom_kill` counter; empty if none is found."""
+    """Return the path of the file with this process's `oom_kill` counter; empty if none is found."""
     if membership is None:
         membership = read_file("/proc/self/cgroup", 65536)
     candidates = []

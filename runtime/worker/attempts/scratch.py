@@ -1,11 +1,11 @@
-"""Scratch: a root for each worker, a folder in it for each attempt, and removal of what dead workers left.
+"""Scratch: a root for each worker, a folder in it for each attempt, and removal of dead workers' leftovers.
 
 A root is `<base>/w-…/` with a lock file beside it. The process that holds the lock is alive; a root whose lock is
 free is a leftover. The guardian inherits the lock, so a root outlives its worker until the last attempt is gone.
 """
 
 # pathlib is too large for the processes that load this.
-# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH108, PTH116, PTH120, PTH208
+# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH108, PTH116, PTH120
 
 from __future__ import annotations
 
@@ -48,27 +48,40 @@ def open_root(worker: str, *, base: str | None = None) -> ScratchRoot:
 
     Raises `InfrastructureFailure` if the base folder is another user's or the name is taken.
     """
-    import fcntl
-
     base = base or default_base()
     _check_base(base)
     path = f"{base}/{worker}"
-    while True:
-        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = None
+    while fd is None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            raise _failure(
-                f"scratch folder `{path}` is in use", "another worker of that name runs on this host"
-            ) from None
-        # A cleaner may have removed the file between open and lock; then the lock guards nothing.
-        if _same_file(fd, f"{path}.lock"):
-            break
-        os.close(fd)
+            fd = _lock(f"{path}.lock")
+        except BlockingIOError:
+            fact = "another worker of that name runs on this host"
+            raise _failure(f"scratch folder `{path}` is in use", fact) from None
     remove_tree(path)
     os.mkdir(path, 0o700)
     return ScratchRoot(path, fd)
+
+
+def _lock(path: str) -> int | None:
+    """Open and lock a file. None if a cleaner removed it between open and lock: then the lock would guard nothing.
+
+    Raises `BlockingIOError` if the lock cannot be had, mostly because another process holds it.
+    """
+    import fcntl
+
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+    except FileNotFoundError:
+        pass
+    except OSError:
+        os.close(fd)
+        raise BlockingIOError(path) from None
+    os.close(fd)
+    return None
 
 
 def _check_base(base: str) -> None:
@@ -93,36 +106,29 @@ def _failure(message: str, fact: str) -> Exception:
 
 
 def remove_leftovers(base: str | None = None) -> list[str]:
-    """Remove the roots of workers that are gone and return their paths. May take as long as their trees are large."""
-    import fcntl
-
+    """Remove the roots of dead workers and return their paths. Takes longer the larger their trees are."""
     base = base or default_base()
     removed = []
-    for name in sorted(_names(base)):
+    for name in sorted(entry.name for entry in _entries(base)):
         path = f"{base}/{name.removesuffix('.lock')}"
         if not name.endswith(".lock") and os.path.lexists(f"{path}.lock"):
             continue
         try:
-            fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = _lock(f"{path}.lock")
         except OSError:
             continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            continue
-        if _same_file(fd, f"{path}.lock"):
+        if fd is not None:
             remove_tree(path)
             _unlink(f"{path}.lock")
             removed.append(path)
-        os.close(fd)
+            os.close(fd)
     return removed
 
 
 def remove_tree(path: str) -> None:
-    """Remove a file or folder with all in it, also what its owner made read-only. Links are not followed.
+    """Remove a file or folder with all in it, read-only folders too. Links are not followed.
 
-    What is gone already, and what cannot be removed, is passed over.
+    Files that do not exist or cannot be removed are passed over.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -152,7 +158,7 @@ def remove_tree(path: str) -> None:
 
 
 def remove_empty(path: str, *, parents: int = 0) -> None:
-    """Remove a folder that stayed empty, and as many of its parents if they are empty then."""
+    """Remove a folder if it is empty, and then up to `parents` of the folders above it if they are."""
     for _ in range(parents + 1):
         try:
             os.rmdir(path)
@@ -192,13 +198,6 @@ def has_new_file(path: str, since: float, *, limit: int = 5000) -> bool:
     return False
 
 
-def _names(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
-
-
 def _entries(path: str) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(path) as entries:
@@ -212,10 +211,3 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
-
-
-def _same_file(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except OSError:
-        return False

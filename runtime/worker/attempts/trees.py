@@ -1,8 +1,8 @@
-"""Trees of snapshots for attempts: each slot has one of its own, and every attempt finds it as it was submitted.
+"""Trees of snapshots for attempts: each slot has its own tree, and every attempt finds it as it was submitted.
 
 A worker fetches a snapshot once, proves its bytes and checks every name (`Trees`). The attempt's process lays the tree out
-if its slot has none, and before each further attempt finds what in it has changed, and mends just that (`Tree`): looking
-at 2,000 files costs a few milliseconds, writing them a few hundred.
+if its slot has none, and before each later attempt finds and mends changed files alone (`Tree`): looking at 2,000 files
+costs a few milliseconds, writing them a few hundred.
 
 Every fresh attempt pays for what this module loads.
 """
@@ -21,17 +21,17 @@ from runtime.worker.attempts import scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from runtime.records.base import RecordStore
 
 KEPT = 4
-"""Snapshots that a worker keeps though no attempt needs them now."""
+"""Snapshots that a worker keeps although no attempt needs them now."""
 KEPT_OF_SLOT = 2
 """Trees that a slot keeps while nothing runs on it."""
 TICKS_NS = 100_000_000
-"""A file written within this time before a look at it may be written again unnoticed: the clock that file systems read
+"""A file written within this time before a look may be written again unnoticed: the clock that file systems read
 ticks every 1 to 10 ms."""
 _CACHE = "__pycache__"
 _ARCHIVE, _INDEX = "archive", "index"
@@ -59,14 +59,14 @@ class Trees:
     def fetch(self, snapshot: str, records: RecordStore) -> str:
         """Bring a snapshot to this host and return its folder, for `add`. May be called from any thread.
 
-        Raises what `fetch_snapshot` raises, and `NotPossible` for an archive that is no snapshot.
+        Raises as `fetch_snapshot`, and `NotPossible` for an archive that is no snapshot.
         """
         from runtime.snapshots.snapshot import fetch_snapshot, read_entries
 
         folder = f"{self._root}/code-{os.urandom(4).hex()}"
         archive = fetch_snapshot(snapshot, records)
         entries = read_entries(archive, snapshot, f"{folder}/{_LONGEST}")
-        # One folder for each snapshot: an attempt that removes what lies beside its tree harms no other snapshot.
+        # One folder for each snapshot: an attempt that removes files beside its tree harms no other snapshot.
         os.makedirs(f"{folder}/trees", 0o700)
         try:
             for name, content in ((_ARCHIVE, archive), (_INDEX, marshal.dumps(entries))):
@@ -78,7 +78,7 @@ class Trees:
         return folder
 
     def add(self, snapshot: str, folder: str, *, used: Collection[str]) -> None:
-        """Register what `fetch` returned, and remove the oldest snapshots beyond `KEPT` that are not in `used`."""
+        """Register the folder of `fetch`, and remove the oldest snapshots beyond `KEPT` that are not in `used`."""
         self._places[snapshot] = folder
         self._doubted.discard(snapshot)
         idle = [each for each in self._places if each not in used and each != snapshot]
@@ -96,7 +96,7 @@ class Trees:
             self._discard(self._places.pop(snapshot))
 
     def place(self, snapshot: str, slot: int) -> str:
-        """Path of the slot's tree; the attempt's process makes it there."""
+        """Return the path of the slot's tree; the attempt's process makes the tree."""
         folder = self._places[snapshot] = self._places.pop(snapshot)
         trees = self._of_slot.setdefault(slot, {})
         path = next((path for path, held in trees.items() if held == snapshot), None)
@@ -124,7 +124,7 @@ class Tree:
         self._seen: dict[str, Any] | None = None
 
     def prepare(self) -> None:
-        """Make the tree what was submitted, byte for byte. Nothing else may use the tree meanwhile. Raises `OSError`."""
+        """Make the tree as submitted, byte for byte. Nothing else may use the tree meanwhile. Raises `OSError`."""
         seen = self._seen or self._load()
         if seen is None:
             self._lay()
@@ -140,9 +140,9 @@ class Tree:
             self._mend(seen, touched, suspect)
 
     def tidy(self) -> list[str]:
-        """Remove what an attempt has left in the tree beside the submitted files; returns its names.
+        """Remove files that an attempt has left in the tree beside the submitted files; returns their names.
 
-        Compiled Python stays: it belongs to files that did not change, and `prepare` sees to those that did.
+        Compiled Python stays: it belongs to unchanged files, and `prepare` removes that of changed files.
         """
         if self._seen is None:
             return []
@@ -161,12 +161,7 @@ class Tree:
         descriptor = os.open(self._beside(_ARCHIVE), os.O_RDONLY | os.O_CLOEXEC)
         try:
             for entry in entries:
-                above = entry[0].rpartition("/")[0]
-                if above not in made:
-                    for folder in _folders_of(entry[0]):
-                        if folder not in made:
-                            os.mkdir(f"{self.folder}/{folder}")
-                            made.add(folder)
+                self._make_folder(entry[0].rpartition("/")[0], made)
                 self._write(entry, descriptor)
         except OSError:
             scratch.remove_tree(self.folder)
@@ -174,6 +169,12 @@ class Tree:
         finally:
             os.close(descriptor)
         self._remember({"files": dict.fromkeys(each[0] for each in entries), "folders": dict.fromkeys(made)})
+
+    def _make_folder(self, name: str, made: set[str]) -> None:
+        if name not in made:
+            self._make_folder(name.rpartition("/")[0], made)
+            os.mkdir(f"{self.folder}/{name}")
+            made.add(name)
 
     def _write(self, entry: tuple[str, int, int, int, str], archive: int) -> None:
         name, mode, start, size, target = entry
@@ -190,10 +191,10 @@ class Tree:
         finally:
             os.close(descriptor)
 
-    # putting it back
+    # mending it
 
     def _mend(self, seen: dict[str, Any], touched: list[str], suspect: list[str]) -> None:
-        """Remove what does not belong, write again what has changed, and remember how all of it looks."""
+        """Remove foreign files, write changed files again, and remember the status of all files."""
         files, folders = seen["files"], seen["folders"]
         self._seen = None
         self._forget()
@@ -240,7 +241,7 @@ class Tree:
             if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) != mode or found.st_size != size:
                 return False
             if found.st_nlink > 1:
-                return False  # Another name outside of the tree would stay writable.
+                return False  # Another name of the file, outside of the tree, would stay writable.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return False
@@ -258,7 +259,7 @@ class Tree:
     # how it looked
 
     def _find_touched(self, folders: dict[str, Any], settled: int | None) -> list[str] | None:
-        """Folders that may hold other names now, also those that changed after `settled`; None if one was replaced."""
+        """Return folders that may have other names now, or changed after `settled`; None if a folder was replaced."""
         touched = []
         for name, known in folders.items():
             now = self._look(name)
@@ -310,16 +311,8 @@ class Tree:
             pass
 
 
-def _folders_of(name: str) -> Iterator[str]:
-    """`a` and `a/b` of `a/b/c`."""
-    at = name.find("/")
-    while at >= 0:
-        yield name[:at]
-        at = name.find("/", at + 1)
-
-
 def _is_compiled(path: str) -> bool:
-    """Whether it is a folder of byte code and nothing else."""
+    """Whether `path` is a folder of byte code alone."""
     try:
         with os.scandir(path) as entries:
             return not os.path.islink(path) and all(

@@ -69,7 +69,7 @@ class Control:
     def open(self, cell: int) -> None:
         self.cell, self.pid = cell, os.getpid()
         PID.pack_into(self.page, cell + PID_AT, self.pid)
-        # Nobody needs an owner of this socket; it is the cheapest mark by which `write` recognizes the socket.
+        # The socket needs no owner; this is the cheapest mark by which `_write` recognizes it.
         fcntl.fcntl(CONTROL_FD, fcntl.F_SETOWN, self.pid)
 
     # frames
@@ -96,7 +96,7 @@ class Control:
             if len(buffer) >= header:
                 magic, length, kind = ORDER_HEADER.unpack_from(buffer)
                 if magic != MAGIC or length > MOST_FRAME_BYTES:
-                    os._exit(1)  # User code has read from the socket; what was not begun goes to another child.
+                    os._exit(1)  # User code has read from the socket; orders that were not begun go to another child.
                 end = header + length
                 if len(buffer) >= end:
                     self._buffer = buffer[end:]
@@ -149,7 +149,7 @@ class Control:
         self.begun += 1
         BEGUN.pack_into(self.page, self.cell, self.begun, started, time.monotonic())
         self.page[self.cell + OVER_AT] = 0
-        # After the count: the worker sets HOLD, then reads the count, and knows what has not begun.
+        # After the count: the worker sets HOLD, then reads the count, and so knows which orders have not begun.
         if self.page[self.cell + HOLD_AT]:
             BEGUN.pack_into(self.page, self.cell, self.begun - 1, started, 0.0)
             os._exit(CLEAN_EXIT)
@@ -162,7 +162,7 @@ class Control:
         COMMAND_PID.pack_into(self.page, self.cell + COMMAND_PID_AT, pid)
 
     def order_to_stop(self) -> int:
-        """The order that is asked to stop, as `begun` counts; 0 for none."""
+        """Return the order that is asked to stop, as `begun` counts; 0 for none."""
         order: int = STOP.unpack_from(self.page, self.cell + STOP_AT)[0]
         return order
 
@@ -171,11 +171,11 @@ class Control:
 
 
 def encode_report(details: dict[str, Any], value: str) -> bytes:
-    """The payload of a detailed result; if it cannot be sent, the payload of a failure that says why."""
+    """Return the payload of a detailed result; if it cannot be sent, that of a failure with the reason."""
     try:
         text = encode_json(details).encode()
     except (TypeError, ValueError, RecursionError) as problem:
-        # User code has put what is no number among its metrics.
+        # User code has put a value that is no number among its metrics.
         return encode_report({"outcome": "app_failed", "message": f"its metrics cannot be recorded: {problem}"}, "")
     payload = DETAIL_HEADER.pack(len(text)) + text + value.encode("utf-8", "surrogatepass")
     if len(payload) > MOST_FRAME_BYTES:

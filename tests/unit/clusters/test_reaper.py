@@ -11,10 +11,8 @@ import pytest
 
 from runtime.cli.main import main
 from runtime.clusters.reaper import (
-    DeadNode,
+    Dead,
     Reaper,
-    Removal,
-    SpentResource,
     TpuNode,
     count_live,
     find_dead,
@@ -69,7 +67,7 @@ def test_find_dead_takes_exactly_the_states_that_never_come_back() -> None:
 
     dead = find_dead(nodes, "marin-main", NOW)
 
-    assert {each.node.name: each.why for each in dead} == {
+    assert {each.name: each.why for each in dead} == {
         "STOPPED": "stopped",
         "PREEMPTED": "preempted",
         "TERMINATED": "terminated",
@@ -85,7 +83,7 @@ def test_find_dead_leaves_the_head_and_other_clusters_and_nodes_without_labels()
         TpuNode(resource="projects/p-1/locations/z/nodes/bare", state="PREEMPTED"),
     ]
 
-    assert find_dead([*others, mine], "marin-main", NOW) == [DeadNode(node=mine, why="preempted")]
+    assert find_dead([*others, mine], "marin-main", NOW) == [Dead(resource=mine.resource, why="preempted", pool="v4")]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_find_dead_leaves_the_head_and_other_clusters_and_nodes_without_labels()
 def test_find_dead_takes_a_node_that_is_made_for_too_long(age: timedelta, why: str | None) -> None:
     made = node("CREATING", age=age)
 
-    assert find_dead([made], "marin-main", NOW) == ([DeadNode(node=made, why=why)] if why else [])
+    assert find_dead([made], "marin-main", NOW) == ([Dead(resource=made.resource, why=why, pool="v4")] if why else [])
 
 
 def test_find_dead_leaves_a_node_in_creation_whose_age_is_unknown() -> None:
@@ -129,7 +127,7 @@ def test_find_spent_takes_queued_resources_of_this_cluster_alone() -> None:
 
     spent = find_spent(resources, "marin-main")
 
-    assert spent == [SpentResource(resource="projects/p/locations/z/queuedResources/failed", state="FAILED")]
+    assert spent == [Dead(resource="projects/p/locations/z/queuedResources/failed", why="queued resource FAILED")]
 
 
 def test_parse_node_reads_nanoseconds_and_lacks() -> None:
@@ -161,35 +159,32 @@ def test_reaper_reads_every_page_and_deletes_only_what_is_dead(server: TpuServer
     server.add_node("theirs", "PREEMPTED", labels=labels("other"))
 
     plan = reaper.plan("marin-main", datetime(2026, 11, 20, 10, 30, tzinfo=UTC))
-    done = reaper.remove(plan)
 
-    assert [each.resource.rpartition("/")[2] for each in done] == ["n-0", "n-2", "n-5", "n-6"]
-    assert all(each.error is None for each in done)
+    assert [each.name for each in plan.dead] == ["n-0", "n-2", "n-5", "n-6"]
+    assert [reaper.remove(each) for each in plan.dead] == [None] * 4
     assert names_of(server.nodes) == ["n-1", "n-3", "n-4", "theirs"]
     assert plan.live == {"v4": 3}
     assert server.refused == []
 
 
 def test_reaper_counts_a_node_that_went_by_itself_as_removed(server: TpuServer, reaper: Reaper) -> None:
-    resource = server.add_node("n-0", "PREEMPTED", labels=labels())
-    plan = reaper.plan("marin-main", NOW)
+    server.add_node("n-0", "PREEMPTED", labels=labels())
+    [dead] = reaper.plan("marin-main", NOW).dead
     server.nodes.clear()
 
-    assert reaper.remove(plan) == [Removal(resource=resource, why="preempted")]
+    assert reaper.remove(dead) is None
 
 
-def test_reaper_goes_on_after_a_deletion_that_fails(server: TpuServer, reaper: Reaper) -> None:
+def test_reaper_returns_why_a_deletion_failed(server: TpuServer, reaper: Reaper) -> None:
     for name in ("n-0", "n-1", "n-2"):
         server.add_node(name, "PREEMPTED", labels=labels())
     server.undeletable.add("n-1")
-    told: list[Removal] = []
 
-    done = reaper.remove(reaper.plan("marin-main", NOW), told=told.append)
+    errors = [reaper.remove(each) for each in reaper.plan("marin-main", NOW).dead]
 
     assert names_of(server.nodes) == ["n-1"]
-    assert [each.error is None for each in done] == [True, False, True]
-    assert "unable to queue the operation" in str(done[1].error)
-    assert told == done
+    assert [error is None for error in errors] == [True, False, True]
+    assert "unable to queue the operation" in str(errors[1])
 
 
 def test_reaper_removes_queued_resources_that_give_no_node(server: TpuServer, reaper: Reaper) -> None:
@@ -197,9 +192,10 @@ def test_reaper_removes_queued_resources_that_give_no_node(server: TpuServer, re
     spec = {"parent": server.parent, "node": {"labels": labels()}}
     server.queued[name] = {"name": name, "state": {"state": "SUSPENDED"}, "tpu": {"nodeSpec": [spec]}}
 
-    done = reaper.remove(reaper.plan("marin-main", NOW))
+    [dead] = reaper.plan("marin-main", NOW).dead
 
-    assert done == [Removal(resource=name, why="queued resource SUSPENDED")]
+    assert dead == Dead(resource=name, why="queued resource SUSPENDED")
+    assert reaper.remove(dead) is None
     assert server.queued == {}
     assert server.log[-1].path.endswith("?force=true")
 

@@ -24,7 +24,6 @@ from runtime.images.push import (
     ensure_all_pushed,
     find_taken,
     find_targets,
-    missing_tags,
 )
 from runtime.images.registry import (
     Manifest,
@@ -645,9 +644,9 @@ def test_commits_tag_on_another_image_is_taken_and_others_may_move() -> None:
 
 
 def test_tags_that_name_this_image_are_not_pushed_again() -> None:
-    assert missing_tags(IMAGE, seen("a", commit=SAME, day=SAME, latest=OTHER)) == ("latest",)
-    assert missing_tags(IMAGE, seen("a", commit=SAME, day=SAME, latest=SAME)) == ()
-    assert missing_tags(IMAGE, seen("a")) == SOURCE.tags
+    assert tuple(seen("a", commit=SAME, day=SAME, latest=OTHER).others(IMAGE)) == ("latest",)
+    assert tuple(seen("a", commit=SAME, day=SAME, latest=SAME).others(IMAGE)) == ()
+    assert tuple(seen("a").others(IMAGE)) == SOURCE.tags
 
 
 def test_dirty_tag_is_never_taken() -> None:

@@ -132,4 +132,4 @@ def test_identity_of_ever_new_modules_is_looked_for_a_bounded_number_of_times(tr
     found = {identity.of(FunctionEntry(f"module{number}:f")) for number in range(150)}
 
     assert found == {identity.of(COMMAND)}
-    assert len(identity._lookups) <= code_identity._MOST_PACKAGES + 1
+    assert len(identity._threads) <= code_identity._MOST_PACKAGES + 1

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -20,11 +21,15 @@ from runtime.shim.tree import unpack
 from runtime.snapshots.snapshot import (
     SnapshotRules,
     fetch_snapshot,
-    list_files,
     make_snapshot,
     read_git_state,
+    survey,
     take_snapshot,
 )
+
+
+def list_files(folder: Path, *, exclude: Sequence[str] = ()) -> list[str]:
+    return [each.name for each in survey(folder, SnapshotRules(exclude=exclude))]
 
 
 def make_tree(folder: Path) -> Path:

@@ -304,7 +304,8 @@ def test_folder_that_the_ignore_file_names_is_not_entered(tmp_path: Path, monkey
     scandir = os.scandir
     monkeypatch.setattr(snapshot.os, "scandir", lambda path: (opened.append(Path(path).name), scandir(path))[1])
 
-    assert snapshot.list_files(tmp_path) == [".runtimeignore", "main.py"]
+    found = snapshot.survey(tmp_path, snapshot.SnapshotRules())
+    assert [each.name for each in found] == [".runtimeignore", "main.py"]
     assert opened == [tmp_path.name]
 
 

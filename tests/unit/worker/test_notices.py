@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidValue
+from runtime.worker import notices
 from runtime.worker.notices import GCE_NOTICE, Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
 from tests.services_support import PATIENCE_S
 
@@ -105,21 +105,52 @@ def server() -> Iterator[MetadataServer]:
     server.close()
 
 
-@pytest.fixture
-def watch() -> Iterator[Callable[..., NoticeWatch]]:
-    """`watch(gce_url=…)` starts a quick watch; all are stopped when the test ends."""
-    watches: list[NoticeWatch] = []
+class Watching:
+    """A quick watch, with the notices that it passed on, and why its source has not answered the last time."""
 
-    def start(fd: int | None = None, on_notice: Callable[[Notice], None] | None = None, **settings: Any) -> NoticeWatch:
-        each = NoticeWatch(NoticeSettings(**(QUICK | settings)), fd=fd, on_notice=on_notice, root=Path("/nonexistent"))
-        watches.append(each)
-        each.start()
-        return each
+    def __init__(self, **settings: Any) -> None:
+        self.heard: list[Notice] = []
+        self.problem: str | None = None
+        self.watch = NoticeWatch(NoticeSettings(**(QUICK | settings)), self.heard.append, root=Path("/nonexistent"))
+        for source in self.watch._sources:
+            self._listen(source)
+        self.watch.__enter__()
+
+    @property
+    def notice(self) -> Notice | None:
+        return self.heard[0] if self.heard else None
+
+    def _listen(self, source: Any) -> None:
+        ask = source.ask
+
+        def noted() -> Notice | None:
+            try:
+                notice: Notice | None = ask()
+            except Exception as problem:
+                self.problem = str(problem)
+                raise
+            self.problem = None
+            return notice
+
+        source.ask = noted
+
+    def stop(self) -> None:
+        self.watch.__exit__()
+        eventually(lambda: not any(each.name == "notices" for each in threading.enumerate()))
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Watching]]:
+    """`watch(gce_url=…)` starts a quick watch; all are stopped when the test ends."""
+    watches: list[Watching] = []
+
+    def start(**settings: Any) -> Watching:
+        watches.append(Watching(**settings))
+        return watches[-1]
 
     yield start
     for each in watches:
         each.stop()
-        each.join()
 
 
 def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
@@ -129,7 +160,7 @@ def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) ->
         time.sleep(0.005)
 
 
-def notice_of(watching: NoticeWatch) -> Notice:
+def notice_of(watching: Watching) -> Notice:
     eventually(lambda: watching.notice)
     assert watching.notice
     return watching.notice
@@ -139,8 +170,7 @@ def test_no_source_starts_no_thread_and_loads_no_http() -> None:
     code = (
         "import sys, threading; from pathlib import Path\n"
         "from runtime.worker.notices import NoticeSettings, NoticeWatch\n"
-        "watch = NoticeWatch(NoticeSettings(), root=Path('/nonexistent')); watch.start()\n"
-        "assert watch.sources == (), watch.sources\n"
+        "NoticeWatch(NoticeSettings(), print, root=Path('/nonexistent')).__enter__()\n"
         "assert threading.active_count() == 1\n"
         "loaded = {'urllib.request', 'http.client', 'ssl', 'socket'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
@@ -171,30 +201,14 @@ def test_empty_file_names_itself(watch: Any, tmp_path: Path) -> None:
     assert notice.text == f"`{tmp_path / 'preempt'}` exists"
 
 
-def test_notice_wakes_descriptor_and_callback_once(watch: Any, server: MetadataServer) -> None:
-    reading, writing = os.pipe()
-    heard: list[Notice] = []
-    watching = watch(fd=writing, on_notice=heard.append, gce_url=server.url)
+def test_notice_is_passed_on_once(watch: Any, server: MetadataServer) -> None:
+    watching = watch(gce_url=server.url)
 
     server.preempted = "TRUE"
 
-    assert watching.join(PATIENCE_S)
-    assert os.read(reading, 10) == b"n"
-    assert heard == [watching.notice]
-    os.close(reading)
-    os.close(writing)
-
-
-def test_descriptor_that_is_gone_does_not_stop_the_callback(watch: Any, tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    heard: list[Notice] = []
-    (tmp_path / "preempt").touch()
-
-    watch(fd=writing, on_notice=heard.append, file=tmp_path / "preempt")
-
-    eventually(lambda: heard)
-    os.close(writing)
+    notice_of(watching)
+    eventually(lambda: not any(each.name == "notices" for each in threading.enumerate()))
+    assert len(watching.heard) == 1
 
 
 def test_gce_preemption_has_a_deadline(watch: Any, server: MetadataServer) -> None:
@@ -329,7 +343,6 @@ def test_proxy_of_the_environment_is_not_used(
 def test_stopped_watch_says_nothing(watch: Any, tmp_path: Path) -> None:
     watching = watch(file=tmp_path / "preempt")
     watching.stop()
-    assert watching.join(PATIENCE_S)
 
     (tmp_path / "preempt").touch()
 
@@ -353,17 +366,19 @@ def test_find_cloud_by_the_firmware(tmp_path: Path, files: dict[str, str], expec
         (folder / name).write_text(text)
 
     assert find_cloud(tmp_path) == expected
-    assert NoticeWatch(NoticeSettings(), root=tmp_path).sources == ((expected,) if expected else ())
-    assert NoticeWatch(NoticeSettings(clouds=()), root=tmp_path).sources == ()
+    asked = {None: [], "gce": [notices._GceSource], "ec2": [notices._Ec2Source]}[expected]
+    assert [type(each) for each in notices._choose_sources(NoticeSettings(), tmp_path)] == asked
+    assert notices._choose_sources(NoticeSettings(clouds=()), tmp_path) == []
 
 
 def test_watch_as_a_context_ends_with_it(tmp_path: Path) -> None:
     settings = NoticeSettings(file=tmp_path / "preempt", **QUICK)
 
-    with NoticeWatch(settings, root=Path("/nonexistent")) as watching:
-        assert not watching.join(0)
+    with NoticeWatch(settings, print, root=Path("/nonexistent")):
+        [thread] = [each for each in threading.enumerate() if each.name == "notices"]
 
-    assert watching.join(PATIENCE_S)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 def test_settings_from_the_environment() -> None:

@@ -93,12 +93,10 @@ class Bench:
         due = self.pool.next_deadline()
         if due is not None:
             timeout = min(timeout, max(0.0, due - time.monotonic()))
-        ended = []
         for key, _ in self.selector.select(timeout):
             if key.fd in self.selector.get_map():
-                assert self.pool.owns(key)
-                ended += self.pool.ready(key)
-        ended += self.pool.tick()
+                key.data()
+        ended = self.pool.tick()
         self.ended.update((one.token, one) for one in ended)
         return ended
 
@@ -115,7 +113,7 @@ class Bench:
 
     def run(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> Ended:
         order = self.order(entry, *args, **fields)
-        self.pool.send(0, [order])
+        self.pool.slots[0].send([order])
         return self.wait(order)[0]
 
     def start(self, entry: str | list[str], *args: object, **fields: Any) -> Order:
@@ -123,14 +121,19 @@ class Bench:
         order = self.order(entry, *args, **fields)
         # Before sending as well, because some attempts prevent the guardian's report.
         self.step_until(lambda: all(child.pid for child in self.pool._children))
-        self.pool.send(0, [order])
-        self.step_until(lambda: self.pool.running(0) and self.child.pid)
+        self.pool.slots[0].send([order])
+        self.step_until(lambda: self.pool.slots[0].running() and self.child.pid)
         return order
+
+    def pids(self) -> list[int]:
+        """The guardian and its children."""
+        guardian = self.pool._guardian.process
+        return [*([guardian.pid] if guardian else []), *(child.pid for child in self.pool._children if child.pid)]
 
     @property
     def child(self) -> Any:
         """The child that runs the first slot's orders."""
-        return self.pool._slots[0].child
+        return self.pool.slots[0].child
 
     def expire(self, order: Order) -> None:
         """Let the order's time limit pass now."""
@@ -148,7 +151,7 @@ class Bench:
 
     def grow_idle(self) -> None:
         """Make the slots look idle for a long time."""
-        for slot in self.pool._slots:
+        for slot in self.pool.slots:
             slot.idle_since -= self.pool._settings.standby_idle_s
         self.pool._events.wake_by(0.0)
 
@@ -174,7 +177,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
     yield make
     for bench in benches:
-        pids = bench.pool.pids()
+        pids = bench.pids()
         bench.pool.close()
         assert not [pid for pid in pids if is_alive(pid)]
         assert not bench.selector.get_map()
@@ -215,7 +218,7 @@ def test_function_without_value_has_none(bench: Bench) -> None:
 
 def test_large_argument_and_value_pass(bench: Bench) -> None:
     order = bench.order("echo", "x" * 3_000_000)
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
     assert len(json.loads(bench.wait(order)[0].value)["args"][0]) == 3_000_000
 
 
@@ -303,7 +306,7 @@ def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_b
     ahead, spoiler = warm.order("wait_for", warm.path("go")), warm.order("write_stray", "hello\n", 1000)
     begun = [warm.order("nothing"), warm.order("wait_for", warm.path("spoilt"))]
     behind = [warm.order("note", warm.path("notes")) for _ in range(3)]
-    warm.pool.send(0, [ahead, spoiler, *begun, *behind])
+    warm.pool.slots[0].send([ahead, spoiler, *begun, *behind])
     Path(warm.path("go")).touch()
 
     [first] = warm.wait(spoiler)
@@ -320,10 +323,10 @@ def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_b
 def test_time_limit_holds_until_the_result_is_read(
     bench: Bench, call: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.limits.TIDY_PATIENCE_S", 0.2)
+    monkeypatch.setattr("runtime.worker.attempts.pool.TIDY_PATIENCE_S", 0.2)
 
     order = bench.order(*call, timeout_s=600.0)
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
     if call[0] == "announce_result" and not bench.pool._settings.reuse:
         # A child that runs only one attempt ends all the same.
         assert bench.wait(order)[0].reason is EndReason.APP_FAILED
@@ -362,7 +365,7 @@ def test_orders_that_an_attempt_read_from_its_socket_run_all_the_same(
     warm: Bench, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thief, behind = warm.start("steal_orders", warm.path("go"), size), [warm.order("echo", n) for n in range(3)]
-    warm.pool.send(0, behind)
+    warm.pool.slots[0].send(behind)
     Path(warm.path("go")).touch()
     [stolen] = warm.wait(thief)
     ping_often(warm, monkeypatch)
@@ -481,7 +484,7 @@ def test_workflow_value_that_is_no_json_is_dropped_with_a_note(bench: Bench, tmp
     tree = bench.tree(tmp_path / "code")
     for _ in range(2):
         order = bench.order({"project": "proj", "workflow": "odd", "args": ["--n", "4"]}, code_dir=tree)
-        bench.pool.send(0, [order])
+        bench.pool.slots[0].send([order])
         ended = bench.wait(order)[0]
         assert (ended.reason, ended.value) == (EndReason.SUCCEEDED, ""), ended
         assert f"5 True {tmp_path}/scratch/{order.token}".encode() in ended.log
@@ -505,7 +508,7 @@ def test_kernel_kill_for_memory_is_oom(make: Callable[..., Bench], tmp_path: Pat
     bench.pool._endings._oom = processes.OomWatch(str(counter))
     order = bench.start("sleep")
     counter.write_text("oom_kill 1\n")
-    os.kill(bench.pool.pids()[1], signal.SIGKILL)
+    os.kill(bench.pids()[1], signal.SIGKILL)
     ended = bench.wait(order)[0]
     assert (ended.reason, ended.signal) == (EndReason.OOM, signal.SIGKILL)
     assert ended.message
@@ -556,7 +559,7 @@ def test_time_limit_that_passes_after_an_attempt_was_asked_to_stop_holds_and_is_
 
 def test_memory_limit_that_is_crossed_after_an_attempt_was_asked_to_stop_is_not_what_ended_it(bench: Bench) -> None:
     order = bench.order("hold_when_stopped", 200 << 20, bench.path("up"), memory_bytes=100 << 20)
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
     bench.step_until(Path(bench.path("up")).exists)
     bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
 
@@ -580,7 +583,7 @@ def test_timeout_of_command_reaches_its_session(bench: Bench) -> None:
 
 def test_timeout_counts_from_the_start_of_each_pipelined_order(warm: Bench) -> None:
     orders = [warm.order("sleep", 600.0, timeout_s=0.5) for _ in range(3)]
-    warm.pool.send(0, orders)
+    warm.pool.slots[0].send(orders)
     ended = warm.wait(*orders)
     assert {one.reason for one in ended} == {EndReason.TIMEOUT}
     # Counted from their sending, all but the first would have had no time.
@@ -629,8 +632,8 @@ def test_kill_ends_at_once_with_the_given_message(bench: Bench) -> None:
 def test_stop_of_what_has_not_begun_reports_it_as_not_started(bench: Bench) -> None:
     first = bench.order("wait_for", bench.path("go"))
     others = [bench.order("note", bench.path("notes")) for _ in range(3)]
-    bench.pool.send(0, [first, *others])
-    bench.step_until(lambda: bench.pool.running(0))
+    bench.pool.slots[0].send([first, *others])
+    bench.step_until(bench.pool.slots[0].running)
     bench.pool.ask_to_stop(others[1].token, EndReason.CANCELLED)
     ended = bench.wait(others[1])[0]
     assert (ended.reason, ended.not_started) == (EndReason.CANCELLED, True)
@@ -701,7 +704,7 @@ def test_daemon_of_command_is_gone_after_it(bench: Bench) -> None:
 def test_daemon_of_another_slot_is_left_alone(make: Callable[..., Bench]) -> None:
     bench = make(slots=2)
     order = bench.order("start_daemon", bench.path("pid"), True, "hang")
-    bench.pool.send(1, [order])
+    bench.pool.slots[1].send([order])
     bench.step_until(Path(bench.path("pid")).exists)
     assert bench.run("crash").reason is EndReason.APP_FAILED
     assert bench.run("start_daemon", bench.path("other"), True, "crash").reason is EndReason.APP_FAILED
@@ -719,7 +722,7 @@ def test_forked_copy_that_returns_reports_nothing(bench: Bench) -> None:
 
 def test_pipelined_orders_run_in_order(bench: Bench) -> None:
     orders = [bench.order("echo", index) for index in range(40)]
-    bench.pool.send(0, orders)
+    bench.pool.slots[0].send(orders)
     ended = bench.wait(*orders)
     assert [json.loads(one.value)["args"][0] for one in ended] == list(range(40))
     assert [one.started_at for one in ended] == sorted(one.started_at for one in ended)
@@ -727,7 +730,7 @@ def test_pipelined_orders_run_in_order(bench: Bench) -> None:
 
 def test_death_blames_the_running_order_only(bench: Bench) -> None:
     orders = [bench.order(*call) for call in [("echo", 1), ("echo", 2), ("die", signal.SIGSEGV), ("echo", 3)]]
-    bench.pool.send(0, orders)
+    bench.pool.slots[0].send(orders)
     assert [one.reason for one in bench.wait(*orders)] == [
         EndReason.SUCCEEDED,
         EndReason.SUCCEEDED,
@@ -737,31 +740,35 @@ def test_death_blames_the_running_order_only(bench: Bench) -> None:
 
 
 def test_room_and_outstanding_follow_orders(bench: Bench) -> None:
-    room = bench.pool.room(0)
+    room = bench.pool.slots[0].room()
     orders = [bench.order("wait_for", bench.path("go")), bench.order("nothing")]
-    bench.pool.send(0, orders)
-    assert bench.pool.room(0) == room - 2
-    assert bench.pool.outstanding(0) == [order.token for order in orders]
-    bench.step_until(lambda: bench.pool.running(0))
-    token, started = bench.pool.running(0) or ("", 0.0)
+    bench.pool.slots[0].send(orders)
+    assert bench.pool.slots[0].room() == room - 2
+    assert bench.pool.slots[0].outstanding() == [order.token for order in orders]
+    bench.step_until(bench.pool.slots[0].running)
+    token, started = bench.pool.slots[0].running() or ("", 0.0)
     assert (token, abs(started - time.time()) < PATIENCE_S) == (orders[0].token, True)
     Path(bench.path("go")).touch()
     bench.wait(*orders)
-    assert (bench.pool.room(0), bench.pool.outstanding(0), bench.pool.running(0)) == (room, [], None)
+    assert (bench.pool.slots[0].room(), bench.pool.slots[0].outstanding(), bench.pool.slots[0].running()) == (
+        room,
+        [],
+        None,
+    )
 
 
 def test_take_back_returns_what_has_not_begun_and_it_never_runs(bench: Bench) -> None:
     first = bench.order("wait_for", bench.path("go"))
     others = [bench.order("note", bench.path("notes")) for _ in range(5)]
-    bench.pool.send(0, [first, *others])
-    bench.step_until(lambda: bench.pool.running(0))
-    assert bench.pool.take_back(0) == [order.token for order in others]
-    assert bench.pool.outstanding(0) == [first.token]
+    bench.pool.slots[0].send([first, *others])
+    bench.step_until(bench.pool.slots[0].running)
+    assert bench.pool.slots[0].take_back() == [order.token for order in others]
+    assert bench.pool.slots[0].outstanding() == [first.token]
     Path(bench.path("go")).touch()
     assert bench.wait(first)[0].reason is EndReason.SUCCEEDED
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
     assert not Path(bench.path("notes")).exists()
-    assert bench.pool.take_back(0) == []
+    assert bench.pool.slots[0].take_back() == []
 
 
 def test_take_back_of_busy_slot_loses_and_repeats_nothing(warm: Bench) -> None:
@@ -771,11 +778,11 @@ def test_take_back_of_busy_slot_loses_and_repeats_nothing(warm: Bench) -> None:
     for round_ in range(30):
         batch = [warm.order("note", warm.path("notes")) for _ in range(20)]
         orders.update((order.token, order) for order in batch)
-        warm.pool.send(0, batch)
-        warm.step_until(lambda: warm.pool.running(0) or not warm.pool.outstanding(0))
+        warm.pool.slots[0].send(batch)
+        warm.step_until(lambda: warm.pool.slots[0].running() or not warm.pool.slots[0].outstanding())
         time.sleep(round_ * 0.0001)
-        taken.update(warm.pool.take_back(0))
-        warm.step_until(lambda: not warm.pool.outstanding(0))
+        taken.update(warm.pool.slots[0].take_back())
+        warm.step_until(lambda: not warm.pool.slots[0].outstanding())
     warm.step()
     ran = [json.loads(line)[1] for line in Path(warm.path("notes")).read_text().splitlines()]
     expected = {order.task_id for token, order in orders.items() if token not in taken}
@@ -823,7 +830,7 @@ def test_warm_functions_share_a_process(warm: Bench) -> None:
 def test_warm_child_is_replaced_after_its_tasks(make: Callable[..., Bench]) -> None:
     bench = make(reuse=True, max_tasks_per_child=3)
     orders = [bench.order("count_calls") for _ in range(7)]
-    bench.pool.send(0, orders)
+    bench.pool.slots[0].send(orders)
     assert [json.loads(ended.value) for ended in bench.wait(*orders)] == [1, 2, 3, 1, 2, 3, 1]
 
 
@@ -848,7 +855,7 @@ def test_warm_child_gets_its_own_snapshot_only(warm: Bench, tmp_path: Path) -> N
     orders = [
         warm.order({"function": "mine:f"}, code_dir=warm.tree(tmp_path / name)) for name in ("one", "two", "one", "one")
     ]
-    warm.pool.send(0, orders)
+    warm.pool.slots[0].send(orders)
     assert [json.loads(ended.value) for ended in warm.wait(*orders)] == ["one", "two", "one", "one"]
 
 
@@ -877,7 +884,7 @@ def test_environment_contract(bench: Bench) -> None:
         snapshot="s-1",
         cwd=str(bench.tmp),
     )
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
     ended = bench.wait(order)[0]
     seen = json.loads(ended.value)
     deadline = seen["environ"].pop("RUNTIME_DEADLINE")
@@ -921,7 +928,7 @@ def test_environment_of_one_order_is_not_the_next_ones(bench: Bench) -> None:
 def test_command_has_folders_and_environment(bench: Bench) -> None:
     script = "echo $RUNTIME_TASK_ID $EXTRA; echo x > $TMPDIR/a; echo done > $RUNTIME_OUTPUT_DIR/result; pwd"
     order = bench.order(["sh", "-c", script], env={"EXTRA": "more"}, cwd=str(bench.tmp))
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
     ended = bench.wait(order)[0]
     assert ended.log.decode().splitlines() == [f"{order.task_id} more", str(bench.tmp)]
     assert Path(order.output_dir, "result").read_text() == "done\n"
@@ -933,7 +940,7 @@ def test_folders_come_into_being_on_use_and_scratch_goes(bench: Bench) -> None:
     assert not (bench.tmp / "outputs").exists()
     assert not (bench.tmp / "scratch").exists()
     order = bench.order("use_folders")
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
     assert Path(order.output_dir, "result.txt").read_text() == "done"
     assert list((bench.tmp / "scratch").iterdir()) == []
@@ -941,7 +948,7 @@ def test_folders_come_into_being_on_use_and_scratch_goes(bench: Bench) -> None:
 
 def test_output_folder_that_stayed_empty_is_removed(bench: Bench) -> None:
     order = bench.order("use_folders", False, False)
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
     assert not Path(order.output_dir).parent.exists()
 
@@ -949,7 +956,7 @@ def test_output_folder_that_stayed_empty_is_removed(bench: Bench) -> None:
 def test_scratch_of_killed_attempt_is_removed(bench: Bench) -> None:
     order = bench.start(["sh", "-c", "mkdir $TMPDIR/deep; touch $TMPDIR/deep/file; sleep 300"])
     bench.step_until(Path(order.scratch_root, order.token, "deep", "file").exists)
-    os.kill(bench.pool.pids()[1], signal.SIGKILL)
+    os.kill(bench.pids()[1], signal.SIGKILL)
     assert bench.wait(order)[0].signal == signal.SIGKILL
     bench.step_until(lambda: not Path(order.scratch_root, order.token).exists())
     assert not Path(order.output_dir).exists()
@@ -972,7 +979,7 @@ def test_output_of_a_megabyte_is_counted_and_its_end_kept(bench: Bench) -> None:
 def test_output_belongs_to_its_own_attempt(bench: Bench) -> None:
     calls = [("say", f"line {index}\n" * (index % 3)) for index in range(60)]
     orders = [bench.order(*call) for call in calls]
-    bench.pool.send(0, orders)
+    bench.pool.slots[0].send(orders)
     assert [ended.log.decode() for ended in bench.wait(*orders)] == [text for _, text in calls]
 
 
@@ -992,10 +999,10 @@ def test_output_of_running_attempt_can_be_drained(bench: Bench) -> None:
     assert bench.pool.drain_log(order.token) == b""
 
 
-def test_progress_is_seen_while_running_and_metrics_are_kept(bench: Bench) -> None:
+def test_progress_is_noted_while_running_and_metrics_are_kept(bench: Bench) -> None:
     order = bench.start("count_up", bench.path("go"))
-    progress = bench.step_until(lambda: bench.pool.progress(order.token))
-    assert (progress.done, progress.total, progress.text, progress.metrics) == (1, 3, "first", {"loss": 0.5})
+    noted = bench.step_until(lambda: bench.child.noted)
+    assert (noted.progressed, noted.metrics) == (True, {"loss": 0.5})
     Path(bench.path("go")).touch()
     ended = bench.wait(order)[0]
     assert (ended.progressed, ended.metrics) == (True, {"loss": 0.25, "accuracy": 1.0})
@@ -1022,7 +1029,7 @@ def test_child_has_no_descriptor_but_its_own(make: Callable[..., Bench], tmp_pat
     with (tmp_path / "lock").open("w") as lock:
         bench = make(slots=2, hold_fds=(lock.fileno(),))
         second = bench.order("wait_for", bench.path("go"))
-        bench.pool.send(1, [second])
+        bench.pool.slots[1].send([second])
         assert json.loads(bench.run("list_fds").value) == [0, 1, 2, 3]
         shown = bench.run(["sh", "-c", "ls /proc/self/fd"]).log.split()
         assert len(shown) == 4, "of its own, ls has the folder open"
@@ -1042,10 +1049,10 @@ def test_temporary_folder_of_one_workflow_is_not_the_next_ones(warm: Bench) -> N
 def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Bench) -> None:
     for entry in ("nothing", "nothing", ["true"]):
         fresh.run(entry)
-    guardian = fresh.pool.pids()[0]
+    guardian = fresh.pids()[0]
 
     def is_settled() -> bool:
-        return len(fresh.pool.pids()) == 3 and all(fresh.pool.pids())  # the guardian, and two children of the slot
+        return len(fresh.pids()) == 3 and all(fresh.pids())  # the guardian, and two children of the slot
 
     def count_descriptors() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), len(list(Path(f"/proc/{guardian}/fd").iterdir()))
@@ -1055,7 +1062,7 @@ def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Ben
     mine, of_guardian = (max(counts) for counts in zip(*(count_descriptors() for _ in range(20)), strict=True))
     orders = [fresh.order("nothing") for _ in range(300)] + [fresh.order(["true"]) for _ in range(200)]
     for start in range(0, len(orders), 50):
-        fresh.pool.send(0, orders[start : start + 50])
+        fresh.pool.slots[0].send(orders[start : start + 50])
         ended = fresh.wait(*orders[start : start + 50])
         assert {one.reason for one in ended} == {EndReason.SUCCEEDED}
     fresh.step_until(lambda: is_settled() and count_descriptors()[0] <= mine and count_descriptors()[1] <= of_guardian)
@@ -1066,7 +1073,7 @@ def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Ben
 def test_close_ends_running_attempts_as_preempted(bench: Bench) -> None:
     running = bench.start("start_daemon", bench.path("pid"), True, "hang")
     waiting = bench.order("nothing")
-    bench.pool.send(0, [waiting])
+    bench.pool.slots[0].send([waiting])
     bench.step_until(Path(bench.path("pid")).exists)
     ended = {one.token: one for one in bench.pool.close()}
     assert {token: (one.reason, one.not_started) for token, one in ended.items()} == {
@@ -1077,25 +1084,25 @@ def test_close_ends_running_attempts_as_preempted(bench: Bench) -> None:
     assert bench.pool.close() == []
 
 
-def test_close_gives_the_grace_it_was_told(bench: Bench) -> None:
+def test_attempt_that_is_asked_to_stop_leaves_in_good_order(bench: Bench) -> None:
     order = bench.start("careful", bench.path("note"))
     bench.step_until(Path(bench.path("note.up")).exists)
-    ended = bench.pool.close(grace_s=PATIENCE_S)
-    assert [(one.token, one.reason) for one in ended] == [(order.token, EndReason.PREEMPTED)]
+    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
+    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
     assert Path(bench.path("note")).read_text() == "left in good order"
 
 
 def test_idle_children_are_let_go_but_the_first_slots(make: Callable[..., Bench]) -> None:
     bench = make(slots=2, reuse=True)
     orders = [bench.order("nothing"), bench.order("nothing")]
-    bench.pool.send(0, orders[:1])
-    bench.pool.send(1, orders[1:])
+    bench.pool.slots[0].send(orders[:1])
+    bench.pool.slots[1].send(orders[1:])
     bench.wait(*orders)
-    bench.step_until(lambda: len(bench.pool.pids()) == 3)
+    bench.step_until(lambda: len(bench.pids()) == 3)
     bench.grow_idle()
-    bench.step_until(lambda: len(bench.pool.pids()) == 2)
+    bench.step_until(lambda: len(bench.pids()) == 2)
     order = bench.order("nothing")
-    bench.pool.send(1, [order])
+    bench.pool.slots[1].send([order])
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
 
 
@@ -1105,9 +1112,9 @@ def test_idle_children_are_let_go_but_the_first_slots(make: Callable[..., Bench]
 def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(bench: Bench) -> None:
     running = bench.start("start_daemon", bench.path("pid"), False, "hang")
     waiting = bench.order("echo", 1)
-    bench.pool.send(0, [waiting])
+    bench.pool.slots[0].send([waiting])
     bench.step_until(Path(bench.path("pid")).exists)
-    old = bench.pool.pids()
+    old = bench.pids()
     os.kill(old[0], signal.SIGKILL)
     lost, done = bench.wait(running, waiting)
     assert (lost.reason, done.reason) == (EndReason.LOST, EndReason.SUCCEEDED)
@@ -1135,7 +1142,7 @@ def ping_often(bench: Bench, monkeypatch: pytest.MonkeyPatch, *, silences: int =
 def test_guardian_that_is_killed_again_and_again_is_started_again_each_time(bench: Bench) -> None:
     orders = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(7)]
     good = bench.order("echo", 1)
-    bench.pool.send(0, [*orders, good])
+    bench.pool.slots[0].send([*orders, good])
 
     *lost, done = bench.wait(*orders, good)
 
@@ -1153,10 +1160,10 @@ def test_slots_beside_one_that_kills_the_guardian_are_lost_with_it_and_what_wait
 ) -> None:
     bench = make(slots=2, reuse=True)
     beside, waiting = bench.order("start_daemon", bench.path("pid"), False, "hang"), bench.order("echo", 1)
-    bench.pool.send(1, [beside, waiting])
+    bench.pool.slots[1].send([beside, waiting])
     bench.step_until(Path(bench.path("pid")).exists)
     killer = bench.order("signal_guardian", signal.SIGKILL)
-    bench.pool.send(0, [killer])
+    bench.pool.slots[0].send([killer])
 
     ended = bench.wait(killer, beside, waiting)
 
@@ -1169,10 +1176,10 @@ def test_orders_taken_back_while_no_guardian_lives_never_run(bench: Bench, monke
     monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 600.0)
     killers = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(2)]
     waiting = bench.order("note", bench.path("notes"))
-    bench.pool.send(0, [*killers, waiting])
+    bench.pool.slots[0].send([*killers, waiting])
     bench.wait(*killers)
 
-    assert bench.pool.take_back(0) == [waiting.token]
+    assert bench.pool.slots[0].take_back() == [waiting.token]
     assert bench.pool.close() == []
     assert not Path(bench.path("notes")).exists()
 
@@ -1196,7 +1203,7 @@ def test_guardian_that_never_gets_ready_is_a_failure_and_no_order_is_lost(
     make_guardians_fail(monkeypatch, how)
     bench = make()
     order = bench.order("nothing")
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
 
     bench.step_until(lambda: bench.pool.failure is not None)
 
@@ -1204,7 +1211,7 @@ def test_guardian_that_never_gets_ready_is_a_failure_and_no_order_is_lost(
     [fact] = bench.pool.failure.facts
     assert fact.startswith("8 in a row ended before they were ready; the last one ")
     assert fact.endswith({"ends at once": "ended with code 3", "cannot be forked": "temporarily unavailable"}[how])
-    assert bench.pool.take_back(0) == [order.token]
+    assert bench.pool.slots[0].take_back() == [order.token]
 
 
 @pytest.mark.usefixtures("quick_guardians")
@@ -1225,9 +1232,9 @@ STOPPED = "the guardian of this worker was stopped and had to be killed, and the
 def test_attempt_of_a_stopped_guardian_is_lost_with_its_daemon_and_the_rest_goes_on(bench: Bench, scrub: bool) -> None:
     running = bench.start("start_daemon", bench.path("pid"), scrub, "hang")
     waiting = bench.order("echo", 1)
-    bench.pool.send(0, [waiting])
+    bench.pool.slots[0].send([waiting])
     bench.step_until(Path(bench.path("pid")).exists)
-    old = bench.pool.pids()
+    old = bench.pids()
     os.kill(old[0], signal.SIGSTOP)
 
     lost, done = bench.wait(running, waiting)
@@ -1292,7 +1299,7 @@ def test_end_of_an_attempt_is_told_though_the_guardian_was_stopped_before_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = bench.order("stop_guardian")
-    bench.pool.send(0, [order])
+    bench.pool.slots[0].send([order])
     bench.step_until(bench.has_reported)
     ping_often(bench, monkeypatch)
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
@@ -1305,7 +1312,7 @@ def test_tree_is_removed_though_the_guardian_is_stopped_and_nothing_runs(bench: 
     # Only the child's idle limit of ten minutes is pending now.
     bench.step_until(lambda: (bench.pool.next_deadline() or float("inf")) > time.monotonic() + 100)
     (tmp_path / "tree").mkdir()
-    os.kill(bench.pool.pids()[0], signal.SIGSTOP)
+    os.kill(bench.pids()[0], signal.SIGSTOP)
 
     bench.pool.discard(str(tmp_path / "tree"))
 
@@ -1314,7 +1321,7 @@ def test_tree_is_removed_though_the_guardian_is_stopped_and_nothing_runs(bench: 
 
 def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench: Bench) -> None:
     order = bench.start("wait_for", bench.path("go"))
-    guardian = bench.pool.pids()[0]
+    guardian = bench.pids()[0]
     bench.step_until(lambda: not bench.pool._guardian.silences)
     for _ in range(30):
         os.kill(guardian, signal.SIGSTOP)
@@ -1327,12 +1334,12 @@ def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench
     Path(bench.path("go")).touch()
 
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
-    assert bench.pool.pids()[0] == guardian
+    assert bench.pids()[0] == guardian
 
 
 def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
     bench.run("nothing")
-    pids = bench.pool.pids()
+    pids = bench.pids()
     os.kill(pids[0], signal.SIGSTOP)
     bench.pool.close()
     assert not [pid for pid in pids if is_alive(pid)]
@@ -1343,8 +1350,8 @@ def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
 
 @pytest.mark.usefixtures("quick_guardians")
 def test_order_for_a_child_that_was_stopped_while_it_waited_runs_in_another(bench: Bench) -> None:
-    bench.step_until(lambda: len(bench.pool.pids()) == 2)
-    stopped = bench.pool.pids()[1]
+    bench.step_until(lambda: len(bench.pids()) == 2)
+    stopped = bench.pids()[1]
     os.kill(stopped, signal.SIGSTOP)
 
     assert bench.run("own_pid").value != str(stopped)
@@ -1356,7 +1363,7 @@ def test_orders_for_a_warm_child_that_was_stopped_between_two_run_in_another_in_
     stopped = int(warm.run("own_pid").value)
     os.kill(stopped, signal.SIGSTOP)
     orders = [warm.order("own_pid") for _ in range(3)]
-    warm.pool.send(0, orders)
+    warm.pool.slots[0].send(orders)
 
     ended = warm.wait(*orders)
 
@@ -1369,13 +1376,13 @@ def test_orders_for_a_warm_child_that_was_stopped_between_two_run_in_another_in_
 def test_child_that_was_stopped_while_idle_is_let_go_and_its_slot_goes_on(make: Callable[..., Bench]) -> None:
     bench = make(slots=2, reuse=True)
     order = bench.order("own_pid")
-    bench.pool.send(1, [order])
+    bench.pool.slots[1].send([order])
     stopped = int(bench.wait(order)[0].value)
     os.kill(stopped, signal.SIGSTOP)
     bench.grow_idle()
 
     bench.step_until(lambda: not is_alive(stopped))
-    bench.pool.send(1, [again := bench.order("nothing")])
+    bench.pool.slots[1].send([again := bench.order("nothing")])
 
     assert bench.wait(again)[0].reason is EndReason.SUCCEEDED
 
@@ -1385,7 +1392,7 @@ def test_end_of_an_attempt_is_told_though_its_process_does_not_leave(
     fresh: Bench, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = fresh.order("never_leave", how)
-    fresh.pool.send(0, [order])
+    fresh.pool.slots[0].send([order])
     fresh.step_until(fresh.has_reported)
     with monkeypatch.context() as context:
         ping_often(fresh, context, silences=20)
@@ -1399,7 +1406,7 @@ def test_order_for_a_warm_child_that_reads_no_more_runs_in_another(
     warm.run("read_no_more")
     deaf = warm.child
     orders = [warm.order("echo", n, timeout_s=600.0) for n in range(2)]
-    warm.pool.send(0, orders)
+    warm.pool.slots[0].send(orders)
     with monkeypatch.context() as context:
         ping_often(warm, context, silences=20)
         warm.step_until(lambda: warm.child is not deaf)
@@ -1422,10 +1429,10 @@ def test_order_whose_children_are_stopped_again_and_again_is_setup_failed(
     fresh: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.worker.attempts.guardian_link._GUARDIAN", STOPS_ITS_CHILDREN)
-    first = fresh.pool.pids()[0]
+    first = fresh.pids()[0]
     os.kill(first, signal.SIGKILL)
     # Its child could still run an order sent right away.
-    fresh.step_until(lambda: fresh.pool.pids() and fresh.pool.pids()[0] != first)
+    fresh.step_until(lambda: fresh.pids() and fresh.pids()[0] != first)
 
     ended = fresh.run("nothing")
 
@@ -1448,10 +1455,10 @@ def test_functions_replaced_in_json_do_not_reach_the_reports_of_a_warm_child(war
 def test_attempt_that_finds_its_process_spoilt_before_it_begins_is_not_started_and_then_runs(warm: Bench) -> None:
     warm.run("spoil_folders")
     order = warm.order("echo", 1)
-    warm.pool.send(0, [order, behind := warm.order("echo", 2)])
+    warm.pool.slots[0].send([order, behind := warm.order("echo", 2)])
 
     refused, other = warm.wait(order, behind)
-    warm.pool.send(0, [order])
+    warm.pool.slots[0].send([order])
 
     assert (refused.reason, refused.not_started) == (EndReason.PREEMPTED, True)
     assert "cannot enter folder" in (refused.message or "")
@@ -1496,18 +1503,18 @@ pool = AttemptPool(selector=selector, slots=3, settings=settings)
 pool.start()
 for slot, (name, args) in enumerate([("start_daemon", [True, "hang"]), ("start_daemon", [False, "hang"])]):
     body = json.dumps({"function": f"pool_tasks:{name}", "args": [str(folder / f"pid{slot}"), *args]})
-    pool.send(slot, [Order(token=f"{prefix}{slot}", body=body, task_id=f"t-{slot}")])
+    pool.slots[slot].send([Order(token=f"{prefix}{slot}", body=body, task_id=f"t-{slot}")])
 command = ["sh", "-c", f"sleep 300 & echo $! > {folder}/pid2.part; mv {folder}/pid2.part {folder}/pid2; wait"]
-pool.send(2, [Order(token=f"{prefix}2", body=json.dumps({"command": command}), task_id="t-2")])
+pool.slots[2].send([Order(token=f"{prefix}2", body=json.dumps({"command": command}), task_id="t-2")])
 told = False
 while True:
     for key, _ in selector.select(0.05):
-        for ended in pool.ready(key):
-            print(json.dumps([ended.token, ended.reason, ended.message, ended.log.decode()]), flush=True)
-    pool.tick()
+        key.data()
+    for ended in pool.tick():
+        print(json.dumps([ended.token, ended.reason, ended.message, ended.log.decode()]), flush=True)
     if not told and all((folder / f"pid{slot}").exists() for slot in range(3)):
         told = True
-        print(json.dumps(pool.pids()), flush=True)
+        print(json.dumps([pool._guardian.process.pid, *(child.pid for child in pool._children)]), flush=True)
 """
 
 

@@ -85,7 +85,7 @@ def say_everything(log: Log) -> None:
     say, clock = log.reporter, log.clock
     events: list[Callable[[], None]] = [
         lambda: say.started("w-node3-0a1b", "default", plan_slots(Machine(8, 64 * 1024**3), 2)),
-        lambda: say.leased(TRAIN, 3),
+        lambda: None,  # A second without an event.
         lambda: say.began(TRAIN, 0, 1),
         lambda: say.began(TRAIN, 1, 2),
         lambda: say.succeeded(TRAIN, ended()),
@@ -141,7 +141,7 @@ def test_json_lines(golden: Callable[[str, str], None]) -> None:
 
 def test_json_lines_say_time_severity_and_worker() -> None:
     log = Log(json_lines=True)
-    log.reporter.started("w-1", "default", 1)
+    log.reporter.started("w-1", "default", plan_slots(Machine(1, 1024**3), 1))
     log.reporter.ended(TRAIN, ended(EndReason.APP_FAILED, "é\udc80"), settle(TaskState.FAILED, EndReason.APP_FAILED))
 
     first, second = map(json.loads, log.text.splitlines())
@@ -298,7 +298,7 @@ class BrokenStream(io.StringIO):
 def test_log_that_cannot_be_written_stops_nothing() -> None:
     reporter = Reporter(BrokenStream(), clock=FakeClock())
 
-    reporter.started("w-1", "default", 1)
+    reporter.started("w-1", "default", plan_slots(Machine(1, 1024**3), 1))
     reporter.succeeded(TRAIN, ended())
 
 

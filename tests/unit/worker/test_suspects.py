@@ -10,8 +10,8 @@ from runtime.reasons import EndReason
 from runtime.tasks.lease import Lease
 from runtime.tasks.retry import ALONE_FOR
 from runtime.testing import FakeClock, sample_task
+from runtime.worker.dispatch import Suspects
 from runtime.worker.held import HeldLease, Holdings
-from runtime.worker.suspects import Suspects
 
 
 @pytest.fixture

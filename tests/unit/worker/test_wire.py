@@ -8,7 +8,8 @@ import pytest
 
 from runtime.reasons import EndReason
 from runtime.worker.attempts import wire
-from runtime.worker.attempts.endings import parse_progress, read_report
+from runtime.worker.attempts.child_handle import Noted
+from runtime.worker.attempts.endings import note_progress, read_report
 from runtime.worker.attempts.model import Ended
 
 
@@ -49,8 +50,10 @@ def test_report_that_cannot_be_read_is_the_attempts_failure(payload: bytes) -> N
     assert (result.message or "").startswith("what it reported cannot be read: ")
 
 
-def test_progress_that_cannot_be_read_is_none() -> None:
-    said = parse_progress(b'{"done": 1, "text": "x"}', 5.0)
-    assert said
-    assert (said.at, said.done, said.total, said.text, said.metrics) == (5.0, 1.0, None, "x", {})
-    assert [parse_progress(payload, 5.0) for payload in (b"", b"[]", b'{"done": []}', b'{"metrics": 3}')] == [None] * 4
+def test_progress_that_cannot_be_read_changes_nothing() -> None:
+    noted = Noted()
+    note_progress(noted, b'{"progressed": true, "metrics": {"loss": 1}}')
+    for payload in (b"", b"[]", b'{"metrics": 3}', b'{"metrics": {"loss": []}}'):
+        note_progress(noted, payload)
+
+    assert (noted.progressed, noted.metrics) == (True, {"loss": 1.0})

@@ -21,7 +21,7 @@ from runtime.tasks.history import Record, cancelled_record
 from runtime.tasks.lease import Lease, Release
 from runtime.tasks.model import FunctionEntry, Resources, TaskState, WorkflowEntry, new_token
 from runtime.testing import sample_task
-from runtime.worker.lease_clock import LeaseClock
+from runtime.worker.held import Holdings
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, open_pair_with_folder, start_command
 
@@ -223,8 +223,8 @@ def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_e
 ) -> None:
     """Simulates a laptop that slept: no other worker has taken the task, and this one continues."""
     answers = iter([False])
-    holds = LeaseClock.holds
-    monkeypatch.setattr(LeaseClock, "holds", lambda self, token: next(answers, None) is None and holds(self, token))
+    holds = Holdings.holds
+    monkeypatch.setattr(Holdings, "holds", lambda self, held: next(answers, None) is None and holds(self, held))
     task = bench.function("fail_first", "once")
     bench.put(task)
 
@@ -368,8 +368,8 @@ def test_attempt_whose_time_limit_passes_within_the_grace_is_released_and_spends
         running.worker.stop()
         assert wait_until(lambda: bool(bench.events("worker_draining")))
         pool = running.worker._pool
-        pool._limits._settings = replace(pool._limits._settings, stop_grace_s=0.2)
-        child = pool._slots[0].child
+        pool._settings = replace(pool._settings, stop_grace_s=0.2)
+        child = pool.slots[0].child
         assert child
         child.orders[0].timeout_s = 0.1
         result = running.join()
@@ -610,9 +610,9 @@ def test_long_log_lies_whole_beside_the_record_which_has_its_end(bench: Bench) -
 def test_log_that_outgrows_its_limit_has_its_beginning_and_its_end_in_the_store(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.logs.LOG_LIMIT_BYTES", 1000)
-    monkeypatch.setattr("runtime.worker.logs.LOG_EVERY_S", 0.01)
-    monkeypatch.setattr("runtime.worker.logs.REMOTE_LOG_EVERY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.ending.LOG_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("runtime.worker.ending.LOG_EVERY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.ending.REMOTE_LOG_EVERY_S", 0.01)
     task = bench.command("sh", "-c", "yes first | head -n 1000; yes second | head -n 100000; echo third")
     bench.put(task)
 

@@ -309,7 +309,7 @@ def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_th
 def test_duty_that_fails_for_good_keeps_no_task_from_its_record(
     bench: Bench, call: str, problem: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.logs.LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.ending.LOG_EVERY_S", 0.05)
     queue, records = open_pair_with_folder(bench)
     tasks = [bench.function("talk", 20_000), bench.function("give", 1), bench.function("wait", "slow")]
     bench.let_go("slow")

@@ -101,7 +101,7 @@ def test_line_goes_on_while_a_suspect_waits_for_a_free_moment(bench: Bench, queu
 def test_suspect_that_has_waited_gets_the_next_slot_beside_what_runs(
     bench: Bench, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.suspects.ALONE_PATIENCE_S", 0.5)
+    monkeypatch.setattr("runtime.worker.dispatch.ALONE_PATIENCE_S", 0.5)
     suspect, long = bench.function("give", 1), bench.function("wait", "long")
     queue.put([suspect])
     lose(queue, suspect)
@@ -118,7 +118,7 @@ def test_suspect_that_has_waited_gets_the_next_slot_beside_what_runs(
 def test_suspect_that_has_waited_gets_a_slot_though_quick_tasks_never_end(
     bench: Bench, queue: Queue, monkeypatch: pytest.MonkeyPatch, reuse: bool
 ) -> None:
-    monkeypatch.setattr("runtime.worker.suspects.ALONE_PATIENCE_S", 0.3)
+    monkeypatch.setattr("runtime.worker.dispatch.ALONE_PATIENCE_S", 0.3)
     suspect = bench.function("give", "suspect")
     queue.put([suspect])
     lose(queue, suspect)
