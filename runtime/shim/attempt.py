@@ -6,15 +6,11 @@ import os
 import signal
 import time
 
-from runtime.shim.command import PREEMPTED_NOTE, make_command
-from runtime.shim.disk import DiskUse, disk_limit
 from runtime.shim.files import make_folder, write_whole
-from runtime.shim.memory import memory_share, ran_out_of_memory
-from runtime.shim.processes import end_orphans, reap_orphans
-from runtime.shim.ranks import Ranks
+from runtime.shim.processes import ENDING, end_orphans, reap_orphans
+from runtime.shim.ranks import PREEMPTED_NOTE, SETUP_FAILED, Ranks, make_command
 from runtime.shim.retry import TEMPORARY_FAILURE, pod_failures
-from runtime.shim.setup import SETUP_FAILED
-from runtime.shim.signals import ENDING
+from runtime.shim.usage import DiskUse, disk_limit, memory_share, ran_out_of_memory
 from runtime.shim.words import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, say, shell_code
 
 HEAR_S = 1.0

@@ -12,12 +12,19 @@ import os
 import shutil
 import sys
 
-from runtime.shim.files import list_names, make_folder
-from runtime.shim.fold import close_job, fold_job, folded_path, is_being_launched, read_header, unfold
-from runtime.shim.processes import adopt_orphans
+from runtime.shim.files import (
+    close_job,
+    fold_job,
+    folded_path,
+    is_being_launched,
+    list_names,
+    make_folder,
+    read_header,
+    unfold,
+)
+from runtime.shim.processes import Asked, adopt_orphans
 from runtime.shim.record import FolderRecord, Run, claim_job, load_order
 from runtime.shim.serve import serve, serve_rank
-from runtime.shim.signals import Asked
 from runtime.shim.words import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
 
 TYPE_CHECKING = False

@@ -12,11 +12,10 @@ import time
 import traceback
 
 from runtime.shim.gpus import given_gpus
-from runtime.shim.memory import forget_oom_kills
-from runtime.shim.processes import KNOWN, adopt_orphans, end_orphans, is_alive, kill, reap_orphans
+from runtime.shim.processes import ASKING, KNOWN, Asked, adopt_orphans, end_orphans, is_alive, kill, reap_orphans
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.serve import serve
-from runtime.shim.signals import ASKING, Asked
+from runtime.shim.usage import forget_oom_kills
 from runtime.shim.words import AGAIN, FAILED, LOOK_S, SOON_S, own_path, worst
 
 TYPE_CHECKING = False

@@ -17,13 +17,13 @@ from runtime.shim.files import (
     make_common_folder,
     make_folder,
     patiently,
+    read_folded,
     read_json,
     read_text,
     remove_folder,
     write_patiently,
     write_whole,
 )
-from runtime.shim.fold import read_folded
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
 from runtime.shim.retry import name_end, pod_failures

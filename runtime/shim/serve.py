@@ -6,12 +6,11 @@ import tempfile
 
 from runtime.faults import reach
 from runtime.shim.attempt import Attempt
-from runtime.shim.files import remove_folder, token
-from runtime.shim.fold import fold
+from runtime.shim.files import fold, remove_folder, token
 from runtime.shim.logs import LOG_BYTES
+from runtime.shim.processes import stops_within
 from runtime.shim.record import FolderRecord, Run, scratch_prefix
 from runtime.shim.retry import decide, pod_failures
-from runtime.shim.signals import stops_within
 from runtime.shim.words import AGAIN, DONE, FAILED, Refused, SetupFailed, say
 
 KILLED_S = 10.0

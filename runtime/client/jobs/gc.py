@@ -23,7 +23,7 @@ from runtime.jobs.plan import Started, Target
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Launcher, Sweeps
 from runtime.launchers.standing import ask, judge_many
-from runtime.shim.fold import FOLDED
+from runtime.shim.files import FOLDED
 from runtime.shim.program import build_shim
 from runtime.values import dataclass
 

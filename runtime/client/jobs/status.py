@@ -23,7 +23,7 @@ from runtime.jobs.spec import Dependency, JobState, When
 from runtime.launchers.base import Launcher
 from runtime.launchers.standing import judge_many
 from runtime.reasons import EndReason
-from runtime.shim.fold import FOLDED
+from runtime.shim.files import FOLDED
 from runtime.values import dataclass
 
 NEWEST: Final = 10

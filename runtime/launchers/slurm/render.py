@@ -377,7 +377,7 @@ def container_words(
         ]
     )
     if profile.pre or setup:
-        from runtime.shim.setup import setup_script
+        from runtime.shim.ranks import setup_script
 
         inside = setup_script([*profile.pre, *setup])
         line += f" sh -c {shlex.quote(inside)} pre"
