@@ -505,7 +505,7 @@ def _affinity(spec: JobSpec) -> dict[str, Any]:
 
 
 def _priority_class(spec: JobSpec, place: Place) -> str:
-    found = place.priority_classes.get(spec.priority.value)
+    found: str | None = place.priority_classes.get(spec.priority.value)
     if found is None:
         raise NotPossible(
             f"target `{place.target}` has no priority class for `{spec.priority.value}`",

@@ -11,7 +11,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
 from runtime.jobs.array import read_indices
@@ -31,8 +31,18 @@ from runtime.jobs.plan import (
 )
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import leaf_fields, set_fields
-from runtime.launchers.processes.interrupt import Process, job_of, list_shims, signal_processes
-from runtime.reasons import EndReason
+from runtime.launchers.processes.interrupt import (
+    PROCESS_INTERRUPTS,
+    Process,
+    interrupt_processes,
+    job_of,
+    list_shims,
+    signal_processes,
+    stop_processes,
+)
+from runtime.launchers.settings import read_target_settings
+from runtime.reasons import EndReason, Explanation
+from runtime.values import dataclass, replace
 
 MOST_RANKS: Final = 256
 """Ranks of a run on one machine: the shim starts them at once, and holds two files open for each."""
@@ -106,11 +116,16 @@ def plan_processes(
     job: JobIdentity,
     context: PlanContext,
     *,
+    settings: ProcessSettings,
+    python: str,
     keeps: Mapping[str, FieldSupport],
     root: str,
-    slots: int | None,
+    slots: int = 0,
 ) -> LaunchPlan:
-    """The plan of a job that is one shim process; an array shares out `slots` at a time, the machine's CPUs if None."""
+    """Plan a job that is one shim process; an array shares out `slots` at a time, or the machine's CPUs if 0.
+
+    `python` runs the shim if the settings name none.
+    """
     if (ranks := spec.nodes * spec.tasks_per_node) > MOST_RANKS:
         raise NotPossible(
             f"target `{target.name}` is one machine, and {ranks} ranks are more than the {MOST_RANKS} that run on one",
@@ -121,33 +136,37 @@ def plan_processes(
     offset = spec.array.offset if spec.array else 0
     backend: dict[str, Any] = {}
     if spec.array:
-        wanted = spec.array.pack or spec.array.max_parallel or check_slots(target) or slots
+        wanted = spec.array.pack or spec.array.max_parallel or settings.slots or slots
         backend["pack"] = {
             "slots": min(wanted, spec.array.max_parallel or wanted, len(indices)) if wanted else 0,
             "per": spec.array.pack_per.value,
         }
     if spec.resources.gpus:
         backend["gpus"] = {"count": spec.resources.gpus.count}
-        if (devices := read_gpus(target)) is not None:
+        if (devices := _read_gpus(settings.gpus, target)) is not None:
             backend["gpus"]["devices"] = devices
-    if limits := _limits(spec):
+    limits: dict[str, float] = {}
+    if spec.resources.cpus:
+        limits["cpus"] = spec.resources.cpus
+    if spec.resources.memory and spec.resources.memory.high:
+        limits["memory_bytes"] = spec.resources.memory.high
+    if limits:
         backend["limits"] = limits
     if made := environment_order(spec, BuildOn.NODE):
         backend["environment"] = made
-    setup = [*target.settings.get("setup", ()), *activation_lines(spec)]
-    if setup:
+    if setup := [*settings.setup, *activation_lines(spec)]:
         backend["setup"] = setup
     live = str((context.base / spec.code.path).resolve()) if spec.code.mode is CodeMode.NONE else None
     order = make_order(spec, job, indices, context, retries="shim", environ=context.environ, live_tree=live, **backend)
-    python = str(target.settings.get("python", "python3"))
+    python = settings.python or python
     words = [python, f"{root}/jobs/{job.id}/shim.py", f"{root}/jobs/{job.id}", "--native", "TOKEN"]
     words += ["--indices", f"{offset}-{offset + len(indices) - 1}"] if spec.array else []
-    if scratch := target.settings.get("scratch"):
-        words += ["--scratch", str(scratch)]
+    if settings.scratch:
+        words += ["--scratch", settings.scratch]
     return LaunchPlan(
         job=job,
         spec=spec,
-        target=target,
+        target=replace(target, settings={"python": python, **target.settings}),
         order=order,
         artefacts={"command": shlex.join(words) + "\n"},
         parts=(
@@ -159,45 +178,32 @@ def plan_processes(
     )
 
 
-def _limits(spec: JobSpec) -> dict[str, float]:
-    """What a run may take of its machine at most, where the spec says."""
-    limits: dict[str, float] = {}
-    if spec.resources.cpus:
-        limits["cpus"] = spec.resources.cpus
-    if spec.resources.memory and spec.resources.memory.high:
-        limits["memory_bytes"] = spec.resources.memory.high
-    return limits
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """The settings of a target whose jobs are processes of one machine."""
+
+    python: str | None = None
+    setup: tuple[str, ...] = ()
+    slots: int | None = None
+    """How many runs of an array go at a time."""
+    scratch: str | None = None
+    gpus: Any = None
+    """The number of the machine's GPUs, or their names; without it the shim asks `nvidia-smi`."""
 
 
-PROCESS_SETTINGS: Final = ("python", "setup", "slots", "scratch", "gpus")
+P = TypeVar("P", bound=ProcessSettings)
 
 
-def check_process_settings(target: Target) -> None:
-    """Raise `InvalidValue` for a setting of a target of processes that cannot be used."""
+def read_process_settings(kind: type[P], target: Target) -> P:
+    """Raises `UnknownName` or `InvalidValue` for a setting, or a record root, that cannot be used."""
+    expected = {"setup": "lines of shell", "options": 'words for ssh, such as ["-p", "2222"]'}
+    found = read_target_settings(kind, target, where=f"for target `{target.name}`", expected=expected)
     check_record_folder(target)
-    where = f"targets.{target.name}"
-    for name in ("python", "scratch"):
-        value = target.settings.get(name)
-        if name in target.settings and (not isinstance(value, str) or not value):
-            raise InvalidValue(f"{where}.{name}", value, "text")
-    setup = target.settings.get("setup", [])
-    if not isinstance(setup, list | tuple) or not all(isinstance(line, str) for line in setup):
-        raise InvalidValue(f"{where}.setup", setup, "lines of shell")
-    check_slots(target)
-    read_gpus(target)
+    _read_gpus(found.gpus, target)
+    return found
 
 
-def check_slots(target: Target) -> int | None:
-    """How many runs of an array go at a time, where the target says it."""
-    slots = target.settings.get("slots")
-    if slots is not None and (type(slots) is not int or slots < 1):
-        raise InvalidValue(f"targets.{target.name}.slots", slots, "a whole number from 1 on")
-    return slots
-
-
-def read_gpus(target: Target) -> list[str] | None:
-    """The machine's GPUs where the target names them; the shim asks `nvidia-smi` otherwise."""
-    given = target.settings.get("gpus")
+def _read_gpus(given: Any, target: Target) -> list[str] | None:
     if given is None:
         return None
     if type(given) is int and given >= 0:
@@ -205,6 +211,69 @@ def read_gpus(target: Target) -> list[str] | None:
     if isinstance(given, list | tuple) and all(isinstance(each, str | int) for each in given):
         return [str(each) for each in given]
     raise InvalidValue(f"targets.{target.name}.gpus", given, 'how many there are, or their names, such as ["0", "2"]')
+
+
+class ProcessLauncher:
+    """The calls that are the same on this machine and on a machine behind ssh."""
+
+    takes_up: ClassVar[bool] = True
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = PROCESS_INTERRUPTS
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        # A process has no name to look up; the shim's claim of the job decides which process counts.
+        return {}
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        """The state of each shim. A shim that is gone is lost, or its machine was restarted."""
+        boot, lines = _look(host)
+        return [_state_of(native, boot, "\n".join(lines), host) for native in native_ids]
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        if indices is None:
+            return end_processes(native_ids, host)
+        wake_processes(native_ids, host)  # shims see the marks of single runs themselves
+        return []
+
+    def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
+        stop_processes(native_ids, host)
+
+    def clear(self, target: Target, folder: str, host: Host) -> list[str]:
+        command = host.files.read(f"{folder}/artefacts/command")
+        if command is None:
+            return []
+        place = f"{host.files.root}/{folder}"
+        # This version's shim: the job's own is removed when the job ends, and may be of an earlier version.
+        from runtime.shim.program import build_shim
+
+        done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=build_shim())
+        said = done.err.strip().splitlines()[-1:]
+        return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
+
+    def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
+        marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
+        said = host.run(["sh", "-c", _BEARING, *marks]).out.splitlines()
+        return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said]
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        return None
+
+    def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
+        interrupt_processes(native_id, index, how, host)
+
+
+def _state_of(native: str, boot: str, listed: str, host: Host) -> NativeState:
+    if native in listed:
+        return NativeState(native_id=native, index=None, state=JobState.RUNNING, raw="running", where=host.name)
+    rebooted = native.partition("@")[2] != boot
+    return NativeState(
+        native_id=native,
+        index=None,
+        state=JobState.FAILED,
+        reason=EndReason.NODE_FAILED if rebooted else EndReason.LOST,
+        raw="rebooted" if rebooted else "gone",
+        message=f"`{host.name}` was started anew" if rebooted else f"its process on `{host.name}` is gone",
+        where=host.name,
+    )
 
 
 class ShimNotStarted(NotPossible):
@@ -274,40 +343,6 @@ def _last_words(plan: LaunchPlan, host: Host) -> list[str]:
     return said.decode("utf-8", "replace").strip().splitlines()[-3:]
 
 
-def process_states(native_ids: Sequence[str], host: Host) -> list[NativeState]:
-    """Which shims live. One that is gone is lost, or its machine was started anew."""
-    boot, lines = _look(host)
-    text = "\n".join(lines)
-    found = []
-    for native in native_ids:
-        if native in text:
-            found.append(
-                NativeState(native_id=native, index=None, state=JobState.RUNNING, raw="running", where=host.name)
-            )
-            continue
-        rebooted = native.partition("@")[2] != boot
-        found.append(
-            NativeState(
-                native_id=native,
-                index=None,
-                state=JobState.FAILED,
-                reason=EndReason.NODE_FAILED if rebooted else EndReason.LOST,
-                raw="rebooted" if rebooted else "gone",
-                message=f"`{host.name}` was started anew" if rebooted else f"its process on `{host.name}` is gone",
-                where=host.name,
-            )
-        )
-    return found
-
-
-def cancel_processes(native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
-    """End the shims of these native jobs; what is left over, in words. Of single runs they see the marks themselves."""
-    if indices is None:
-        return end_processes(native_ids, host)
-    wake_processes(native_ids, host)
-    return []
-
-
 def wake_processes(native_ids: Sequence[str], host: Host) -> list[Process]:
     """Let stopped shims of these native jobs go on, so that they find our cancel mark. Returns all their shims."""
     shims = list_shims(native_ids, host)
@@ -352,27 +387,6 @@ def _say_left(native: str, shims: Sequence[Process], host: Host) -> str:
         f"the shim {native} on `{host.name}` still runs; run the same `runtime cancel` again, "
         f"and if that does not help, `kill -9 {pids}` there"
     )
-
-
-def clear_processes(folder: str, host: Host) -> list[str]:
-    """Have the shim end what killed ones of the job in `folder` left running; what is left over, in words."""
-    command = host.files.read(f"{folder}/artefacts/command")
-    if command is None:
-        return []
-    place = f"{host.files.root}/{folder}"
-    # Ours, for that of the job goes with its end, and may be of an earlier version.
-    from runtime.shim.program import build_shim
-
-    done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=build_shim())
-    said = done.err.strip().splitlines()[-1:]
-    return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
-
-
-def find_left(jobs: Sequence[str], host: Host) -> list[str]:
-    """Those of the jobs whose variables a process on this host was started with."""
-    marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
-    said = host.run(["sh", "-c", _BEARING, *marks]).out
-    return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said.splitlines()]
 
 
 def _look(host: Host) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs.plan import NativePart
 from runtime.jobs.spec import JobSpec, Mount, PackPer, Priority, When, secret_refs
-from runtime.launchers.slurm.settings import Profile, SlurmSettings
+from runtime.launchers.slurm.settings import GpuOption, Profile, SlurmSettings
 from runtime.launchers.slurm.states import Layout
 from runtime.units import divide, format_duration
 from runtime.values import dataclass
@@ -207,7 +207,7 @@ def _resource_words(spec: JobSpec, profile: Profile, by_helper: int = 0) -> list
             )
         kind = f"{wanted.gpus.type}:" if wanted.gpus.type else ""
         amount = f"{kind}{wanted.gpus.count:g}"
-        words.append(f"--gres=gpu:{amount}" if profile.gpu_option == "gres" else f"--gpus-per-node={amount}")
+        words.append(f"--gres=gpu:{amount}" if profile.gpu_option is GpuOption.GRES else f"--gpus-per-node={amount}")
     return words
 
 
@@ -215,7 +215,7 @@ def _qos(spec: JobSpec, settings: SlurmSettings, profile: Profile) -> str | None
     if spec.priority is Priority.NORMAL:
         return profile.qos
     if spec.priority.value in settings.priorities:
-        return settings.priorities[spec.priority.value]
+        return str(settings.priorities[spec.priority.value])
     if spec.priority is Priority.LOW:
         return profile.qos
     raise NotPossible(

@@ -13,13 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, cast
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import Target
 from runtime.jobs.spec import JobSpec, Priority
-from runtime.units import parse_duration
-from runtime.values import dataclass, field, fields, replace
+from runtime.launchers.settings import SettingsReader, read_target_settings
+from runtime.values import dataclass, field, replace
+
+
+class GpuOption(StrEnum):
+    """Which option of sbatch asks for GPUs."""
+
+    GRES = "gres"
+    PER_NODE = "gpus-per-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +56,15 @@ class Profile:
     """Further words for `apptainer exec`."""
     max_time: timedelta | None = None
     """Longest `--time` of the partition; a job's grace is taken off its limit rather than go beyond."""
-    gpu_option: str = "gres"
-    """`gres` or `gpus-per-node`: which option asks for GPUs."""
+    gpu_option: GpuOption = GpuOption.GRES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSettings:
-    profile: Profile = Profile()
+class SlurmSettings(Profile):
     gpu: Mapping[str, Any] = field(default_factory=dict)
     cpu: Mapping[str, Any] = field(default_factory=dict)
     capacity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    priorities: Mapping[str, str] = field(default_factory=dict)
+    priorities: Mapping[str, Any] = field(default_factory=dict)
     """Our priority → QOS."""
     host: str | None = None
     options: tuple[str, ...] = ()
@@ -76,7 +82,7 @@ class SlurmSettings:
     """Its command: `apptainer` or `singularity`."""
     scratch: str | None = None
     """Folder on the nodes for trees."""
-    paths: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, Any] = field(default_factory=dict)
     """Path in a spec → path on this target, by the longest beginning."""
     pack_steps: bool = False
     """Whether each run of a packed node is a step of its own, which Slurm keeps to its CPUs and memory."""
@@ -86,7 +92,7 @@ class SlurmSettings:
 
     def profile_for(self, spec: JobSpec) -> Profile:
         """The profile that a job is submitted with: ours, that of its accelerator, that of its capacity."""
-        found = self.profile
+        found: Profile = self
         for part in (self.gpu if spec.resources.gpus else self.cpu, self._capacity(spec)):
             found = replace(found, **part)
         return found
@@ -108,80 +114,35 @@ class SlurmSettings:
     def map_path(self, path: str) -> str:
         for begin in sorted(self.paths, key=len, reverse=True):
             if path == begin or path.startswith(begin.rstrip("/") + "/"):
-                return self.paths[begin].rstrip("/") + path[len(begin.rstrip("/")) :]
+                return str(self.paths[begin]).rstrip("/") + path[len(begin.rstrip("/")) :]
         return path
 
 
-_PROFILE: Final = tuple(each.name for each in fields(Profile))
-_OWN: Final = tuple(each.name for each in fields(SlurmSettings) if each.name != "profile")
-SETTINGS: Final = (*_OWN, *_PROFILE)
-_LINES: Final = ("flags", "setup", "pre", "container_flags", "options")
-_NUMBERS: Final = ("cpus", "max_array_size", "max_submit")
-_TABLES: Final = ("gpu", "cpu", "capacity", "priorities", "paths")
+_EXPECTED: Final = {"gpu_option": "gres or gpus-per-node"}
 
 
 def read_settings(target: Target) -> SlurmSettings:
     """Raises `UnknownName` and `InvalidValue` for what cannot be used."""
     where = f"targets.{target.name}"
-    given = _read(target.settings, SETTINGS, where)
-    own = {name: value for name, value in given.items() if name in _OWN}
-    for name in ("gpu", "cpu"):
-        own[name] = _read(own.get(name, {}), _PROFILE, f"{where}.{name}")
-    own["capacity"] = {
-        name: _read(_table(value, f"{where}.capacity.{name}"), _PROFILE, f"{where}.capacity.{name}")
-        for name, value in own.get("capacity", {}).items()
-    }
-    for name in own.get("priorities", {}):
+    found = read_target_settings(SlurmSettings, target, expected=_EXPECTED)
+    for name in found.priorities:
         if name not in set(Priority):
             raise UnknownName("priority", name, [each.value for each in Priority], where=f"in {where}.priorities")
-    host = own.get("host")
     # A name that begins with a hyphen would be an option of ssh.
-    if host is not None and (not host or host.startswith("-") or any(char.isspace() for char in host)):
-        raise InvalidValue(f"{where}.host", host, "a host as `ssh` knows it, such as me@login1")
-    for option in own.get("options", ()):
+    if found.host is not None and (found.host.startswith("-") or any(char.isspace() for char in found.host)):
+        raise InvalidValue(f"{where}.host", found.host, "a host as `ssh` knows it, such as me@login1")
+    for option in found.options:
         if option.replace(" ", "").lower().removeprefix("-o").startswith("stricthostkeychecking=no"):
             raise NotPossible(
                 f"target `{target.name}` turns the check of host keys off",
-                hint=f"connect once by hand and say yes to its key: ssh {host}",
+                hint=f"connect once by hand and say yes to its key: ssh {found.host}",
             )
-    profile = Profile(**{name: value for name, value in given.items() if name in _PROFILE})
-    return SlurmSettings(profile=profile, **own)
+    capacity = {name: _read_changes(each, f"{where}.capacity.{name}") for name, each in found.capacity.items()}
+    gpu, cpu = (_read_changes(getattr(found, name), f"{where}.{name}") for name in ("gpu", "cpu"))
+    return replace(found, gpu=gpu, cpu=cpu, capacity=capacity)
 
 
-def _read(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        place = f"{where}.{name}"
-        if name not in known:
-            raise UnknownName("setting", name, known, where=f"in {where}")
-        if name in _LINES:
-            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-                raise InvalidValue(place, value, "a list of text")
-            found[name] = tuple(value)
-        elif name in _NUMBERS:
-            if type(value) is not int or value < 1:
-                raise InvalidValue(place, value, "a whole number from 1 on")
-            found[name] = value
-        elif name in _TABLES:
-            found[name] = dict(_table(value, place))
-        elif name == "max_time":
-            found[name] = parse_duration(str(value))
-        elif name == "pack_steps":
-            if not isinstance(value, bool):
-                raise InvalidValue(place, value, "true or false")
-            found[name] = value
-        elif name == "gpu_option":
-            if value not in ("gres", "gpus-per-node"):
-                raise InvalidValue(place, value, "gres or gpus-per-node")
-            found[name] = value
-        else:
-            if not isinstance(value, str) or not value:
-                raise InvalidValue(place, value, "text")
-            found[name] = value
-    return found
-
-
-def _table(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidValue(where, value, "a table")
-    return value
+def _read_changes(given: object, where: str) -> dict[str, Any]:
+    """The fields of a profile that a table sets."""
+    profile = SettingsReader("", _EXPECTED).read_record(Profile, given, where)
+    return {name: getattr(profile, name) for name in cast("Mapping[str, Any]", given)}
