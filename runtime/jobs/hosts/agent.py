@@ -526,17 +526,13 @@ def unpack(value: Any) -> Any:
     return value
 
 
-def answer(place: Place, request: Any) -> Any:
-    do, args = request["do"], unpack(request["args"])
+def answer(place: Place, do: str, args: Any) -> Any:
     if do == "run":
         return run(*args)
-    if do == "spawn":
-        place.look()
-        return spawn(*args)
     if do == "wait":
         return wait(*args)
     place.look(making=do in MAKING)
-    return getattr(place, do)(*args)
+    return spawn(*args) if do == "spawn" else getattr(place, do)(*args)
 
 
 def serve(mark: str, root: str) -> None:
@@ -550,7 +546,11 @@ def serve(mark: str, root: str) -> None:
         if place.id is None:
             place.known = request.get("known")
         try:
-            said = {"id": request["id"], "value": pack(answer(place, request)), "root": place.id}
+            said = {
+                "id": request["id"],
+                "value": pack(answer(place, request["do"], unpack(request["args"]))),
+                "root": place.id,
+            }
         except StrangeRoot as strange:
             said = {"id": request["id"], "strange": [strange.found, strange.there]}
         except Exception as problem:  # whatever it is, the other end has to hear of it

@@ -7,6 +7,7 @@ launcher does not know whether it runs on the login node.
 from __future__ import annotations
 
 import errno
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
@@ -162,12 +163,94 @@ class Host(Protocol):
     def close(self) -> None: ...
 
 
-class AgentHost(ABC):
-    """Processes of a machine that the agent answers for: `ask` brings it one request at a time."""
+class AgentFiles(ABC):
+    """`Files` of a machine where the agent runs: `ask` brings the agent one request."""
+
+    address: str
 
     @abstractmethod
-    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
-        """Make one request to the agent and return its answer."""
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any: ...
+
+    @functools.cached_property
+    def root(self) -> str:
+        found: str = self.ask("where")
+        return found
+
+    def read(self, name: str) -> bytes | None:
+        found: bytes | None = self.ask("read", name)
+        return found
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = self.ask("read_many", list(names))
+        return found
+
+    def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
+        found: bytes = self.ask("read_from", name, offset, limit)
+        return found
+
+    def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
+        made: bool = self.ask("create", name, data, mode, lasting, patience_s=600)
+        return made
+
+    def link(self, there: str, name: str) -> bool:
+        linked: bool = self.ask("link", there, name)
+        return linked
+
+    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+        self.ask("write", name, data, mode, patience_s=600)
+
+    def write_many(self, files: Sequence[FileToWrite]) -> None:
+        fields = [[each.name, each.data, each.mode, each.once] for each in files]
+        self.ask("write_many", fields, patience_s=600)
+
+    def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
+        made: bool = self.ask("make_folder", name, mode)
+        return made
+
+    def names(self, folder: str, prefix: str = "") -> list[str]:
+        return [str(name) for name in self.ask("names", folder, prefix)]
+
+    def tree(self, folder: str) -> list[tuple[str, int]]:
+        return [(str(name), int(size)) for name, size in self.ask("tree", folder)]
+
+    def download(self, name: str, to: BinaryIO) -> None:
+        offset = 0
+        while chunk := self.read_from(name, offset):
+            to.write(chunk)
+            offset += len(chunk)
+
+    def remove(self, name: str) -> None:
+        self.ask("remove", name, patience_s=600)
+
+    def room(self) -> Room:
+        return Room(*self.ask("room"))
+
+
+class AgentHost(ABC):
+    """A machine where the agent runs: `ask` brings the agent one request."""
+
+    name: str
+    files: Files
+
+    @abstractmethod
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any: ...
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Answer:
+        code, out, err = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
+        if code is None:
+            raise HostUnavailable(
+                f"`{words[0]}` did not end on `{self.name}` within {timeout_s:g} s and was killed",
+                facts=(err.strip().splitlines() or out.strip().splitlines())[-1:],
+                hint=f"try it by hand on `{self.name}`",
+            )
+        return Answer(code, out, err)
 
     def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
         pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
@@ -192,20 +275,6 @@ def read_tail(files: Files, name: str, lines: int = 3) -> list[str]:
     size = next((size for relative, size in files.tree(folder) if relative == own), 0)
     text = files.read_from(name, max(0, size - LOG_TAIL), LOG_TAIL).decode("utf-8", "replace")
     return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
-
-
-def list_fields(files: Sequence[FileToWrite]) -> list[list[Any]]:
-    return [[each.name, each.data, each.mode, each.once] for each in files]
-
-
-def check_ended(host: str, words: Sequence[str], code: int | None, out: str, err: str, timeout_s: float) -> Answer:
-    if code is None:
-        raise HostUnavailable(
-            f"`{words[0]}` did not end on `{host}` within {timeout_s:g} s and was killed",
-            facts=(err.strip().splitlines() or out.strip().splitlines())[-1:],
-            hint=f"try it by hand on `{host}`",
-        )
-    return Answer(code, out, err)
 
 
 def explain_refusal(root: str, said: str, number: int | None) -> StoreUnavailable:

@@ -10,17 +10,13 @@ import hashlib
 import json
 import re
 import secrets
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.jobs.hosts import agent
-from runtime.jobs.hosts.base import AgentHost, Answer, Files, HostUnavailable, RootWatch
+from runtime.jobs.hosts.base import Files, HostUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
-from runtime.jobs.hosts.ssh import SshFiles, check_root, render_request
+from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_agent
 from runtime.jobs.spec import JobState
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.render import render_files_job
@@ -32,7 +28,6 @@ START_S: Final = 180
 """How long the pod may take to run: a first pull of its image is in it."""
 _SECRET: Final = re.compile(r"jobs/[^/]+/secrets/[^/]+")
 _FRAME: Final = 1 << 18
-_PROGRAM: Final = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode('utf-8'))"
 
 
 class JobFiles(BucketFiles):
@@ -54,52 +49,37 @@ class JobFiles(BucketFiles):
         return {name[len(prefix) :]: data for name, data in self._secrets.items() if name.startswith(prefix)}
 
 
-class KubernetesHost(AgentHost):
+class KubernetesHost(RemoteHost):
     """A pod that sees the record root. Nothing is started before the first request, and none for a bucket."""
 
     def __init__(self, place: Place, cluster: Cluster, owner: str) -> None:
+        super().__init__()
         self.place, self.cluster = place, cluster
         self.name = f"{place.context or 'kubernetes'}/{place.namespace}"
         self._owner = owner
-        self._lock = threading.Lock()
         self._socket: Any = None
         self._mark = b""
         self._rest = b""
         self._errors = b""
-        self._count = 0
-        self.watch: RootWatch | None = None
         address = f"{self.name}/{place.records}"
-        self.files: Files = JobFiles(place.bucket) if place.bucket else SshFiles(self, place.root, address)  # type: ignore[arg-type]
+        self.files: Files = JobFiles(place.bucket) if place.bucket else RemoteFiles(self, address)
 
-    def run(
-        self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None
-    ) -> Answer:
-        said = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
-        code, out, err = said
-        if code is None:
-            raise HostUnavailable(f"`{words[0]}` did not end in `{self.name}` within {timeout_s:g} s and was killed")
-        return Answer(code, out, err)
-
-    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
-        """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
+    def exchange(self, request: bytes, patience_s: float) -> dict[str, Any]:
         if self.place.bucket:
             raise HostUnavailable(f"no pod in `{self.name}` runs commands: its jobs lie in a bucket", retryable=False)
-        with self._lock:
-            if self._socket is None:
-                self._connect()
-            self._count += 1
-            try:
-                self._send(render_request(self._count, do, args, self.watch))
-                said = self._hear(patience_s)
-            except Exception as problem:
-                raise self._lost(problem) from problem
-        check_root(said, self.watch)
-        if "error" in said:
-            raise StoreUnavailable(
-                f"the record root `{self.place.root}` of claim `{self.place.claim}` refuses: {said['error']}",
-                hint="`runtime targets check` tries every step",
-            )
-        return agent.unpack(said["value"])
+        if self._socket is None:
+            self._connect()
+        try:
+            self._send(request)
+            return self._hear(patience_s)
+        except Exception as problem:
+            raise self._lost(problem) from problem
+
+    def explain(self, said: str, number: int | None) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the record root `{self.place.root}` of claim `{self.place.claim}` refuses: {said}",
+            hint="`runtime targets check` tries every step",
+        )
 
     def close(self) -> None:
         self._hang_up()
@@ -116,11 +96,9 @@ class KubernetesHost(AgentHost):
         pod = self._ensure_pod()
         self._mark = f"=={secrets.token_hex(12)}==".encode()
         self._rest = self._errors = b""
-        source = Path(agent.__file__).read_bytes()
-        call = f"\nserve({self._mark.decode()!r}, {self.place.root!r})\n".encode()
-        words = [self.place.python, "-u", "-c", _PROGRAM]
+        words = [self.place.python, "-u", "-c", PROGRAM]
         self._socket = self.cluster.open_exec(self.place.namespace, pod, words)
-        self._send(b"%d\n" % (len(source) + len(call)) + source + call)
+        self._send(render_agent(self._mark.decode(), self.place.root))
 
     def _send(self, data: bytes) -> None:
         for at in range(0, len(data), _FRAME):

@@ -19,7 +19,6 @@ from runtime.jobs.hosts.base import Host, HostUnavailable
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
-    Fidelity,
     FieldSupport,
     JobIdentity,
     LaunchPlan,
@@ -30,7 +29,7 @@ from runtime.jobs.plan import (
     check_record_folder,
 )
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
-from runtime.jobs.spec_fields import leaf_fields, set_fields
+from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.processes.interrupt import (
     PROCESS_INTERRUPTS,
     Process,
@@ -41,6 +40,7 @@ from runtime.launchers.processes.interrupt import (
     stop_processes,
 )
 from runtime.launchers.settings import read_target_settings
+from runtime.launchers.support import COMMON, by_shim, native, refused
 from runtime.reasons import EndReason, Explanation
 from runtime.values import dataclass, replace
 
@@ -63,50 +63,34 @@ _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--nativ
 # Whatever of /proc there is and may be read; a process that asks bears variables of its own job.
 _BEARING: Final = 'grep -ahzsxF "$0" "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u'
 
-_SHIM: Final = FieldSupport(fidelity=Fidelity.SHIM, how="the shim")
-_NO_LIMIT: Final = FieldSupport(fidelity=Fidelity.REFUSED, how="nothing on a plain machine holds a process to it")
-_NO_SCHEDULER: Final = FieldSupport(
-    fidelity=Fidelity.REFUSED, how="there is no scheduler: what is launched runs at once"
-)
+_NO_LIMIT: Final = refused("nothing on a plain machine holds a process to it")
+_NO_SCHEDULER: Final = refused("there is no scheduler: what is launched runs at once")
 
 PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
-    **dict.fromkeys(leaf_fields(), _SHIM),
-    "command": FieldSupport(fidelity=Fidelity.NATIVE, how="a process"),
-    "name": FieldSupport(fidelity=Fidelity.NATIVE, how="the ledger"),
-    "image": FieldSupport(fidelity=Fidelity.REFUSED, how="processes of this machine run without a container"),
-    "mounts": FieldSupport(
-        fidelity=Fidelity.REFUSED,
-        how="a path of the machine is there already: name it in the command, which reads a bucket by itself",
-    ),
-    "resources.cpus": FieldSupport(
-        fidelity=Fidelity.SHIM, how="as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"
-    ),
-    "resources.memory": FieldSupport(
-        fidelity=Fidelity.SHIM, how="as a limit: a run that holds more is ended, and none is set aside"
-    ),
+    **COMMON,
+    "command": native("a process"),
+    "name": native("the ledger"),
+    "image": refused("processes of this machine run without a container"),
+    "mounts": refused("a path of the machine is there already: name it in the command, which reads a bucket by itself"),
+    "resources.cpus": by_shim("as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"),
+    "resources.memory": by_shim("as a limit: a run that holds more is ended, and none is set aside"),
     "resources.disk": _NO_LIMIT,
-    "resources.shared_memory": FieldSupport(fidelity=Fidelity.NATIVE, how="the machine's own /dev/shm"),
-    "resources.gpus.count": FieldSupport(
-        fidelity=Fidelity.SHIM, how="locks of the machine's GPUs that all its users share"
-    ),
+    "resources.shared_memory": native("the machine's own /dev/shm"),
+    "resources.gpus.count": by_shim("locks of the machine's GPUs that all its users share"),
     "resources.gpus.type": _NO_LIMIT,
     "resources.tpu.type": _NO_LIMIT,
     "resources.tpu.topology": _NO_LIMIT,
     "resources.tpu.slices": _NO_LIMIT,
-    "gang.start_timeout": FieldSupport(fidelity=Fidelity.NATIVE, how="all ranks are started at once"),
-    "placement.on": FieldSupport(fidelity=Fidelity.NATIVE, how="the choice of the target"),
+    "gang.start_timeout": native("all ranks are started at once"),
     "placement.capacity": _NO_SCHEDULER,
     "placement.nodes": _NO_SCHEDULER,
     "placement.exclude": _NO_SCHEDULER,
     "placement.selector": _NO_SCHEDULER,
     "priority": _NO_SCHEDULER,
     "account": _NO_SCHEDULER,
-    "start_deadline": FieldSupport(fidelity=Fidelity.NATIVE, how="it starts at once"),
-    "ttl_after_finished": FieldSupport(fidelity=Fidelity.CLIENT, how="runtime gc"),
+    "start_deadline": native("it starts at once"),
     "retry.capacity.window": _NO_SCHEDULER,
-    "outputs.upload": FieldSupport(fidelity=Fidelity.REFUSED, how="outputs stay in the record root: runtime fetch"),
-    "after": FieldSupport(fidelity=Fidelity.REFUSED, how="there is no scheduler that could wait"),
-    "idempotency_key": FieldSupport(fidelity=Fidelity.NATIVE, how="part of the job's id"),
+    "after": refused("there is no scheduler that could wait"),
 }
 
 

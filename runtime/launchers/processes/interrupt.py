@@ -9,16 +9,15 @@ from typing import Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Host
-from runtime.jobs.plan import Fidelity, FieldSupport
+from runtime.jobs.plan import FieldSupport
+from runtime.launchers.support import ALARM, by_client, by_shim, native
 from runtime.values import dataclass
 
 PROCESS_INTERRUPTS: Final[Mapping[str, FieldSupport]] = {
-    "preempt": FieldSupport(fidelity=Fidelity.CLIENT, how="TERM to the shim, which this command then starts anew"),
-    "timeout": FieldSupport(
-        fidelity=Fidelity.SHIM, how="ALRM to the shim: its deadline is now, or a checkpoint's lead away"
-    ),
-    "node-loss": FieldSupport(fidelity=Fidelity.NATIVE, how="KILL to the shim and everything below it at once"),
-    "oom": FieldSupport(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
+    "preempt": by_client("TERM to the shim, which this command then starts anew"),
+    "timeout": ALARM,
+    "node-loss": native("KILL to the shim and everything below it at once"),
+    "oom": by_shim("KILL to the command, and a note that memory was the reason"),
 }
 
 

@@ -13,7 +13,6 @@ from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.plan import (
-    Fidelity,
     FieldSupport,
     JobIdentity,
     LaunchPlan,
@@ -30,6 +29,7 @@ from runtime.launchers.processes.base import (
     read_process_settings,
     spawn_shim,
 )
+from runtime.launchers.support import refused
 from runtime.units import format_size
 from runtime.values import dataclass
 
@@ -62,7 +62,7 @@ class SshLauncher(ProcessLauncher):
     kind: ClassVar[str] = "ssh"
     keeps: ClassVar[Mapping[str, FieldSupport]] = {
         **PROCESS_KEEPS,
-        "image": FieldSupport(fidelity=Fidelity.REFUSED, how="processes of that machine run without a container"),
+        "image": refused("processes of that machine run without a container"),
     }
 
     def check_settings(self, target: Target) -> None:
