@@ -1,13 +1,14 @@
-"""Why a job of Slurm waits, or how it ended, in a sentence and with Slurm's own words as evidence."""
+"""Why Slurm refused a job, why it waits, or how it ended: a sentence with Slurm's own words and names as evidence."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from runtime.jobs.plan import NativeState
+from runtime.errors import RequestRefused
+from runtime.jobs.plan import LaunchPlan, NativeState
 from runtime.launchers.slurm.limits import Limit, describe_limits, find_exceeded, read_amounts, read_minutes
 from runtime.launchers.slurm.states import NO_OUTPUT_FILE
 from runtime.reasons import EndReason, Explanation
@@ -75,7 +76,7 @@ def explain_pending(native: NativeState, shown: str, client: SlurmClient | None 
     fields = _fields(shown)
     reason = fields.get("Reason") or native.raw.partition("/")[2] or "None"
     if "unfulfilled" in fields.get("Dependency", "") and reason in ("None", "Resources", "Priority"):
-        reason = "Dependency"  # Slurm gives the reason of its last look, which may have been at something else
+        reason = "Dependency"  # Slurm gives the reason of its last look, which may be at something else
     sentence, hint = find_sentence(reason)
     evidence = [f"slurm: {native.native_id} is {native.raw.partition('/')[0]}, reason {reason}"]
     if (start := fields.get("StartTime", "Unknown")) not in ("Unknown", "N/A"):
@@ -90,22 +91,19 @@ def explain_pending(native: NativeState, shown: str, client: SlurmClient | None 
         asked = read_amounts(fields.get("ReqTRES") or fields.get("TRES", ""))
         known = find_limits(client, reason, fields)
         nodes = fields.get("NumNodes", "1").partition("-")[0]
-        exceeded = list(
-            find_exceeded(known, asked, int(nodes) if nodes.isdigit() else 1, read_minutes(fields.get("TimeLimit", "")))
-        )
+        minutes = read_minutes(fields.get("TimeLimit", ""))
+        exceeded = list(find_exceeded(known, asked, int(nodes) if nodes.isdigit() else 1, minutes))
         if exceeded:
             whose = "QOS: `qos` of the target" if reason.startswith("QOS") else "`account`"
-            sentence, hint = (
-                f"it will never start: {exceeded[0]}",
-                f"cancel it and ask for less, or use another {whose}",
-            )
+            sentence = f"it will never start: {exceeded[0]}"
+            hint = f"cancel it and ask for less, or use another {whose}"
         evidence += exceeded[1:] or describe_limits(known, asked)
     hint = hint.replace("ID", native.native_id) if hint else None
     return Explanation(sentence=sentence, evidence=tuple(evidence), hint=hint)
 
 
 def find_limits(client: SlurmClient, reason: str, fields: Mapping[str, str]) -> list[Limit]:
-    """The limits that a reason may mean: of the job's QOS and its partition's, or of its account."""
+    """The limits that a reason may mean: those of the job's QOS and its partition's, or of its account."""
     if not reason.startswith("QOS"):
         user = fields.get("UserId", "").partition("(")[0]
         return client.limits_of_account(fields.get("Account", ""), user)
@@ -114,7 +112,7 @@ def find_limits(client: SlurmClient, reason: str, fields: Mapping[str, str]) -> 
 
 
 def describe_nodes(listed: str, partition: str | None = None) -> list[str]:
-    """What there is, a line for each sort of node and partition: how many, and how many of them are in which state."""
+    """A line for each sort of node and partition: the number of nodes, and how many of them are in which state."""
     sorts: dict[tuple[str, ...], Counter[str]] = {}
     for line in listed.splitlines():
         name, state, cpus, memory, gres, features, count = [*line.split("|"), *[""] * 7][:7]
@@ -130,7 +128,7 @@ def describe_nodes(listed: str, partition: str | None = None) -> list[str]:
 
 
 def find_sentence(reason: str) -> tuple[str, str | None]:
-    """By the whole reason, else by the longest beginning that is known."""
+    """Find the sentence and the next step by the whole reason, else by its longest known beginning."""
     for begin in sorted(PENDING, key=len, reverse=True):
         if reason == begin or reason.replace("_", " ").startswith(begin):
             return PENDING[begin]
@@ -171,6 +169,43 @@ def explain_failed(native: NativeState, shown: str) -> Explanation | None:
 
 
 def _fields(shown: str) -> dict[str, str]:
-    """`scontrol -o show job`, first line: NAME=VALUE words; a value may hold blanks."""
+    """The fields in the first line of `scontrol -o show job`: NAME=VALUE words; a value may hold blanks."""
     line = next((line for line in shown.splitlines() if line.startswith("JobId=")), "")
     return {match[1]: match[2].strip() for match in re.finditer(r"(\S+?)=(.*?)(?=\s\S+?=|$)", line)}
+
+
+class SubmitRefused(RequestRefused):
+    """Slurm refused the job; `said` is its own sentence."""
+
+    def __init__(self, target: str, job: str, said: str, *, facts: Sequence[str], hint: str) -> None:
+        self.target, self.job, self.said = target, job, said
+        super().__init__(f"slurm refused job `{job}`: {said}", facts=facts, hint=hint)
+
+
+def explain_refusal(plan: LaunchPlan, client: SlurmClient, said: str) -> SubmitRefused:
+    """The refusal that sbatch printed, with the names that the cluster has."""
+    text = re.sub(r"^(sbatch: )?(error: )?(Batch job submission failed: )?", "", said).strip()
+    lower = text.lower()
+    target = plan.target.name
+    facts: list[str] = []
+    hint = f"see the words that were used: {plan.folder}/artefacts/sbatch.txt in the record root"
+    if "policy" in lower or "submit limit" in lower:
+        hint = "ask for less, wait until others of your jobs have ended, or set `max_submit` of the target"
+    elif "partition" in lower and "account" not in lower:
+        facts = [f"partitions on `{target}`: {', '.join(client.partitions()) or 'unknown'}"]
+        hint = f"set `partition` of target `{target}`"
+    elif "account" in lower:
+        facts = [f"your accounts on `{target}`: {', '.join(client.names_of('account')) or 'unknown'}"]
+        hint = f"set `account` of the job or of target `{target}`"
+    elif "qos" in lower:
+        facts = [f"your QOS on `{target}`: {', '.join(client.names_of('qos')) or 'unknown'}"]
+        hint = f"set `qos` of target `{target}`"
+    elif "array" in lower:
+        facts = [f"MaxArraySize on `{target}`: {client.configuration('MaxArraySize') or 'unknown'}"]
+        hint = f"set `max_array_size` of target `{target}` to it"
+    elif "time limit" in lower:
+        hint = f"shorten time_limit, or set `max_time` of target `{target}` to the partition's longest"
+    elif "node configuration" in lower or "memory specification" in lower or "feature" in lower:
+        facts = describe_nodes(client.nodes())
+        hint = "ask for less, or for another `partition`"
+    return SubmitRefused(target, plan.job.id, text, facts=facts, hint=hint)

@@ -1,4 +1,4 @@
-"""What a QOS or an account of Slurm allows, compared with what a job asks for: a limit that a job exceeds by itself is never met. Pure."""
+"""Limits of a QOS or an account of Slurm, compared with the request of a job that may exceed one by itself. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_QOS: Final[Mapping[str, str]] = {
     "MaxTRESPerAccount": "all jobs of an account",
     "GrpTRES": "all its jobs together",
 }
-"""Field of `sacctmgr` → what it limits."""
+"""Field of `sacctmgr` → the jobs that it limits."""
 OF_ACCOUNT: Final[Mapping[str, str]] = {
     "MaxTRES": "a job",
     "MaxTRESPerNode": "a node of a job",
@@ -32,11 +32,11 @@ class Limit:
     whose: str
     """``QOS `high` ``"""
     over: str
-    """What it holds for: `a job`, `all jobs of a user`."""
+    """The jobs that it holds for: `a job`, `all jobs of a user`."""
     amounts: Mapping[str, str] = field(default_factory=dict)
-    """Resource as Slurm calls it → how much, as Slurm writes it."""
+    """Resource → amount, in Slurm's own words."""
     minutes: float | None = None
-    """The longest time of a job, where it is that."""
+    """The longest time of a job, if the limit is one of time."""
 
 
 def read_limits(text: str, fields: Mapping[str, str], whose: str) -> list[Limit]:
@@ -63,7 +63,7 @@ def read_amounts(text: str) -> dict[str, str]:
 
 
 def read_minutes(text: str) -> float | None:
-    """`5`, `00:05:00`, `1-12:00:00`; None for what is none, such as UNLIMITED."""
+    """Minutes of `5`, `00:05:00` or `1-12:00:00`; None for other text, such as UNLIMITED."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if match is None:
         return None
@@ -76,7 +76,7 @@ def read_minutes(text: str) -> float | None:
 def find_exceeded(
     limits: Sequence[Limit], asked: Mapping[str, str], nodes: int, minutes: float | None
 ) -> Iterator[str]:
-    """In words each limit that one job with these resources, on so many nodes, exceeds by itself."""
+    """Yield in words each limit that one job with these resources on `nodes` nodes exceeds by itself."""
     for limit in limits:
         if limit.minutes is not None and minutes is not None and minutes > limit.minutes:
             allowed, wanted = (format_duration(each * 60) for each in (limit.minutes, minutes))
@@ -90,7 +90,7 @@ def find_exceeded(
 
 
 def describe_limits(limits: Sequence[Limit], asked: Mapping[str, str]) -> list[str]:
-    """A line for each limit of something that is asked for."""
+    """A line for each limit of a resource that the job asks for."""
     lines = []
     for limit in limits:
         amounts = ", ".join(f"{name}={amount}" for name, amount in limit.amounts.items() if name in asked)

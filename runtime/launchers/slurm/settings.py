@@ -1,4 +1,4 @@
-"""What a target of kind `slurm` may say, read and checked once.
+"""The settings of a target of kind `slurm`, read and checked once.
 
 [tool.runtime.targets.hpc]
 kind = "slurm"
@@ -32,24 +32,24 @@ class GpuOption(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How jobs of one sort are submitted. `gpu`, `cpu` and `capacity.NAME` may say each of these anew."""
+    """How jobs of one sort are submitted. The tables `gpu`, `cpu` and `capacity.NAME` may override each field."""
 
     account: str | None = None
     partition: str | None = None
     qos: str | None = None
     constraint: str | None = None
     cpus: int | None = None
-    """Of each node, where the spec names none."""
+    """CPUs of each node if the spec names none."""
     memory: str | None = None
-    """As `--mem` takes it, where the spec names none."""
+    """Memory, as `--mem` takes it, if the spec names none."""
     flags: tuple[str, ...] = ()
     """Further words for sbatch."""
     setup: tuple[str, ...] = ()
     """Lines of shell that run before everything else on the node, such as `module load cuda`."""
     python: str | None = None
-    """Interpreter of the shim; `python3` after the setup lines where None."""
+    """Interpreter of the shim; `python3` after the setup lines if None."""
     image: str | None = None
-    """Container image where the spec names none."""
+    """Container image if the spec names none."""
     pre: tuple[str, ...] = ()
     """Lines of shell that run inside the container, before the command."""
     container_flags: tuple[str, ...] = ()
@@ -70,14 +70,14 @@ class SlurmSettings(Profile):
     options: tuple[str, ...] = ()
     """Words for ssh."""
     login_python: str = "python3"
-    """Interpreter on the login node, where it is reached by ssh."""
+    """Interpreter on a login node that is reached by ssh."""
     bin: str | None = None
-    """Folder of sbatch and its like, where it is not on PATH."""
+    """Folder of sbatch and the other commands, if it is not on PATH."""
     slurm_conf: str | None = None
     max_array_size: int = 1001
-    """As `scontrol show config` has it: the first task number that is refused."""
+    """MaxArraySize of `scontrol show config`: the first task number that Slurm refuses."""
     max_submit: int | None = None
-    """How many tasks a user may have submitted at a time; an element serves several indices in turn above that."""
+    """How many tasks a user may have submitted at a time; above that a task serves several indices in turn."""
     container: str = "apptainer"
     """Its command: `apptainer` or `singularity`."""
     scratch: str | None = None
@@ -87,11 +87,11 @@ class SlurmSettings(Profile):
     pack_steps: bool = False
     """Whether each run of a packed node is a step of its own, which Slurm keeps to its CPUs and memory."""
     ht_helper: str | None = None
-    """The site's own packer and its options, such as `ht_helper.sh -n 1 -s 1 -v`: an array then is one job that gets
-    a task file."""
+    """The site's own packer and its options, such as `ht_helper.sh -n 1 -s 1 -v`; an array is then one job with a task
+    file."""
 
     def profile_for(self, spec: JobSpec) -> Profile:
-        """The profile that a job is submitted with: ours, that of its accelerator, that of its capacity."""
+        """The profile of a job: the target's own, overridden by that of its accelerator and that of its capacity."""
         found: Profile = self
         for part in (self.gpu if spec.resources.gpus else self.cpu, self._capacity(spec)):
             found = replace(found, **part)
@@ -122,7 +122,7 @@ _EXPECTED: Final = {"gpu_option": "gres or gpus-per-node"}
 
 
 def read_settings(target: Target) -> SlurmSettings:
-    """Raises `UnknownName` and `InvalidValue` for what cannot be used."""
+    """Read the settings of a target. Raises `UnknownName` or `InvalidValue` for one that cannot be used."""
     where = f"targets.{target.name}"
     found = read_target_settings(SlurmSettings, target, expected=_EXPECTED)
     for name in found.priorities:

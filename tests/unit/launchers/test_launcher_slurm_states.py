@@ -192,7 +192,7 @@ def test_name_of_a_part_says_what_it_serves(part: int, layout: Layout | None) ->
     if layout:
         served = [index for task in range(-(-layout.count // layout.each)) for index in layout.indices(task)]
         assert served == list(range(layout.offset, layout.offset + layout.count))
-        assert layout.tasks(layout.indices(0)) == [0]
+        assert layout.task_of(layout.indices(0)[0]) == 0
 
 
 @pytest.mark.parametrize(
