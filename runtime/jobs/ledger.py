@@ -322,11 +322,7 @@ def record_end(files: Files, job: str, ended: IndexStatus) -> None:
 
 def _native(value: Mapping[str, Any]) -> NativeJob:
     return NativeJob(
-        name=value["name"],
-        native_id=value["id"],
-        part=value["part"],
-        epoch=value["epoch"],
-        at=parse_time(value["at"]),
+        name=value["name"], native_id=value["id"], part=value["part"], epoch=value["epoch"], at=parse_time(value["at"])
     )
 
 
@@ -349,11 +345,7 @@ def record_native(files: Files, job: str, native: NativeJob) -> None:
 
 
 def judge(
-    entry: LedgerEntry,
-    natives: Sequence[NativeState],
-    *,
-    begun: frozenset[int] | None = None,
-    indices: bool = False,
+    entry: LedgerEntry, natives: Sequence[NativeState], *, begun: frozenset[int] | None = None, indices: bool = False
 ) -> JobStatus:
     """Where a job stands. In this order counts: a committed result, our cancel mark, the native state.
 

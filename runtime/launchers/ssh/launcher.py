@@ -12,14 +12,7 @@ from typing import ClassVar, Final
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.ssh import SshHost
-from runtime.jobs.plan import (
-    FieldSupport,
-    JobIdentity,
-    LaunchPlan,
-    NativePart,
-    PlanContext,
-    Target,
-)
+from runtime.jobs.plan import FieldSupport, JobIdentity, LaunchPlan, NativePart, PlanContext, Target
 from runtime.jobs.spec import JobSpec
 from runtime.launchers.processes.base import (
     PROCESS_KEEPS,
