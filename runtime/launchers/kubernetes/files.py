@@ -1,7 +1,7 @@
-"""The record root on a claim, as a machine outside of the cluster reaches it: through a small pod that mounts it.
+"""The record root on a claim, reached from outside the cluster through a small pod that mounts it.
 
-The pod is shared by all launches of its owner into a namespace, waits for commands, and ends by itself when it has had
-none for some minutes. Its Job goes after it, whether anybody is there or not.
+All launches of an owner into a namespace share the pod. It waits for commands, and ends by itself after some minutes
+without one; its Job is removed after it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from runtime.launchers.kubernetes.states import NAME_OF_JOB, is_unfinished, newe
 from runtime.launchers.kubernetes.sweep import END_S, wait_until_gone
 
 START_S: Final = 180
-"""How long the pod may take to run: a first pull of its image is in it."""
+"""How long the pod may take to run, a first pull of its image included."""
 _SECRET: Final = re.compile(r"jobs/[^/]+/secrets/[^/]+")
 _FRAME: Final = 1 << 18
 
 
 class JobFiles(BucketFiles):
-    """A bucket that secrets of jobs do not enter: they wait here until a Secret of the namespace takes them."""
+    """A bucket without the secrets of jobs, which wait in memory until a Secret of the namespace takes them."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -44,7 +44,7 @@ class JobFiles(BucketFiles):
             super().write(name, data, mode=mode)
 
     def secrets_of(self, job: str) -> dict[str, bytes]:
-        """Name → value of those that were written for a job through this very object."""
+        """Name → value of the secrets that were written for a job through this object."""
         prefix = f"jobs/{job}/secrets/"
         return {name[len(prefix) :]: data for name, data in self._secrets.items() if name.startswith(prefix)}
 
@@ -105,7 +105,7 @@ class KubernetesHost(RemoteHost):
             self._socket.write_channel(0, data[at : at + _FRAME])
 
     def _hear(self, patience_s: float) -> dict[str, Any]:
-        """The next answer, whatever else is printed."""
+        """The next answer; other output is skipped."""
         until = time.monotonic() + patience_s
         parts = [self._rest]
         while True:
@@ -139,22 +139,24 @@ class KubernetesHost(RemoteHost):
 
     def _ensure_pod(self) -> str:
         """Name of a pod that runs and sees the claim."""
-        name = files_job_name(self.place, self._owner)
+        place = self.place
+        # The same for the same owner, claim and image, so that launches share it.
+        said = "\0".join((self._owner, place.claim, str(place.image), place.python, str(place.run_as_user)))
+        name = f"runtime-files-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
         until = time.monotonic() + START_S
         namespace, asked = self.place.namespace, False
         while True:
             job = self.cluster.get("jobs", namespace, name)
             if job is None:
-                asked = (
-                    self.cluster.create("jobs", namespace, render_files_job(self.place, name, self._owner)) is not None
-                )
+                wanted = render_files_job(self.place, name, self._owner)
+                asked = self.cluster.create("jobs", namespace, wanted) is not None
                 continue
             pods = self.cluster.list("pods", namespace, labels=f"{NAME_OF_JOB}={name}")
             view = read_pod(newest_pods(pods)[0]) if pods else None
             going = bool(job["metadata"].get("deletionTimestamp"))
             if view is not None and view.raw == "Running" and not going:
                 if "activeDeadlineSeconds" in job["spec"]:
-                    # It has begun in time; from here on it ends when it has nothing to do.
+                    # It has begun in time; from now on it ends once it has nothing to do.
                     self.cluster.patch("jobs", namespace, name, {"spec": {"activeDeadlineSeconds": None}})
                 return view.name
             if not is_unfinished(job) and not going:
@@ -179,9 +181,3 @@ class KubernetesHost(RemoteHost):
     def _end_files(self, name: str) -> None:
         self.cluster.delete("jobs", self.place.namespace, name)
         wait_until_gone(self.cluster, self.place.namespace, {name}, END_S)
-
-
-def files_job_name(place: Place, owner: str) -> str:
-    """The same for the same owner, claim and image, so that launches share it."""
-    said = "\0".join((owner, place.claim, str(place.image), place.python, str(place.run_as_user)))
-    return f"runtime-files-{hashlib.sha256(said.encode()).hexdigest()[:16]}"

@@ -353,7 +353,7 @@ def _submit_to_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -
 
 
 def _ensure_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> tuple[Gpu | None, int]:
-    """The GPU and the slots of a part, whose Job is made suspended and written into the table of a GPU. Safe to repeat."""
+    """Make the Job of a part, suspended, and write it into the table of a GPU; returns GPU and slots. Safe to repeat."""
     cluster, place = host.cluster, host.place
     native = f"{place.namespace}/{part.name}"
     assert plan.spec.resources.gpus is not None

@@ -1,4 +1,4 @@
-"""Where a target leads: context, namespace, images, claims and slots, by its settings and its stack's contract."""
+"""The place that a target names: context, namespace, images, claims and slots, by its settings and its stack."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
 from runtime.values import dataclass, field, fields
 
 MOUNT: Final = "/runtime-records"
-"""Where pods see the claim of the record root; of one in a bucket what they have of it themselves."""
+"""Where pods see the claim of the record root, or their own files of a root in a bucket."""
 SHIM_MOUNT: Final = "/runtime-shim"
-"""Where they see the shim, which such a Job brings itself."""
+"""Where pods with a root in a bucket see the shim, which their Job brings."""
 SECRETS_MOUNT: Final = "/runtime-secrets"
-"""Where they see its secrets, likewise."""
+"""Where pods with a root in a bucket see the secrets, which their Job brings."""
 RECORDS_VARIABLES: Final = "RUNTIME_RECORDS_"
-"""What variables begin with that are for the shim and not for commands (`OWN` of runtime/shim/cloud.py)."""
+"""Prefix of variables for the shim that commands do not see (`OWN` of runtime/shim/cloud.py)."""
 CLAIM_SCHEME: Final = "claim://"
 REGISTRY_SCHEME: Final = "registry://"
 
@@ -101,7 +101,7 @@ class Place(KubernetesSettings):
 
     @property
     def records(self) -> str:
-        """The record root by a name that is its own in the namespace."""
+        """The record root by a name that is unique in the namespace."""
         return self.bucket or f"{self.claim}/{self.path}"
 
 
@@ -151,7 +151,7 @@ def split_records(target: Target) -> tuple[str, str]:
 
 
 def read_place(target: Target, context: PlanContext) -> Place:
-    """Settings first, then what the stack exports. Raises `NotPossible` for what neither says."""
+    """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has."""
     settings = _read(target)
     outputs, cluster, namespace, exported = _contract(target, context)
     claims = {name: each.claim for name, each in exported.claims.items()} if exported else {}
@@ -189,7 +189,7 @@ def read_place(target: Target, context: PlanContext) -> Place:
 
 
 def _registries(outputs: StackOutputs) -> dict[str, str]:
-    """Those that have one region, or one where the stack is."""
+    """The registries with one region, or with one in the stack's own region."""
     found = {}
     for name, regions in outputs.registries.items():
         near = regions.get(outputs.region or "") or (next(iter(regions.values())) if len(regions) == 1 else None)
@@ -201,7 +201,8 @@ def _registries(outputs: StackOutputs) -> dict[str, str]:
 def _contract(
     target: Target, context: PlanContext
 ) -> tuple[StackOutputs | None, KubernetesOutput | None, str, NamespaceOutput | None]:
-    """The contract, and of it cluster, namespace and what it says of it; without a stack what the settings say."""
+    """The stack's contract, its cluster, the namespace and its part of the contract; the settings' namespace without a
+    stack."""
     named = target.settings.get("namespace")
     if target.stack is None:
         if named is None:

@@ -37,7 +37,7 @@ _SHIM_CODES: Final = {
     12: EndReason.LOST,
 }
 
-# A container that waits: reasons of the kubelet that do not pass by themselves, and those that do. None of them is an
+# A container that waits: reasons of the kubelet that do not pass by themselves. None of them is an
 # end: the pod keeps its machine, and runs as soon as the image or the Secret that it waits for exists.
 _WAITING: Final = {
     "ImagePullBackOff": EndReason.IMAGE_FAILED,
@@ -49,18 +49,6 @@ _WAITING: Final = {
     "CreateContainerConfigError": EndReason.CONFIG_INVALID,
     "CreateContainerError": EndReason.CONFIG_INVALID,
 }
-_PASSING: Final = frozenset(
-    {
-        "ContainerCreating",
-        "PodInitializing",
-        "RegistryUnavailable",
-        "NetworkPluginNotReady",
-        "PreCreateHookError",
-        "PreStartHookError",
-        "RunContainerError",
-        "CrashLoopBackOff",
-    }
-)
 # A pull that fails for a reason of the network is tried again by the kubelet, and may succeed.
 _NETWORK = re.compile(
     r"timeout|timed out|refused|no such host|temporary|reset by peer|unreachable|server misbehaving|EOF|"
