@@ -2,8 +2,8 @@
 
     shim.py FOLDER [--bucket URL] [--native ID] [--index I | --indices A-B] [--scratch FOLDER]
 
-The shim does what `order.json` in the job's folder says, decides by the files that lie there, and writes nowhere else but to
-a scratch folder of the machine. docs/shim.md describes the folder and each rule.
+The shim carries out `order.json` in the job's folder, decides by the files there, and writes only there and to a scratch
+folder of the machine. docs/shim.md describes the folder and each rule.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def parse_indices(text):
 
 
 def forget_secrets(order, folder):
-    """Remove the files of secrets once every index has its result; who was last does it."""
+    """Remove the files of secrets once every index has its result; the last shim does it."""
     if not order.get("secrets"):
         return
     job = os.path.basename(folder)
@@ -95,7 +95,7 @@ def main(words):
 
 
 def fold_all(root, jobs):
-    """Fold jobs that have ended; prints the ids of those that were not folded before."""
+    """Fold jobs that have ended; prints the ids of the jobs that were not folded before."""
     for name in jobs:
         job = os.path.join(root, "jobs", name)
         try:
@@ -108,10 +108,10 @@ def fold_all(root, jobs):
 
 
 def follow(record, options, asked):
-    """Do what the order in the record's folder says; returns an exit code."""
+    """Carry out the order in the record's folder; returns an exit code."""
     folder = record.folder
     if options.clear and read_header(folded_path(folder, ""))[0]:
-        return DONE  # it has ended, and its shims left nothing
+        return DONE  # the job has ended, and its shims left nothing
     try:
         if options.clear:
             for name in list_names(os.path.join(folder, "runs")):

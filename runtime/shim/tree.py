@@ -20,7 +20,7 @@ PART_BYTES, PATH_BYTES, MOST_PARTS = 255, 4095, 255
 
 
 class NameRefused(ValueError):
-    """A name that another machine chose and that becomes no file here."""
+    """A name from another machine that becomes no file here."""
 
     def __init__(self, name: "Any", reason: str) -> None:
         self.name, self.reason = name, reason
@@ -28,7 +28,7 @@ class NameRefused(ValueError):
 
 
 def local_parts(name: "Any") -> "List[str]":
-    """The parts of a relative path that another machine named; raises `NameRefused` unless it leads below a folder."""
+    """The parts of a relative path from another machine; raises `NameRefused` unless it leads below a folder."""
     if not isinstance(name, str):
         raise NameRefused(name, "is no text")
     parts = name.split("/")
@@ -58,10 +58,10 @@ def check_length(name: str, folder: str) -> None:
 
 
 class Below(object):
-    """An open folder that takes files under names which another machine chose.
+    """An open folder that takes files under names that another machine chose.
 
-    Every folder on the way is opened inside the one above it and never through a link, so what is made here lies below
-    the folder whatever links are there or come meanwhile. `close` lets go of it.
+    Every folder on the way is opened inside the one above it and never through a link, so a new file lies below the
+    folder even if links come meanwhile. `close` releases it.
     """
 
     def __init__(self, path: str) -> None:
@@ -80,15 +80,15 @@ class Below(object):
         self.close()
 
     def enter(self, name: "Any") -> "Tuple[int, str]":
-        """The descriptor of the folder that `name` lies in, made where it is missing, and its last part.
+        """The descriptor of the folder of `name`, which is made if it is missing, and the last part of `name`.
 
-        The descriptor holds until the next call. Raises `NameRefused`.
+        The descriptor is valid until the next call. Raises `NameRefused`.
         """
         parts = local_parts(name)
         return self._walk(name, parts[:-1]), parts[-1]
 
     def make(self, name: "Any") -> None:
-        """Make the folder `name` where it is missing."""
+        """Make the folder `name` if it is missing."""
         self._walk(name, local_parts(name))
 
     def _walk(self, name: str, folders: "List[str]") -> int:
@@ -136,7 +136,7 @@ class Below(object):
         return folder, last
 
     def create(self, name: "Any", mode: int = 0o666) -> int:
-        """The descriptor of a new, empty file in the place of whatever file or link had its name."""
+        """The descriptor of a new, empty file, in place of a file or link of its name."""
         folder, last = self.clear(name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -145,7 +145,7 @@ class Below(object):
             raise explain_name(name, problem)
 
     def link(self, name: "Any", target: str) -> None:
-        """A symbolic link, whose target is text to us: nothing made here is reached through it."""
+        """Make a symbolic link. Its target is mere text: nothing made here is reached through it."""
         folder, last = self.clear(name)
         try:
             os.symlink(target, last, dir_fd=folder)
@@ -154,7 +154,7 @@ class Below(object):
 
 
 def explain_name(name: "Any", problem: Exception) -> Exception:
-    """`NameRefused` where it is the name that the file system does not take, else the problem itself."""
+    """`NameRefused` if the file system refuses the name, else the problem itself."""
     number = getattr(problem, "errno", None)
     if isinstance(problem, ValueError) or number in (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL):
         return NameRefused(name, "is refused by the file system: %s" % (getattr(problem, "strerror", None) or problem))
@@ -162,7 +162,7 @@ def explain_name(name: "Any", problem: Exception) -> Exception:
 
 
 def restore(archive, sha256, folder):
-    """Unpack the snapshot into `folder`, after its bytes have proven to be the ones that were submitted."""
+    """Unpack the snapshot into `folder`, once its bytes are proven to be the submitted ones."""
     try:
         with io.open(archive, "rb") as opened:
             content = opened.read()
@@ -183,9 +183,9 @@ def restore(archive, sha256, folder):
 
 
 def unpack(content: bytes, folder: str) -> None:
-    """Make `folder` with the tree of a snapshot; `content` has proven to be the bytes that were submitted.
+    """Make `folder` with the tree of a snapshot; the caller has proven that `content` is the submitted bytes.
 
-    Raises `NameRefused` as `list_entries` does, and for what the file system says of a name.
+    Raises `NameRefused` for the reasons of `list_entries`, and for a name that the file system refuses.
     """
     entries = list_entries(content, folder)
     os.makedirs(folder)
@@ -205,11 +205,10 @@ def unpack(content: bytes, folder: str) -> None:
 
 
 def list_entries(content: bytes, folder: str) -> "List[Tuple[str, int, int, int, str]]":
-    """Name, mode, where the bytes begin, their number, and a link's target, of each file and link of an archive that is
-    to be unpacked into `folder`.
+    """Name, mode, offset and number of the bytes, and a link's target, of each entry of an archive for `folder`.
 
-    An archive holds files and symbolic links, as taking a snapshot makes them. With anything else in it, or with a name
-    that leads elsewhere or through a link, it raises `NameRefused`. Of two with one name the last counts.
+    An archive holds files and symbolic links, as taking a snapshot makes them. Anything else in it, or a name that leads
+    elsewhere or through a link, raises `NameRefused`. The last of two entries with one name counts.
     """
     import tarfile  # here, for those who import only `Below`
 
@@ -264,7 +263,7 @@ def _check_place(name: str, found: "Dict[str, Any]", folders: "Set[str]") -> Non
 
 
 def shared_tree(archive, sha256):
-    """A tree that all attempts of this machine share and none can write to, made once and published by rename."""
+    """A read-only tree that all attempts of this machine share, made once and published by rename."""
     place = os.path.join(tempfile.gettempdir(), "research-runtime-%d" % os.getuid())
     make_folder(place)
     os.chmod(place, 0o700)

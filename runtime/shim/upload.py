@@ -1,7 +1,7 @@
-"""The shim's record where its root is a bucket.
+"""The shim's record in a bucket.
 
-Meanwhile the files of a command lie on this machine: a thread sends its log in numbered chunks and its checkpoints once
-they stand still; its outputs follow at the end of the attempt, before the record says how the attempt ended.
+The files of a command lie on this machine. One thread sends its log in numbered chunks, another its checkpoints once they
+no longer change; its outputs follow at the end of the attempt, before the record has that end.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ KEPT = 2
 class Checkpoints(object):
     """The checkpoint folder of an index, in a bucket: lists of files, and their bytes by content.
 
-    A list is written when all files that it names are there, so the newest list is a whole checkpoint. Its name begins
-    with the attempt's number: what a shim taken for dead still sends counts as older than what its successor sends.
+    A list is written once all its files are there, so the newest list is a whole checkpoint. Its name begins with the
+    attempt's number, so a list that a shim taken for dead still sends counts as older than its successor's.
     """
 
     def __init__(self, record, run, attempt):
@@ -48,19 +48,16 @@ class Checkpoints(object):
         self.seen = None
         self.sent = None
         self.contents = {}
-        """(name, what `_scan` says of it) → content id"""
+        """(name, its entry in `_scan`) → content id"""
         self.there = set()
         self.mine = []
-        """Lists of this attempt that are there, as (name, content ids)."""
+        """Lists of this attempt in the bucket, as (name, content ids)."""
 
     def restore(self, give_up=None):
-        """Bring the newest checkpoint that is whole."""
-        make_folder(self.folder)
+        """Download the newest whole checkpoint."""
         lists = [name for name in self.record.names(self.place) if _LIST.match(name)]
         for name in sorted(lists, reverse=True):
-            # Files here come from an earlier attempt, perhaps newer than its last list, or from a newer list.
-            shutil.rmtree(self.folder)
-            make_folder(self.folder)
+            self._empty()
             files = json.loads(self.record.read("%s/%s" % (self.place, name)) or "{}").get("files", {})
             try:
                 whole = self._restore_all(files, give_up)
@@ -75,11 +72,16 @@ class Checkpoints(object):
                         self.contents[each, self.sent[each]] = about["sha256"]
                 return
             say("a file of the checkpoint %s is gone; an earlier one is taken" % name)
+        self._empty()
+
+    def _empty(self):
+        """Remove files of an earlier attempt, perhaps newer than its last list, or of a newer list."""
+        make_folder(self.folder)
         shutil.rmtree(self.folder)
         make_folder(self.folder)
 
     def _restore_all(self, files, give_up):
-        """Whether every file of a list could be had. Raises `NameRefused` for one that would lie elsewhere."""
+        """Whether every file of a list was downloaded. Raises `NameRefused` for one that would lie elsewhere."""
         make_folder(self.stage)
         try:
             with Below(self.folder) as below:
@@ -122,12 +124,12 @@ class Checkpoints(object):
                     elif stat.S_ISREG(status.st_mode):
                         found[name] = ("file", status.st_size, status.st_mtime, status.st_mode & 0o777)
                 except (IOError, OSError, UnicodeError):
-                    continue  # it went meanwhile, or has a name that no bucket takes
+                    continue  # it was removed meanwhile, or has a name that no bucket takes
         return found
 
     def send(self, give_up=None):
-        """Send what is new. While the command runs, which is where there is a `give_up`, only what stands still since
-        the last look; raises `Stopped` where that comes true."""
+        """Send a new checkpoint. With `give_up`, while the command runs, only if it has not changed since the last look;
+        raises `Stopped` once `give_up` comes true."""
         now = self._scan()
         still, self.seen = now == self.seen, now
         if now == self.sent or not now or not (still or give_up is None):
@@ -138,7 +140,7 @@ class Checkpoints(object):
         finally:
             shutil.rmtree(self.stage, ignore_errors=True)
         if files is None:
-            return  # it was written while it was sent
+            return  # it changed while it was sent
         name = "a%04d.%06d.json" % (self.attempt, self.number)
         text = json.dumps({"files": files, "at": time.time()}, sort_keys=True)
         self.record.write("%s/%s" % (self.place, name), text)
@@ -153,7 +155,7 @@ class Checkpoints(object):
     def _send_all(self, now, give_up):
         """The list's entry of each file, once its bytes are there; None if a file changed while it was sent.
 
-        All files get a second name first: what replaces them while this goes on for minutes does no harm.
+        All files get a second name first, so files that replace them during the minutes of a transfer do no harm.
         """
         staged = {}
         for number, (name, about) in enumerate(sorted(now.items())):
@@ -185,7 +187,7 @@ class Checkpoints(object):
         return files
 
     def _drop_old(self):
-        """Remove older lists of this attempt, and what they alone name; nothing once another attempt has begun."""
+        """Remove older lists of this attempt, and files that they alone name; nothing once another attempt has begun."""
         if len(self.mine) <= KEPT or self.run.attempts()[-1][0] > self.attempt:
             return
         old, self.mine = self.mine[:-KEPT], self.mine[-KEPT:]
@@ -201,7 +203,7 @@ _LIST = re.compile(r"a[0-9]{4,}\.[0-9]{6,}\.json$")
 
 
 def as_text(path):
-    """A relative path as a key has it, whatever encoding this process takes names for. Raises `UnicodeError`."""
+    """A relative path as a key, independent of this process's encoding. Raises `UnicodeError`."""
     return os.fsencode(path).decode("utf-8").replace(os.sep, "/")
 
 
@@ -237,7 +239,7 @@ def run(options, folder, follow):
     try:
         return follow(record)
     except Unreachable as problem:
-        # Whatever was begun has no end that anybody could read, so it counts as lost and is tried again.
+        # The attempt has no end in the record, so it counts as lost and is tried again.
         say("the record root %s cannot be used any more: %s" % (options.bucket, problem))
         return LOST
     except Exception:
@@ -259,13 +261,13 @@ class BucketRecord(object):
         self.job = os.path.basename(folder)
         self.carrier: Optional[Carrier] = None
         self.marks: Dict[str, Tuple[bool, float]] = {}
-        """Name → whether it was there, and when that was seen."""
+        """Name → whether it was there, and when we looked."""
 
     def key(self, name):
         return "jobs/%s/%s" % (self.job, name)
 
     def bring(self, name, give_up=None):
-        """Copy a file here, once. One that is not there stays away."""
+        """Copy a file here, once, if the bucket has it."""
         path = os.path.join(self.folder, name)
         if not os.path.exists(path):
             make_folder(os.path.dirname(path))
@@ -292,11 +294,11 @@ class BucketRecord(object):
         make_folder(os.path.join(self.folder, name))
 
     def has(self, name):
-        """Whether there is such an object. A cancel mark is asked for often, so the answer may be some seconds old."""
+        """Whether the bucket has an object. The answer for a cancel mark, which is asked for often, may be seconds old."""
         if not name.startswith("cancel"):
             return self.bucket.get(self.key(name)) is not None
         known, at = self.marks.get(name, (False, 0.0))
-        # While an attempt runs its carrier looks; the first look is ours, for there is nothing to remember yet.
+        # While an attempt runs its carrier looks; only the first look is ours.
         if not known and (at == 0.0 or (self.carrier is None and time.time() - at >= MARK_S)):
             self.look_for(name)
         return self.marks[name][0]
@@ -335,13 +337,13 @@ class BucketRecord(object):
         carrier, self.carrier = self.carrier, None
         if carrier is not None:
             carrier.finish()
-        self.marks = {}  # what ended the attempt may have been one that nobody saw yet
+        self.marks = {}  # a mark that was not seen yet may have ended the attempt
 
 
 class Carrier(object):
-    """Sends what an attempt writes while it runs, and looks for marks, so that the shim waits for no network.
+    """Sends an attempt's files while it runs, and looks for marks, so that the shim waits for no network.
 
-    Checkpoints have a thread of their own: a large one takes minutes, in which marks, logs and signs of life go on.
+    Checkpoints have a thread of their own: a large one takes minutes, and marks, logs and signs of life go on meanwhile.
     """
 
     def __init__(self, record, run, attempt, checkpoints):
@@ -350,17 +352,17 @@ class Carrier(object):
         self.folder = run.attempt_folder(attempt)
         self.output = os.path.join(run.folder, "output", "a%04d" % attempt)
         self.beats: Dict[str, str] = {}
-        """Small files that are written over all the time: name → what is to be sent."""
+        """Small files that are written over all the time: name → text to send."""
         self.began = time.time()
         self.sent = {}
-        """Log → bytes that were sent, the number of the next chunk, and when the last one went."""
+        """Log → bytes sent, the number of the next chunk, and the time of the last one."""
         self.ends = {}
         """Log that has outgrown its beginning → its size and time when its end was sent."""
         self.head = split_log(run.log_bytes)[0]
         self.wake, self.ended = threading.Event(), threading.Event()
         self.threads = [
             threading.Thread(target=self._go, args=(self._look, self.wake)),
-            threading.Thread(target=self._go, args=(self._send_checkpoint, self.ended)),
+            threading.Thread(target=self._go, args=(lambda: checkpoints.send(self.ended.is_set), self.ended)),
         ]
         for thread in self.threads:
             thread.daemon = True
@@ -375,7 +377,7 @@ class Carrier(object):
             except Stopped:
                 return
             except Exception as problem:
-                # It is sent at the next look, or at the end.
+                # The next look, or the end, sends it.
                 if str(problem) != said:
                     say("cannot send to the record root, tries again: %s" % problem)
                 said = str(problem)
@@ -384,11 +386,8 @@ class Carrier(object):
                 wake.clear()
 
     def _pause(self):
-        """How long what was printed may wait, the longer the longer this runs."""
+        """How long output may wait; it grows with the time that the attempt runs."""
         return min(LAST_LOOK_S, (time.time() - self.began) / 20)
-
-    def _send_checkpoint(self):
-        self.checkpoints.send(self.ended.is_set)
 
     def _look(self):
         for name in [name for name, (known, _) in list(self.record.marks.items()) if not known]:
@@ -409,7 +408,7 @@ class Carrier(object):
                     self._send_end(log, path, number, at, last)
                     break
                 left = os.path.getsize(path) - offset
-                silent = last and number == 0  # an empty chunk says that nothing was printed
+                silent = last and number == 0  # an empty chunk stands for an empty log
                 if left <= 0 and not silent:
                     break
                 if not (last or left >= CHUNK_BYTES or time.time() - at >= self._pause()):
@@ -421,7 +420,7 @@ class Carrier(object):
                 self.sent[log] = (offset + len(chunk), number + 1, time.time())
 
     def _send_end(self, log, path, number, at, last):
-        """Send what follows the beginning, as one chunk, again whenever it has changed: a full log is written over."""
+        """Send the part after the beginning as one chunk, again after each change: a full log is written over."""
         status = os.stat(path)
         seen = (status.st_size, status.st_mtime_ns)
         if status.st_size <= self.head or seen == self.ends.get(log):
@@ -437,7 +436,7 @@ class Carrier(object):
 
     def _send_chunk(self, log, number, chunk, last):
         key = self.record.key("%s/%s.%05d.log" % (self.name, log[:-4], number))
-        # Put and not created: a chunk whose answer was lost is sent again, and nobody else writes here.
+        # Not created: a chunk whose answer was lost is sent again, and only this shim writes it.
         self.record.bucket.put(key, chunk, patience=None if last else 0.0)
 
     def finish(self):
@@ -463,7 +462,7 @@ class Carrier(object):
             name = as_text(os.path.relpath(path, self.record.folder))
             self.record.bucket.upload(self.record.key(name), path)
         except (IOError, OSError, UnicodeError) as problem:
-            # It went while the rest was sent, may not be read, or has a name that no bucket takes.
+            # It was removed meanwhile, may not be read, or has a name that no bucket takes.
             say("an output is left out: %s: %s" % (ascii(path), problem))
 
 

@@ -1,12 +1,11 @@
 """How much memory and disk an attempt takes, and what the kernel killed for memory."""
 
-import io
 import os
 import re
 import tempfile
 import time
 
-from runtime.shim.files import list_names
+from runtime.shim.files import list_names, read_system
 from runtime.shim.words import BEGAN
 
 TYPE_CHECKING = False
@@ -18,10 +17,10 @@ CGROUP = "/sys/fs/cgroup"
 
 
 def held_memory(leaders, limit):
-    """Memory that the sessions of `leaders` hold, in bytes; 0 if the system does not say.
+    """Memory that the sessions of `leaders` hold, in bytes; 0 on a system without /proc.
 
-    Resident sizes count a shared page once for each process, so where their sum is over the limit, and only there, the
-    costlier proportional sizes are read.
+    Resident sizes count a shared page once for each process, so the costlier proportional sizes are read only if their
+    sum is over the limit.
     """
     pids = [int(name) for name in list_names("/proc") if name.isdigit()]
     mine = [pid for pid in pids if _session(pid) in leaders]
@@ -32,17 +31,15 @@ def held_memory(leaders, limit):
 
 
 def memory_share():
-    """Which part of this container's memory holds what cannot be given back; None where nothing says so.
+    """The part of this container's memory that cannot be given back; None if it is not known.
 
-    Only version 2 of cgroups is read: where it kills, it kills all processes of a container, and this one with them.
+    Only version 2 of cgroups is read: if it kills, it kills all processes of a container, and this one with them.
     """
+    lines = read_system(CGROUP + "/memory.stat").splitlines()
+    held = [int(line.split()[1]) for line in lines if line.startswith(("anon ", "shmem "))]
     try:
-        with io.open(CGROUP + "/memory.max") as opened:
-            limit = int(opened.read())
-        with io.open(CGROUP + "/memory.stat") as opened:
-            held = [int(line.split()[1]) for line in opened if line.startswith(("anon ", "shmem "))]
-        return sum(held) / limit
-    except (IOError, OSError, ValueError, ZeroDivisionError):
+        return sum(held) / int(read_system(CGROUP + "/memory.max"))
+    except (ValueError, ZeroDivisionError):
         return None
 
 
@@ -54,53 +51,31 @@ def _session(pid):
 
 
 def _resident(pid):
-    try:
-        with io.open("/proc/%d/statm" % pid) as opened:
-            return int(opened.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (IOError, OSError, IndexError):
-        return 0
+    words = read_system("/proc/%d/statm" % pid).split()
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 0
 
 
 def _proportional(pid):
-    try:
-        with io.open("/proc/%d/smaps_rollup" % pid) as opened:
-            return sum(int(line.split()[1]) * 1024 for line in opened if line.startswith("Pss:"))
-    except (IOError, OSError):
-        return _resident(pid)
+    text = read_system("/proc/%d/smaps_rollup" % pid)
+    sizes = [int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")]
+    return sum(sizes) if text else _resident(pid)
 
 
 def ran_out_of_memory():
-    """Whether the kernel killed something of our cgroup for memory."""
+    """Whether the kernel killed a process of our cgroup for memory."""
     return _oom_kills() > _before
 
 
 def _oom_kills():
-    count = 0
-    try:
-        with io.open("/proc/self/cgroup") as opened:
-            lines = opened.read().splitlines()
-    except (IOError, OSError):
-        return 0
-    for line in lines:
+    places = []
+    for line in read_system("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            places = ["/sys/fs/cgroup" + path + "/memory.events"]
+            places.append("/sys/fs/cgroup" + path + "/memory.events")
         elif "memory" in controllers.split(","):
-            places = [
-                "/sys/fs/cgroup/memory" + path + "/memory.oom_control",
-                "/sys/fs/cgroup/memory/memory.oom_control",
-            ]
-        else:
-            continue
-        for place in places:
-            try:
-                with io.open(place) as opened:
-                    for entry in opened.read().splitlines():
-                        if entry.startswith("oom_kill "):
-                            count = max(count, int(entry.split()[1]))
-            except (IOError, OSError):
-                continue
-    return count
+            places += ["/sys/fs/cgroup/memory" + each + "/memory.oom_control" for each in (path, "")]
+    entries = [entry for place in places for entry in read_system(place).splitlines()]
+    return max([0] + [int(entry.split()[1]) for entry in entries if entry.startswith("oom_kill ")])
 
 
 _before = _oom_kills()
@@ -118,7 +93,7 @@ OWN_DISK = "/"
 
 
 def disk_limit():
-    """How many bytes this container may write to its own disk; None where it has no limit of its own."""
+    """How many bytes this container may write to its own disk; None if it has no limit of its own."""
     asked, limit = (os.environ.get(name, "") for name in ("RUNTIME_DISK_REQUEST", "RUNTIME_DISK_LIMIT"))
     # For a container without a limit, Kubernetes names all that the node has as its limit, and no request.
     return int(limit) if limit.isdigit() and asked.isdigit() and int(asked) else None
@@ -127,8 +102,8 @@ def disk_limit():
 class DiskUse(object):
     """Bytes that this container has written to its own disk, counted a little at a time.
 
-    Counted are files newer than this process in its file system, without what is mounted there, and all of `folders`. A folder whose names are as old as its image is listed and its files are not looked at; so what is
-    appended to a file of the image itself stays unseen.
+    It counts files newer than this process in its file system, without mounts, and all of `folders`. A folder whose names
+    are as old as its image is listed, but its files are not looked at, so an append to a file of the image stays unseen.
     """
 
     def __init__(self, limit, folders):
@@ -138,7 +113,7 @@ class DiskUse(object):
         self.look, self.due = None, time.monotonic() + DISK_S
 
     def is_over(self, seconds, now=False):
-        """Look for up to `seconds`; with `now` from the beginning, whenever the last look was."""
+        """Look for up to `seconds`; with `now`, begin a new look at once."""
         if not self.limit:
             return False
         if now:
@@ -158,9 +133,9 @@ class DiskUse(object):
         return self.used > self.limit
 
     def _look(self):
-        """Add up, and stop now and then."""
+        """Add up sizes, and yield now and then."""
         mounted = mount_points()
-        # Most of it lies there, so it is looked at first.
+        # Most new files lie there, so it comes first.
         often = os.path.realpath(tempfile.gettempdir())
         first = self.folders + ([] if any((often + "/").startswith(each + "/") for each in mounted) else [often])
         left = [OWN_DISK] + [each for each in first[::-1] if each != OWN_DISK]
@@ -169,7 +144,7 @@ class DiskUse(object):
         while left:
             folder = left.pop()
             try:
-                # Not the time of its last change, which unpacking an archive sets back.
+                # ctime, since unpacking an archive sets mtime back.
                 fresh = os.lstat(folder).st_ctime >= BEGAN
             except OSError:
                 continue  # it went meanwhile
@@ -186,7 +161,7 @@ class DiskUse(object):
             yield
 
     def _add(self, status, seen):
-        """A file of several names counts once."""
+        """Count a file of several names once."""
         who = (status.st_dev, status.st_ino)
         if status.st_ctime >= BEGAN and who not in seen:
             self.used += status.st_blocks * 512
@@ -195,7 +170,7 @@ class DiskUse(object):
 
 
 def scan(folder):
-    """The entries of a folder, as far as they can be read."""
+    """Yield the entries of a folder that can be read."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -205,10 +180,7 @@ def scan(folder):
 
 
 def mount_points():
-    """Folders and files of this container that are mounted, and lie elsewhere than its file system."""
-    try:
-        with io.open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as opened:
-            found = {line.split()[4] for line in opened} - {"/"}
-    except (IOError, OSError):
-        return set()
+    """Folders and files of this container that are mounted from other file systems."""
+    text = read_system("/proc/self/mountinfo", errors="surrogateescape")
+    found = {line.split()[4] for line in text.splitlines()} - {"/"}
     return {re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), each) for each in found}

@@ -17,13 +17,13 @@ from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_a
 
 _SOCKET_PATH: Final = 104
 _SOCKET_NAME: Final = 58
-"""Letters of `/%C` and of the ending that ssh gives it until the socket is ready."""
+"""Letters of `/%C` and of ssh's ending for a socket that is not ready."""
 
 
 class SshHost(RemoteHost):
-    """A machine behind the system's `ssh`: its settings, its agent, its jump hosts and its known hosts are the user's.
+    """A machine behind the system's `ssh`, with the user's settings, agent, jump hosts and known hosts.
 
-    One connection carries everything. Host keys are checked as the user's ssh checks them.
+    One connection carries everything. The user's ssh checks the host keys.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class SshHost(RemoteHost):
         options: Sequence[str] = (),
         control_folder: Path | None = None,
     ) -> None:
-        """`control_folder` keeps a connection that later commands share, so that a second factor is asked for once;
-        not used where the user's own settings for this host share one already."""
+        """`control_folder` keeps a connection for later commands, so that a second factor is asked for once; it is not
+        used if the user's own settings for this host share a connection."""
         super().__init__()
         self.name = name
         self._python, self._options, self._control = python, list(options), control_folder
@@ -108,7 +108,7 @@ class SshHost(RemoteHost):
         options += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
         if not _has_terminal():
             options += ["-o", "BatchMode=yes"]
-        # A longer path than a socket can have would make ssh give up altogether.
+        # ssh fails if the path is too long for a socket.
         short = self._control is not None and len(str(self._control)) + _SOCKET_NAME <= _SOCKET_PATH
         if self._control is not None and short and not self._shares_connection():
             self._control.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -118,11 +118,11 @@ class SshHost(RemoteHost):
     def _shares_connection(self) -> bool:
         asked = subprocess.run(["ssh", "-G", *self._options, self.name], capture_output=True, text=True, check=False)
         settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
-        # With a path of theirs and `ControlMaster no`, a connection that they opened by hand is used all the same.
+        # With a path of theirs and `ControlMaster no`, ssh still uses a connection that they opened by hand.
         return settings.get("controlpath", "none") != "none"
 
     def _hear(self, process: subprocess.Popen[bytes], patience_s: float) -> dict[str, Any]:
-        """The next answer, whatever else is printed; `EOFError` where none comes."""
+        """The next answer; other output is skipped. Raises `EOFError` if none comes."""
         assert process.stdout is not None
         timer = threading.Timer(patience_s, process.kill)
         timer.start()
@@ -171,5 +171,5 @@ def _hint(name: str, said: str, python: str) -> str:
 
 
 def _has_terminal() -> bool:
-    """Whether somebody can answer what ssh asks."""
+    """Whether a person can answer ssh's questions."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

@@ -105,9 +105,13 @@ class KubernetesLauncher:
         order = _order(spec, job, indices, context, place)
         parts: list[NativePart] = []
         artefacts: dict[str, str] = {}
-        for number, share in enumerate(_share_out(spec, place, len(indices))):
+        slots = slots_of_gpu(spec)
+        shares = [Share(count=len(indices), parallel=len(indices))]
+        if slots is not None:
+            most = spec.array.max_parallel if spec.array else None
+            shares = deal(_gpus_of(spec, place), slots, len(indices), most)
+        for number, share in enumerate(shares):
             first = offset + share.first
-            slots = slots_of_gpu(spec)
             manifest = render_job(spec, place, job, part=number, offset=first, count=share.count, slots=slots)
             name, native = "job.yaml", {}
             if share.gpu is not None:
@@ -219,10 +223,12 @@ class KubernetesLauncher:
                 f"no pod keeps index {index}", hint="`runtime explain` says what it waits for; `status` where it stands"
             )
         until = time.monotonic() + END_S
-        while left := [each for each in released if _is_there(cluster, *each)]:
-            if time.monotonic() >= until:
-                return [f"the pod {namespace}/{name} is still there" for namespace, name, _ in left]
-            time.sleep(_LOOK_S)
+        while released:
+            pods = [(each, cluster.get("pods", *each[:2])) for each in released]
+            released = [each for each, pod in pods if pod is not None and pod["metadata"]["uid"] == each[2]]
+            if released and time.monotonic() >= until:
+                return [f"the pod {namespace}/{name} is still there" for namespace, name, _ in released]
+            time.sleep(_LOOK_S if released else 0)
         return []
 
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
@@ -360,7 +366,9 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> t
     share = plan.spec.resources.gpus.count
     manifest = _read_yaml(plan.artefacts[part.artefact])
     busy: list[str] = []
-    for other in _other_gpus(plan, Gpu(*part.native["gpu"]), place):
+    meant = {Gpu(*each.native["gpu"]) for each in plan.parts}
+    # The planned GPU first, then those that no part of the job is planned for.
+    for other in [Gpu(*part.native["gpu"]), *(gpu for gpu in _gpus_of(plan.spec, place) if gpu not in meant)]:
         bound = bind_gpu(manifest, other.node, other.number, manifest["spec"]["parallelism"])
         job = _ensure_job(bound, plan, host)
         # If an earlier launch was cut off at another GPU, that one comes first.
@@ -412,14 +420,6 @@ def _order(
     return order
 
 
-def _share_out(spec: JobSpec, place: Place, count: int) -> list[Share]:
-    """One Job for all runs, or one for each GPU that runs share."""
-    slots = slots_of_gpu(spec)
-    if slots is None:
-        return [Share(count=count, parallel=count)]
-    return deal(_gpus_of(spec, place), slots, count, spec.array.max_parallel if spec.array else None)
-
-
 def _gpus_of(spec: JobSpec, place: Place) -> list[Gpu]:
     wanted = spec.placement.nodes
     found = [
@@ -437,12 +437,6 @@ def _gpus_of(spec: JobSpec, place: Place) -> list[Gpu]:
     return found
 
 
-def _other_gpus(plan: LaunchPlan, planned: Gpu, place: Place) -> list[Gpu]:
-    """The planned GPU first, then those that no part of the job is planned for."""
-    meant = {Gpu(*part.native["gpu"]) for part in plan.parts}
-    return [planned, *(gpu for gpu in _gpus_of(plan.spec, place) if gpu not in meant)]
-
-
 def _gpu_of(job: Object) -> Gpu | None:
     pod = job["spec"]["template"]["spec"]
     node = pod.get("nodeSelector", {}).get("kubernetes.io/hostname")
@@ -452,11 +446,6 @@ def _gpu_of(job: Object) -> Gpu | None:
 
 
 # doing
-
-
-def _is_there(cluster: Cluster, namespace: str, name: str, uid: str) -> bool:
-    found = cluster.get("pods", namespace, name)
-    return found is not None and found["metadata"]["uid"] == uid
 
 
 def _note_memory(job: Object, pod: Object, host: Host) -> None:

@@ -1,6 +1,6 @@
-"""What launchers that start plain processes share: `local` on this machine, `ssh` on others.
+"""The common part of launchers that start plain processes: `local` on this machine, `ssh` on others.
 
-A native id is `TOKEN@BOOT`: the token is on the shim's command line, so one listing of processes says which jobs live,
+A native id is `TOKEN@BOOT`: the token is on the shim's command line, so one listing of processes shows which jobs live,
 and the boot id tells a reboot from a death.
 """
 
@@ -45,22 +45,22 @@ from runtime.reasons import EndReason, Explanation
 from runtime.values import dataclass, replace
 
 MOST_RANKS: Final = 256
-"""Ranks of a run on one machine: the shim starts them at once, and holds two files open for each."""
+"""Ranks of a run on one machine: the shim starts all at once, with two open files for each."""
 START_S: Final = 30.0
 """How long a shim may take to claim its job."""
 APPEAR_S: Final = 5.0
-"""One that is in no listing of processes after so long has ended."""
+"""A shim that is in no listing of processes after this time has ended."""
 LOOK_S: Final = 0.1
 LOOK_MOST_S: Final = 2.0
-"""Pause between two looks at shims that are to end: the first, and the longest, since each lists all processes."""
+"""Pause between two looks at shims that must end: the first, and the longest, since each lists all processes."""
 GRACE_S: Final = 60.0
-"""Of a shim whose order cannot be read."""
+"""Grace of a shim whose order cannot be read."""
 WAKE_S: Final = 10.0
-"""How long beyond its grace a shim that was stopped may take to end."""
+"""How long beyond its grace a stopped shim may take to end."""
 
 _BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
 _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
-# Whatever of /proc there is and may be read; a process that asks bears variables of its own job.
+# Reads the environments in /proc that are open to us; grep itself has the variables of a job that it runs in.
 _BEARING: Final = 'grep -ahzsxF "$0" "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u'
 
 _NO_LIMIT: Final = refused("nothing on a plain machine holds a process to it")
@@ -261,17 +261,15 @@ def _state_of(native: str, boot: str, listed: str, host: Host) -> NativeState:
 
 
 class ShimNotStarted(NotPossible):
-    """Nothing runs that could take the job."""
+    """No shim runs that could take the job."""
 
     reason: ClassVar[EndReason] = EndReason.SETUP_FAILED
 
 
 def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequence[str] = ()) -> str:
-    """Start the shim and return the native id of the one that serves the job: an earlier one may have been first.
-
-    `before` are words that the shim's command line is put behind.
-    """
-    # The plan was made without asking the machine, so its root may begin with `~`.
+    """Start the shim behind the words `before`; returns the native id of the shim that serves the job, which may be an
+    earlier one."""
+    # The plan was made without the machine, so its root may begin with `~`.
     folder = f"{host.files.root}/{plan.folder}"
     words = [word.replace(f"{plan.root}/{plan.folder}", folder) for word in part.native["words"]]
     if plan.order.get("environment", {}).get("build_on") == BuildOn.SUBMIT:
@@ -304,7 +302,7 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
 
 
 def _find_shim(folder: str, lines: Sequence[str]) -> str | None:
-    """Native id of a shim that serves the job in this run folder. Its claim may be gone with a folder that was lost."""
+    """Native id of a shim that serves the job in this run folder, whose claim may be lost."""
     for line in lines:
         before, given, after = line.partition(" --native ")
         if given and before.endswith(f" {folder}"):
@@ -328,17 +326,17 @@ def _last_words(plan: LaunchPlan, host: Host) -> list[str]:
 
 
 def wake_processes(native_ids: Sequence[str], host: Host) -> list[Process]:
-    """Let stopped shims of these native jobs go on, so that they find our cancel mark. Returns all their shims."""
+    """Wake stopped shims of these native jobs, so that they find our cancel mark; returns all their shims."""
     shims = list_shims(native_ids, host)
     signal_processes(host, "CONT", [each for each in shims if each.is_stopped])
     return shims
 
 
 def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 150) -> list[str]:
-    """Wait for shims that found our cancel mark; what is still there after `patience_s` is left over, in words.
+    """Wait for shims to find our cancel mark; returns the shims that are left after `patience_s`, in words.
 
-    Stopped ones are woken at every look. If that took longer than a shim's grace, something stops them again and again: they
-    are killed, and `clear_processes` ends what they ran.
+    Each look wakes stopped shims. If something stops them again for longer than their grace, they are killed, and `clear`
+    ends their commands.
     """
     until, pause = time.monotonic() + patience_s, LOOK_S
     kill_at: float | None = None
@@ -350,8 +348,13 @@ def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 
             kill_at = now + _read_grace_s(stopped[0], host) + WAKE_S
             until = max(until, kill_at + WAKE_S)
         if now >= until:
-            left = [native for native in native_ids if any(native in each.line for each in shims)]
-            return [_say_left(native, shims, host) for native in left]
+            left = {native: [each.pid for each in shims if native in each.line] for native in native_ids}
+            return [
+                f"the shim {native} on `{host.name}` still runs; run the same `runtime cancel` again, "
+                f"and if that does not help, `kill -9 {' '.join(map(str, pids))}` there"
+                for native, pids in left.items()
+                if pids
+            ]
         time.sleep(pause)
         pause = min(LOOK_MOST_S, pause * 1.2)
     return []
@@ -363,14 +366,6 @@ def _read_grace_s(shim: Process, host: Host) -> float:
     except InfrastructureFailure:
         order = None
     return float(json.loads(order)["grace_s"]) if order else GRACE_S
-
-
-def _say_left(native: str, shims: Sequence[Process], host: Host) -> str:
-    pids = " ".join(str(each.pid) for each in shims if native in each.line)
-    return (
-        f"the shim {native} on `{host.name}` still runs; run the same `runtime cancel` again, "
-        f"and if that does not help, `kill -9 {pids}` there"
-    )
 
 
 def _look(host: Host) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Does what backends do to jobs, on machines where a job is a plain process: to stop one, and for tests and rehearsals."""
+"""Stops jobs that are plain processes, and provokes a backend's interruptions for tests and rehearsals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Process:
     pid: int
     parent: int
     state: str
-    """As `ps` says it, such as `S` or `T+`."""
+    """The state in `ps`, such as `S` or `T+`."""
     line: str
 
     @property
@@ -44,7 +44,9 @@ def interrupt_processes(native_id: str, index: int | None, how: str, host: Host)
     shims = [each for each in processes if each.is_shim and native_id in each.line]
     if not shims:
         raise NotPossible(f"nothing of `{native_id}` runs on `{host.name}`", hint="`runtime status` shows what does")
-    top, runs = _split(shims)
+    # The shim that the launcher started; the others serve single runs.
+    top = _tops(shims)[0]
+    runs = [each for each in shims if each.pid != top.pid]
     served = _served(job_of(top.line), [top, *runs], index, host)
     chosen = _choose(top, runs, index, served)
     if how == "preempt":
@@ -52,7 +54,7 @@ def interrupt_processes(native_id: str, index: int | None, how: str, host: Host)
     elif how == "timeout":
         signal_processes(host, "ALRM", chosen)
     elif how == "node-loss":
-        # The shim first: it would take the death of its command for an end of the attempt.
+        # The shim first: it would take its command's death for the end of the attempt.
         roots = chosen if index is not None else [top]
         job = job_of(top.line)
         signal_processes(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
@@ -65,9 +67,7 @@ def interrupt_processes(native_id: str, index: int | None, how: str, host: Host)
 
 def stop_processes(native_ids: Sequence[str], host: Host) -> None:
     """TERM to the shims of these native jobs; already gone is success."""
-    shims = list_shims(native_ids, host)
-    pids = {each.pid for each in shims}
-    signal_processes(host, "TERM", [each for each in shims if each.parent not in pids])
+    signal_processes(host, "TERM", _tops(list_shims(native_ids, host)))
 
 
 def list_processes(host: Host) -> list[Process]:
@@ -84,18 +84,15 @@ def list_shims(native_ids: Sequence[str], host: Host) -> list[Process]:
     return [each for each in list_processes(host) if each.is_shim and any(one in each.line for one in native_ids)]
 
 
-def _split(shims: Sequence[Process]) -> tuple[Process, list[Process]]:
-    """The shim that the launcher started, and those that it started for single runs."""
+def _tops(shims: Sequence[Process]) -> list[Process]:
+    """The shims that no other of them started."""
     pids = {each.pid for each in shims}
-    top = next((each for each in shims if each.parent not in pids), shims[0])
-    return top, [each for each in shims if each.pid != top.pid]
+    return [each for each in shims if each.parent not in pids]
 
 
 def _served(job: str, shims: Sequence[Process], index: int | None, host: Host) -> dict[int, int]:
-    """Process id of a shim → the index that it serves, of one index or of all, by the newest attempts.
-
-    A shim that shares out a machine makes copies of itself, so their command lines are all the same.
-    """
+    """Process id of a shim → its index, for one index or all, by the newest attempts: the copies that a shim makes of
+    itself have the same command line."""
     folder = f"jobs/{job}/runs"
     newest: dict[str, int] = {}
     for run in [str(index)] if index is not None else host.files.names(folder):
@@ -120,7 +117,7 @@ def _choose(top: Process, runs: Sequence[Process], index: int | None, served: Ma
 
 
 def _below(roots: Iterable[Process], processes: Sequence[Process]) -> list[Process]:
-    """Everything that descends from `roots`, nearest first."""
+    """The descendants of `roots`, nearest first."""
     found: list[Process] = []
     parents = {each.pid for each in roots}
     while parents:
@@ -131,7 +128,7 @@ def _below(roots: Iterable[Process], processes: Sequence[Process]) -> list[Proce
 
 
 def _marked(job: str, index: int | None, processes: Sequence[Process], host: Host) -> list[Process]:
-    """What left the tree and still has the job's variables, where the system shows them."""
+    """Processes outside the tree that have the job's variables, if the system shows them."""
     wanted = [f"RUNTIME_JOB_ID={job}"] + ([f"RUNTIME_ARRAY_INDEX={index}"] if index is not None else [])
     pids: set[int] | None = None
     for text in wanted:
@@ -142,7 +139,7 @@ def _marked(job: str, index: int | None, processes: Sequence[Process], host: Hos
 
 
 def _note_memory(job: str, chosen: Sequence[Process], served: Mapping[int, int], host: Host) -> None:
-    """The shim takes a killed command for one that was killed for memory where the attempt's folder says so."""
+    """Leave the file by which the shim takes a killed command for one that was killed for memory."""
     for shim in chosen:
         if shim.pid in served:
             run = f"jobs/{job}/runs/{served[shim.pid]}"
@@ -158,7 +155,7 @@ def job_of(line: str) -> str:
 
 
 def signal_processes(host: Host, name: str, processes: Sequence[Process]) -> None:
-    """Send them a signal; those that are gone are left out."""
+    """Signal the processes that still exist."""
     if processes:
         pids = list(dict.fromkeys(str(each.pid) for each in processes))
         host.run(["sh", "-c", 'kill -s "$0" "$@" 2>/dev/null || true', name, *pids])

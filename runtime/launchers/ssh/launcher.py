@@ -1,6 +1,6 @@
 """Jobs as processes of a named machine, started through the system's `ssh`; only the shim stays there.
 
-Record root, where the target names none: `~/.local/share/research-runtime/jobs` on that machine.
+The default record root is `~/.local/share/research-runtime/jobs` on that machine.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from runtime.values import dataclass
 
 RECORDS: Final = "~/.local/share/research-runtime/jobs"
 SMALL_HOME: Final = 20 * 1024**3
-"""Bytes. A quota of less on the home is not filled with snapshots, logs and outputs unless it is named."""
+"""Bytes. A home with a smaller quota takes no snapshots, logs and outputs unless the target names it."""
 
 _LAX: Final = re.compile(
     r"(?i)StrictHostKeyChecking[\s=\"]*(no|off|accept-new)|KnownHosts(File|Command)[\s=\"]*(/dev/null|none)"
 )
 
-# The first line is what logind says of itself (`b true`), the second the user's lingering (`yes`).
+# The first line is logind's own setting (`b true`), the second the user's lingering (`yes`).
 _LOGIND: Final = (
     "busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager "
     "KillUserProcesses 2>/dev/null || echo unknown; "
     'loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null || echo unknown'
 )
-# Blocks of 1 KiB: used, quota, limit of the file system that holds the home; nothing where there is no quota.
+# Blocks of 1 KiB: used, quota, limit of the file system of the home; empty without a quota.
 _QUOTA: Final = 'quota -wpl --filesystem="$HOME" 2>/dev/null || quota -wp 2>/dev/null || true'
 
 
@@ -72,7 +72,7 @@ class SshLauncher(ProcessLauncher):
         )
 
     def check_host(self, target: Target, host: Host) -> list[str]:
-        """Refuse a machine that ends our processes when we leave, and a home that is too small to hold jobs."""
+        """Refuse a machine that ends our processes when we leave, and a home that is too small for jobs."""
         _scope(target, host)
         return [] if target.records else _check_home(target, host)
 
@@ -107,9 +107,9 @@ def _read(target: Target) -> SshSettings:
 
 
 def _scope(target: Target, host: Host) -> list[str]:
-    """The words to put before the shim's, so that it outlives our session.
+    """The words before the shim's, so that it outlives our session. Raises `NotPossible`.
 
-    Where logind ends the processes of a session with it, lingering users have a place that stays. Raises `NotPossible`.
+    If logind ends a session's processes with it, lingering users have a scope that stays.
     """
     kills, lingers, *_ = [*host.run(["sh", "-c", _LOGIND]).out.split("\n"), "", ""]
     if kills.strip() != "b true":
@@ -135,7 +135,7 @@ def _check_home(target: Target, host: Host) -> list[str]:
 
 
 def read_quota(said: str) -> int | None:
-    """The smallest limit in bytes that `quota -w` tells of; None where there is none."""
+    """The smallest limit in bytes in the output of `quota -w`; None if there is none."""
     limits = []
     for line in said.splitlines():
         words = line.split()
