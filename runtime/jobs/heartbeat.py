@@ -30,7 +30,7 @@ class Heartbeat:
 
 
 class HeartbeatWatch:
-    """Reads the counter once on construction, so that time spent elsewhere before `wait` counts as waiting."""
+    """Reads the counter first on construction, so that time before `wait` counts as waiting."""
 
     def __init__(self, files: Files, run: str, attempt: int) -> None:
         self._files, self._attempt = files, attempt
@@ -39,7 +39,7 @@ class HeartbeatWatch:
         self._began = time.monotonic()
 
     def wait(self, tell: Callable[[str], None]) -> Heartbeat | None:
-        """Wait for a change for at most `STILL_S`, and report to `tell` that this takes time. None if no counter is there yet."""
+        """Wait for a change for at most `STILL_S`, and report the wait to `tell`. None if there is no counter yet."""
         if not self._before:
             return None
         told = False

@@ -98,7 +98,7 @@ class Lock:
                 try:
                     if self._newest() == self._number:
                         self._files.write(self._name(self._number), self._content())
-                except Exception:  # the launch itself will meet what is wrong
+                except Exception:  # the launch itself meets the error
                     return
 
         self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)

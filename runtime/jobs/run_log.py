@@ -11,19 +11,19 @@ from runtime.shim.logs import GAP, LOG_BYTES, render_gap, split_log
 
 
 def read_limit(files: Files, job: str) -> int:
-    """What a log of this job takes at most, in bytes."""
+    """The limit of a log of this job, in bytes."""
     order = json.loads(files.read(f"{job_folder(job)}/order.json") or b"{}")
     return int(order.get("log_bytes", LOG_BYTES))
 
 
 class LogReader:
-    """Reads what a log has got since the last call. A line stands where bytes were left out."""
+    """Reads the new bytes of a log. A line stands for bytes that were left out."""
 
     def __init__(self, files: Files, name: str, limit: int) -> None:
         self._files, self._name = files, name
         self._head, self._tail = split_log(limit)
         self._at = 0
-        """How many of the bytes that were printed have been read or passed over."""
+        """How many bytes of the output have been read or skipped."""
 
     def read(self) -> Iterator[bytes]:
         while True:
@@ -42,13 +42,13 @@ class LogReader:
             yield chunk
 
     def _find_gap(self) -> int | None:
-        """How many bytes are left out behind the beginning; None of a log that is whole."""
+        """How many bytes are left out after the beginning; None for a whole log."""
         found = GAP.fullmatch(self._files.read_from(self._name, self._head, len(render_gap(0))))
         return int(found[1]) if found else None
 
 
 class RunLog:
-    """Reads what one rank of a run has printed since the last call, attempt after attempt."""
+    """Reads the new output of one rank of a run, attempt after attempt."""
 
     def __init__(self, files: Files, job: str, index: int, limit: int, *, rank: int = 0) -> None:
         self._files, self._job, self._index, self._rank, self._limit = files, job, index, rank, limit

@@ -37,7 +37,7 @@ def read_system(path, errors="replace"):
 
 
 def drop_file(path):
-    """Remove a file, if it is there and ours."""
+    """Remove a file, if it exists and is ours."""
     try:
         os.unlink(path)
     except OSError:

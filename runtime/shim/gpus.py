@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GPU_PATIENCE_S = 15.0
 """How long to wait for memory that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
-"""The same for every user of a machine, whatever their TMPDIR."""
+"""The same for every user of a machine, independent of TMPDIR."""
 
 
 class GpuShare(object):

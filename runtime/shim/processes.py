@@ -112,10 +112,8 @@ def is_group_alive(leader):
 
 
 def adopt_orphans():
-    """Have orphans below this process fall to it, whatever their session: daemons too.
-
-    Does nothing on a system without subreapers, where only the process group of a command can be ended.
-    """
+    """Have orphans below this process fall to it, even daemons in sessions of their own. Does nothing on a system without
+    subreapers, where only the process group of a command can be ended."""
     try:
         import ctypes
 

@@ -1,4 +1,4 @@
-"""Decisions on what follows the end of an attempt, as pure functions."""
+"""Decides what follows the end of an attempt. Pure."""
 
 import os
 import random

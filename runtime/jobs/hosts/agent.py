@@ -266,7 +266,7 @@ class Place(object):
                 opened.append(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
                 beside.append(temporary)
                 if mode & 0o077:
-                    os.fchmod(opened[-1], mode)  # for others too, whatever the umask
+                    os.fchmod(opened[-1], mode)  # for others too, despite the umask
                 rest = memoryview(data)
                 while rest:
                     rest = rest[os.write(opened[-1], rest) :]

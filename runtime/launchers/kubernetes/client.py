@@ -255,7 +255,7 @@ class Cluster:
 
 
 def close_exec(socket: Any) -> None:
-    """Close a connection, whatever state it is in."""
+    """Close a connection in any state."""
     try:
         socket.close()
     except Exception:  # the other end is gone

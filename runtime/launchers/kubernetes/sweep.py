@@ -1,4 +1,4 @@
-"""Finds the objects of a job by their labels, whatever the ledger has, and ends them until none is left."""
+"""Finds the objects of a job by their labels, independent of the ledger, and removes them until none is left."""
 
 from __future__ import annotations
 
