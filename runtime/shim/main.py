@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from typing import List
 
 
-def parse_index(text):
-    return sum(int(number) for number in text.split("+"))
-
-
 def parse_indices(text):
     found: List[int] = []
     for part in text.split(","):
@@ -61,9 +57,8 @@ def main(words):
     parser.add_argument("--native", default="local", help="the backend's own id of this job")
     parser.add_argument("--member", help="its id of this array member, where that differs")
     parser.add_argument("--part", type=int, help="which part of the job this native job is, where there are several")
-    parser.add_argument(
-        "--index", type=parse_index, help="run this index; a sum such as 8+3 where the backend counts from 0"
-    )
+    text = "run this index; a sum such as 8+3 where the backend counts from 0"
+    parser.add_argument("--index", type=lambda given: sum(map(int, given.split("+"))), help=text)
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
     parser.add_argument("--bucket", help="the record root, gs://… or s3://…; FOLDER is then this machine's own")
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")

@@ -97,7 +97,7 @@ class JobHandle:
         """Yield what an index printed, the first by default: every attempt in turn, or one. `follow` goes on until the job
         has ended, and passes the job's status to `tell` at each look."""
         from runtime.jobs.hosts.bucket import look_again_s
-        from runtime.jobs.run_log import RunLog, read_limit
+        from runtime.jobs.runs import RunLog, read_limit
 
         index = self.entry().first_index if index is None else index
         log = RunLog(self.files, self.id, index, read_limit(self.files, self.id), rank=rank)

@@ -12,7 +12,7 @@ from runtime.jobs.hosts.base import read_tail
 from runtime.jobs.hosts.bucket import look_again_s
 from runtime.jobs.ledger import JobStatus, job_folder
 from runtime.jobs.plan import NativeState
-from runtime.jobs.run_log import RunLog, read_limit
+from runtime.jobs.runs import RunLog, read_limit
 from runtime.launchers.base import KeepsOutput
 from runtime.reasons import EndReason
 

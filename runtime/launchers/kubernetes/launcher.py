@@ -24,26 +24,12 @@ from runtime.jobs.plan import (
 )
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.kubernetes import render
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
 from runtime.launchers.kubernetes.gpu_leases import Gpu, Share, deal, is_waiting, take_slots
-from runtime.launchers.kubernetes.render import (
-    FILES,
-    JOB,
-    RECORD,
-    SLOTS,
-    bind_gpu,
-    check_code,
-    job_name,
-    name_afresh,
-    name_record,
-    render_job,
-    render_secrets,
-    render_shim,
-    slots_of_gpu,
-)
 from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, Place, check_settings, read_place
 from runtime.launchers.kubernetes.states import (
     FINALIZER,
@@ -98,29 +84,29 @@ class KubernetesLauncher:
         return KubernetesHost(place, Cluster(place.context, context.environ.get("KUBECONFIG")), owner_name())
 
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
-        check_code(spec)
+        render.check_code(spec)
         place = read_place(target, context)
         indices = read_indices(spec.array, context.base)
         offset = spec.array.offset if spec.array else 0
         order = _order(spec, job, indices, context, place)
         parts: list[NativePart] = []
         artefacts: dict[str, str] = {}
-        slots = slots_of_gpu(spec)
+        slots = render.slots_of_gpu(spec)
         shares = [Share(count=len(indices), parallel=len(indices))]
         if slots is not None:
             most = spec.array.max_parallel if spec.array else None
             shares = deal(_gpus_of(spec, place), slots, len(indices), most)
         for number, share in enumerate(shares):
             first = offset + share.first
-            manifest = render_job(spec, place, job, part=number, offset=first, count=share.count, slots=slots)
+            manifest = render.render_job(spec, place, job, part=number, offset=first, count=share.count, slots=slots)
             name, native = "job.yaml", {}
             if share.gpu is not None:
-                manifest = bind_gpu(manifest, share.gpu.node, share.gpu.number, share.parallel)
+                manifest = render.bind_gpu(manifest, share.gpu.node, share.gpu.number, share.parallel)
                 name, native = f"job-{number}.yaml", {"gpu": [share.gpu.node, share.gpu.number]}
             artefacts[name] = _yaml(manifest)
             parts.append(
                 NativePart(
-                    name=job_name(job, place, number),
+                    name=render.job_name(job, place, number),
                     artefact=name,
                     offset=first,
                     count=share.count,
@@ -262,10 +248,10 @@ def _let_go(job: Object, host: KubernetesHost, changes: Mapping[str, Any] | None
     cluster, place = host.cluster, host.place
     annotations = dict((changes or {}).get("annotations", {}))
     if place.bucket:
-        _bring("configmaps", render_shim(job, build_shim()), cluster, place)
-        if values := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][JOB]):
-            _bring("secrets", render_secrets(job, values), cluster, place)
-        annotations[FILES] = "sent"
+        _bring("configmaps", render.render_shim(job, build_shim()), cluster, place)
+        if values := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][render.JOB]):
+            _bring("secrets", render.render_secrets(job, values), cluster, place)
+        annotations[render.FILES] = "sent"
     patch = {"metadata": {"annotations": annotations}, "spec": {"suspend": False, **(changes or {}).get("spec", {})}}
     cluster.patch("jobs", place.namespace, job["metadata"]["name"], patch)
 
@@ -288,10 +274,10 @@ def _ensure_job(manifest: Mapping[str, Any], plan: LaunchPlan, host: KubernetesH
     A Job of its name that has ended for another record, which was removed since, is deleted.
     """
     cluster, place = host.cluster, host.place
-    manifest = name_afresh(manifest, secrets.token_hex(3)) if place.bucket else dict(manifest)
-    record = name_record(host.files.read(f"{plan.folder}/intent.json"))
+    manifest = render.name_afresh(manifest, secrets.token_hex(3)) if place.bucket else dict(manifest)
+    record = render.name_record(host.files.read(f"{plan.folder}/intent.json"))
     metadata = manifest["metadata"]
-    manifest["metadata"] = {**metadata, "annotations": {**metadata["annotations"], RECORD: record}}
+    manifest["metadata"] = {**metadata, "annotations": {**metadata["annotations"], render.RECORD: record}}
     for _ in range(_TRIES):
         job = cluster.create("jobs", place.namespace, manifest)
         job = job or cluster.get("jobs", place.namespace, metadata["name"])
@@ -313,8 +299,8 @@ def _serves(job: Object, host: Host) -> bool:
         return False
     if is_unfinished(job):
         return True
-    intent = host.files.read(f"jobs/{metadata['labels'][JOB]}/intent.json")
-    return bool(metadata.get("annotations", {}).get(RECORD) == name_record(intent))
+    intent = host.files.read(f"jobs/{metadata['labels'][render.JOB]}/intent.json")
+    return bool(metadata.get("annotations", {}).get(render.RECORD) == render.name_record(intent))
 
 
 def _take_back(names: Sequence[str], host: KubernetesHost, refused: NotPossible) -> None:
@@ -349,7 +335,7 @@ def _submit_to_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -
         job = cluster.get("jobs", place.namespace, part.name)
         if job is not None and is_waiting(job):
             gpu, got = _ensure_slots(plan, part, host)
-            changes = {"annotations": {SLOTS: f"{gpu}: {got}"}, "spec": {"parallelism": got}}
+            changes = {"annotations": {render.SLOTS: f"{gpu}: {got}"}, "spec": {"parallelism": got}}
             _let_go(job, host, changes)
     except NotPossible as refused:
         jobs = [cluster.get("jobs", place.namespace, each.name) for each in plan.parts]
@@ -369,7 +355,7 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> t
     meant = {Gpu(*each.native["gpu"]) for each in plan.parts}
     # The planned GPU first, then those that no part of the job is planned for.
     for other in [Gpu(*part.native["gpu"]), *(gpu for gpu in _gpus_of(plan.spec, place) if gpu not in meant)]:
-        bound = bind_gpu(manifest, other.node, other.number, manifest["spec"]["parallelism"])
+        bound = render.bind_gpu(manifest, other.node, other.number, manifest["spec"]["parallelism"])
         job = _ensure_job(bound, plan, host)
         # If an earlier launch was cut off at another GPU, that one comes first.
         gpu = _gpu_of(job) or other
@@ -451,7 +437,7 @@ def _gpu_of(job: Object) -> Gpu | None:
 def _note_memory(job: Object, pod: Object, host: Host) -> None:
     """Leave the file by which the shim takes a killed command for one that was killed for memory."""
     labels = job.get("metadata", {}).get("labels", {})
-    run = f"jobs/{labels.get(JOB)}/runs/{int(labels.get(OFFSET, 0)) + pod_index(pod)}"
+    run = f"jobs/{labels.get(render.JOB)}/runs/{int(labels.get(OFFSET, 0)) + pod_index(pod)}"
     attempts = host.files.names(run, "a")
     if attempts:
         host.files.write(f"{run}/{attempts[-1]}/oom", b"")
@@ -471,7 +457,7 @@ def _list_pods(cluster: Cluster, native: str, index: int | None) -> tuple[Object
 def _selector(native_ids: Sequence[str]) -> str:
     """A label selector for these Jobs, by job id while they are few."""
     jobs = sorted({native.partition("/")[2].rsplit("-", 2)[0] for native in native_ids})
-    return f"{MANAGED_JOBS},{JOB} in ({','.join(jobs)})" if len(jobs) <= _FEW else MANAGED_JOBS
+    return f"{MANAGED_JOBS},{render.JOB} in ({','.join(jobs)})" if len(jobs) <= _FEW else MANAGED_JOBS
 
 
 def _opened(host: Host) -> KubernetesHost:

@@ -13,7 +13,8 @@ from runtime.errors import InfrastructureFailure
 from runtime.jobs.hosts.base import Answer, Host
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.plan import NativeStart
-from runtime.launchers.slurm import limits, states
+from runtime.launchers.slurm import states
+from runtime.launchers.slurm.explain import OF_ACCOUNT, OF_QOS, WALL, Limit, read_limits
 from runtime.launchers.slurm.settings import SlurmSettings
 
 # Variables of these kinds change the commands' behaviour, and SBATCH_* beat even options in the script. Variables that
@@ -164,20 +165,20 @@ class SlurmClient:
         names = {name for line in answer.out.splitlines() for name in line.strip().split(",") if name}
         return sorted(names) if answer.code == 0 else []
 
-    def limits_of_qos(self, name: str) -> list[limits.Limit]:
+    def limits_of_qos(self, name: str) -> list[Limit]:
         """The limits of a QOS; empty if Slurm does not list them."""
-        words = ("show", "qos", "where", f"name={name}", f"format={','.join(limits.OF_QOS)},{limits.WALL}")
-        return limits.read_limits(self._sacctmgr(*words), limits.OF_QOS, f"QOS `{name}`")
+        words = ("show", "qos", "where", f"name={name}", f"format={','.join(OF_QOS)},{WALL}")
+        return read_limits(self._sacctmgr(*words), OF_QOS, f"QOS `{name}`")
 
-    def limits_of_account(self, name: str, user: str) -> list[limits.Limit]:
+    def limits_of_account(self, name: str, user: str) -> list[Limit]:
         """The limits of an account, and of this user of it; empty if Slurm does not list them."""
-        shown = ",".join(("User", *limits.OF_ACCOUNT, limits.WALL))
+        shown = ",".join(("User", *OF_ACCOUNT, WALL))
         found = []
         for line in self._sacctmgr("show", "assoc", "where", f"account={name}", f"format={shown}").splitlines():
             who, _, rest = line.partition("|")
             if who in ("", user):
                 whose = f"account `{name}`" + (f" of `{who}`" if who else "")
-                found += limits.read_limits(rest, limits.OF_ACCOUNT, whose)
+                found += read_limits(rest, OF_ACCOUNT, whose)
         return found
 
     def _sacctmgr(self, *words: str) -> str:

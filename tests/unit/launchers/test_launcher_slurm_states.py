@@ -14,8 +14,18 @@ from runtime.client.jobs.attempts import AttemptView, join_starts
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.launchers.slurm.client import is_no_answer, read_id
-from runtime.launchers.slurm.explain import PENDING, describe_nodes, explain_failed, explain_pending, find_sentence
-from runtime.launchers.slurm.limits import OF_QOS, find_exceeded, read_amounts, read_limits, read_minutes
+from runtime.launchers.slurm.explain import (
+    OF_QOS,
+    PENDING,
+    describe_nodes,
+    explain_failed,
+    explain_pending,
+    find_exceeded,
+    find_sentence,
+    read_amounts,
+    read_limits,
+    read_minutes,
+)
 from runtime.launchers.slurm.states import (
     STATES,
     Layout,
