@@ -21,7 +21,7 @@ from typing import BinaryIO, Final
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
-from runtime.shim import names
+from runtime.shim import tree
 from runtime.values import dataclass
 
 _PIECE: Final = 1 << 20
@@ -39,7 +39,7 @@ class Became(StrEnum):
 class NameRefused(NotPossible):
     """A remote name that leads elsewhere, or that no file can have here; nothing was written for it."""
 
-    def __init__(self, problem: names.NameRefused) -> None:
+    def __init__(self, problem: tree.NameRefused) -> None:
         self.name, self.reason = problem.name, problem.reason
         super().__init__(
             f"the remote side names a file `{ascii(self.name)[1:-1]}`, which is refused: it {self.reason}",
@@ -50,10 +50,10 @@ class NameRefused(NotPossible):
 def check_name(name: str) -> str:
     """Return `name`, from another machine, if one file or folder can have it. Raises `NameRefused`."""
     try:
-        parts = names.local_parts(name)
+        parts = tree.local_parts(name)
         if len(parts) > 1:
-            raise names.NameRefused(name, "is a path")
-    except names.NameRefused as problem:
+            raise tree.NameRefused(name, "is a path")
+    except tree.NameRefused as problem:
         raise NameRefused(problem) from None
     return name
 
@@ -66,7 +66,7 @@ class LocalFolder:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise NotPossible(f"`{path}` is no folder", hint="name another folder, or move it away") from None
-        self._below = names.Below(str(path))
+        self._below = tree.Below(str(path))
 
     def put(self, name: str, write: Callable[[BinaryIO], None], *, overwrite: bool = False) -> Became:
         """Place the file that `write` fills under its remote name, whole or not at all.
@@ -76,7 +76,7 @@ class LocalFolder:
         """
         try:
             return self._put(name, write, overwrite)
-        except names.NameRefused as problem:
+        except tree.NameRefused as problem:
             raise NameRefused(problem) from None
 
     def _put(self, name: str, write: Callable[[BinaryIO], None], overwrite: bool) -> Became:
@@ -109,7 +109,7 @@ def _compare(new: BinaryIO, folder: int, name: str, last: str, overwrite: bool) 
     except FileNotFoundError:
         return Became.FETCHED
     except OSError as problem:
-        raise names.explain_name(name, problem) from None
+        raise tree.explain_name(name, problem) from None
     if stat.S_ISREG(found.st_mode) and _is_same(new, folder, last):
         return Became.SAME
     if overwrite and (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):

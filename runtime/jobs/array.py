@@ -71,7 +71,7 @@ def expand_array(array: Array | None, lines: Sequence[Mapping[str, Any]] = ()) -
 def fill_command(command: Sequence[str], params: Mapping[str, Any], index: int) -> tuple[str, ...]:
     """`command` with `{name}` replaced by the index's parameter and `{index}` by the index.
 
-    Braces around anything else stay, so that JSON and awk pass; a name that is nearly a parameter's is refused.
+    Other braces stay, so that JSON and awk pass; a name that is nearly a parameter's is refused.
     """
     if not any("{" in word for word in command):
         return tuple(command)

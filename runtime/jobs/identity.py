@@ -1,4 +1,4 @@
-"""Who launches: the name that jobs carry as their owner."""
+"""The name of the user, which jobs carry as their owner."""
 
 from __future__ import annotations
 

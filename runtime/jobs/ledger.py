@@ -1,18 +1,18 @@
-"""What was launched, by job id: create-only files in the record root of the target, and what they say together.
+"""The launched jobs, by id: create-only files in the record root of the target, and the verdict on them together.
 
     jobs/ID/                 the run folder; making it is the lock of a launch
-      lock                   who launches now: owner, token and a counter that an observer watches
-      spec.json intent.json  what was asked for, by whom, from which code; written before the backend is called
-      plan.json artefacts/   what was decided
-      order.json shim.py     what the shim is told, and the shim
+      lock                   the launcher at work: owner, token and a counter that an observer watches
+      spec.json intent.json  the request, its owner and its code; written before the backend is called
+      plan.json artefacts/   the decisions
+      order.json shim.py     the shim, and its instructions
       native/001.000000.json a native job by epoch and part: its name and id; one file for each that was started
       epoch                  the newest epoch of a job that was retried
       cancel  cancel.INDEX   marks
-    refused                why the backend did not take it, until a later launch finds that it does
+      refused                the backend's refusal, until a later launch is accepted
       owners/ runs/          the shim's (docs/shim.md)
-      ended                  all small files of a job that has ended, folded into one; of a run runs/INDEX.ended
-    done/ID.INDEX.REASON.CODE.ATTEMPT   outcomes in names: one listing tells the state of every job
-    snapshots/HEX.tar        code, by content id; jobs have it too, by a link where there are links
+      ended                  all small files of a job that has ended, folded into one; runs/INDEX.ended for a run
+    done/ID.INDEX.REASON.CODE.ATTEMPT   outcomes in names: one listing shows the state of every job
+    snapshots/HEX.tar        code, by content id; jobs have it too, by a link if the store has links
 
 Nothing is locked with flock and nothing is appended to: all of it is safe on NFS.
 """
@@ -26,7 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from runtime.errors import NotPossible, RequestRefused, StoreUnavailable, UnknownName
 from runtime.jobs.hosts.base import AccessDenied, Files, Links
@@ -36,13 +36,10 @@ from runtime.reasons import EndReason
 from runtime.units import format_time, parse_time
 from runtime.values import dataclass, field, replace
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A committed result of one index, as its name in `done/` says."""
+    """A committed result of one index, from its name in `done/`."""
 
     job: str
     index: int
@@ -53,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeJob:
-    """One native job that was started for a job."""
+    """A native job that was started for a job."""
 
     name: str
     native_id: str
@@ -64,7 +61,7 @@ class NativeJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What the backend said when it did not take a job."""
+    """The backend's refusal of a job."""
 
     reason: EndReason
     message: str
@@ -72,7 +69,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """All that the ledger knows of a job without asking the backend."""
+    """The ledger's knowledge of a job; the backend is not asked."""
 
     id: str
     name: str
@@ -87,7 +84,7 @@ class LedgerEntry:
     cancelled_indices: frozenset[int]
     outcomes: Mapping[int, Outcome]
     refused: Refusal | None = None
-    """Why the backend did not take it; says nothing once a native job is there."""
+    """Why the backend did not take it; meaningless once there is a native job."""
     intent: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -107,16 +104,16 @@ class IndexStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """Where a job stands, by the evidence there is."""
+    """Where a job stands, by the evidence so far."""
 
     entry: LedgerEntry
     state: JobState
     reason: EndReason | None
-    """Of a single job why it ended; of an array that of its first index that failed. Of a pending job, what it waits for
-    that does not come by itself: an image that is not there is `image_failed`."""
+    """The end of a single job, or of the first failed index of an array. For a pending job, a cause that does not pass by
+    itself: a missing image is `image_failed`."""
     counts: Mapping[JobState, int]
     indices: tuple[IndexStatus, ...] = ()
-    """Only where they were asked for."""
+    """Only if they were asked for."""
 
 
 def check_index(entry: LedgerEntry, index: int) -> int:
@@ -133,20 +130,16 @@ def check_index(entry: LedgerEntry, index: int) -> int:
 ITS_TURN: Final = "other runs of the job go first"
 """Message of a run that waits for a slot of its own job."""
 EPOCH: Final = "epoch"
-"""File in the run folder of a job that was started anew: the number of its newest epoch."""
-
-
+"""File in the run folder of a job that was restarted: the number of its newest epoch."""
 REMOVING: Final = "removing"
-"""File in the run folder of a job that is being removed, with whose it is."""
+"""File in the run folder of a job that is being removed, with its owner."""
 REFUSED: Final = "refused"
 """File in the run folder of a job that the backend did not take."""
 
 
 def note_refusal(files: Files, job: str, problem: RequestRefused) -> None:
-    """Remember that the backend did not take the job, so that it is not shown as one that waits.
-
-    `problem.reason` says how such a job ended, where the class has one.
-    """
+    """Note that the backend did not take the job, so that it is not shown as waiting; `problem.reason` is its end, if the
+    class has one."""
     content = {"reason": getattr(problem, "reason", EndReason.CONFIG_INVALID), "message": problem.message}
     files.write(f"{job_folder(job)}/{REFUSED}", json.dumps(content).encode())
 
@@ -158,14 +151,14 @@ def _refusal(content: bytes | None) -> Refusal | None:
         said = json.loads(content)
         return Refusal(reason=EndReason(said["reason"]), message=str(said["message"]))
     except (ValueError, KeyError, TypeError):
-        return None  # a crash left a part of it
+        return None  # a crash cut it off
 
 
 def leave_mark(files: Files, job: str, name: str, content: bytes) -> None:
-    """Leave a mark in the run folder of a job; one that is there stays.
+    """Leave a mark in the run folder of a job; an existing one stays.
 
-    A disk without room for another file mostly has room for another name, so the mark is then a second name of the
-    intent. Raises `StoreUnavailable` if the record root refuses both.
+    A disk without room for a file mostly has room for a name, so the mark is then a second name of the intent. Raises
+    `StoreUnavailable` if the record root refuses both.
     """
     folder = job_folder(job)
     try:
@@ -187,12 +180,12 @@ def job_folder(job: str) -> str:
 
 
 def snapshot_name(identity: str) -> str:
-    """Of a content id, `sha256:…`."""
+    """The name of the archive with a content id, `sha256:…`."""
     return f"snapshots/{identity.removeprefix('sha256:')}.tar"
 
 
 def read_objects(files: Files, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The JSON objects in those of the files that hold one: a machine that lost its power may leave others empty."""
+    """The JSON objects in the files; a file that a power failure left empty is left out."""
     found = {}
     for name, content in files.read_many(names).items():
         try:
@@ -221,7 +214,7 @@ def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
 
 
 def parse_outcome(name: str) -> Outcome | None:
-    """None for what is no outcome, such as a file that is just being written."""
+    """The outcome in a name; None for another name, such as that of a temporary file."""
     parts = name.split(".")
     if len(parts) != 5 or parts[2] not in _REASONS:
         return None
@@ -237,8 +230,7 @@ _REASONS: Final = frozenset(reason.value for reason in EndReason)
 
 
 def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = None) -> LedgerEntry | None:
-    """What the ledger knows of a job; None where it has none of that id. Raises `NotPossible` for one that we may not
-    look into."""
+    """The entry of a job; None if there is no job of that id. Raises `NotPossible` for a job that we may not read."""
     folder = job_folder(job)
     try:
         names = files.names(folder)
@@ -302,16 +294,15 @@ def _entry(
 
 
 def record_end(files: Files, job: str, ended: IndexStatus) -> None:
-    """Commit how a run ended of which only the backend tells, so that it stays so when that has forgotten it.
+    """Commit the end of a run that only the backend knows, before the backend forgets it.
 
-    A result that is there stays. Safe to repeat.
+    An existing result stays. Safe to repeat.
     """
     name = f"{job_folder(job)}/runs/{ended.index}"
-    attempts = [int(each[1:]) for each in files.names(name, "a") if each[1:].isdigit()]
     result: dict[str, Any] = {
         "reason": ended.reason or EndReason.LOST,
         "code": 1 if ended.exit_code is None else ended.exit_code,
-        "attempt": max(attempts, default=0),
+        "attempt": max(list_attempts(files, job, ended.index), default=0),
         "at": now().timestamp(),
         "message": ended.message,
     }
@@ -322,11 +313,7 @@ def record_end(files: Files, job: str, ended: IndexStatus) -> None:
 
 def _native(value: Mapping[str, Any]) -> NativeJob:
     return NativeJob(
-        name=value["name"],
-        native_id=value["id"],
-        part=value["part"],
-        epoch=value["epoch"],
-        at=parse_time(value["at"]),
+        name=value["name"], native_id=value["id"], part=value["part"], epoch=value["epoch"], at=parse_time(value["at"])
     )
 
 
@@ -349,22 +336,18 @@ def record_native(files: Files, job: str, native: NativeJob) -> None:
 
 
 def judge(
-    entry: LedgerEntry,
-    natives: Sequence[NativeState],
-    *,
-    begun: frozenset[int] | None = None,
-    indices: bool = False,
+    entry: LedgerEntry, natives: Sequence[NativeState], *, begun: frozenset[int] | None = None, indices: bool = False
 ) -> JobStatus:
-    """Where a job stands. In this order counts: a committed result, our cancel mark, the native state.
+    """Judge where a job stands, first by a committed result, then by our cancel mark, then by the native state.
 
-    A native job that is gone without a word and left no result is `lost`; one that nobody submitted is `pending`, as is a
-    run that is not among those that have `begun`.
+    A native job that is gone without a result is `lost`; a job that was not submitted is `pending`, and so is a run that
+    has not `begun`.
     """
     by_index: dict[int | None, NativeState] = {}
     for each in natives:
         known = by_index.get(each.index)
         if known is None or known.state.terminal:
-            by_index[each.index] = each  # of several native jobs the one that lives counts
+            by_index[each.index] = each  # a living native job counts more than its predecessors
     offset = entry.first_index
     statuses = [_judge_index(entry, index, by_index, begun) for index in range(offset, offset + entry.indices)]
     counts = Counter(each.state for each in statuses)
@@ -383,8 +366,8 @@ def judge(
 def name_unbegun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState]) -> list[NativeState]:
     """The states, with `setup_failed` for each native job that failed before the shim could begin an attempt.
 
-    A shim commits how its command failed. Where a native job failed, no result is there and no attempt is open, what
-    comes before the command is to blame: lines of setup, a Python that is missing or too old, the code of the shim.
+    A shim commits its command's failure. If a native job failed without a result or an open attempt, the cause came
+    before the command: setup lines, a Python that is missing or too old, the code of the shim.
     """
     first = entry.first_index
     runs = f"{job_folder(entry.id)}/runs"
@@ -403,16 +386,16 @@ def name_unbegun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState
 
 
 def find_begun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState]) -> frozenset[int] | None:
-    """Indices that have begun an attempt, for a native job that runs many in turn; None if the backend speaks of each."""
+    """Indices that have begun an attempt, for a native job that runs many in turn; None if the backend reports each."""
     if entry.indices == 1 or not any(each.index is None and each.state is JobState.RUNNING for each in natives):
         return None
-    # Beside the folder of a run that has ended may lie what it was folded into; without any, the whole job is folded.
+    # A folded run lies beside its folder; without any run, the whole job is folded.
     names = {name.partition(".")[0] for name in files.names(f"{job_folder(entry.id)}/runs")}
     return frozenset(int(name) for name in names if name.isdigit()) or None
 
 
 def _is_open(files: Files, run: str) -> bool:
-    """Whether the last attempt of a run left no word of its end."""
+    """Whether the last attempt of a run has no noted end."""
     attempts = [name for name in files.names(run, "a") if name[1:].isdigit()]
     return bool(attempts) and not files.names(f"{run}/{max(attempts)}", "end.")
 
@@ -420,46 +403,34 @@ def _is_open(files: Files, run: str) -> bool:
 def _judge_index(
     entry: LedgerEntry, index: int, natives: Mapping[int | None, NativeState], begun: frozenset[int] | None
 ) -> IndexStatus:
-    outcome = entry.outcomes.get(index)
-    if outcome is not None:
-        return IndexStatus(
-            index=index,
-            state=state_of(outcome.reason),
-            reason=outcome.reason,
-            attempt=outcome.attempt,
-            exit_code=outcome.code,
-        )
+    def ended(reason: EndReason, message: str = "", code: int | None = None, attempt: int | None = None) -> IndexStatus:
+        state = state_of(reason)
+        return IndexStatus(index=index, state=state, reason=reason, attempt=attempt, exit_code=code, message=message)
+
+    if (outcome := entry.outcomes.get(index)) is not None:
+        return ended(outcome.reason, code=outcome.code, attempt=outcome.attempt)
     native = natives.get(index) or natives.get(None)
     cancelled = entry.cancelled or index in entry.cancelled_indices
+    # The shim looks for the mark before it begins a run.
+    waits = native is not None and native.index is None and begun is not None and index not in begun
+    waits = waits and native is not None and native.state is JobState.RUNNING
+    if cancelled and (native is None or waits or native.state.terminal):
+        return ended(EndReason.CANCELLED)
     if native is None:
-        if cancelled:
-            return IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
         if not entry.natives and entry.refused:
-            reason, message = entry.refused.reason, entry.refused.message
-            return IndexStatus(index=index, state=JobState.FAILED, reason=reason, message=message)
+            return ended(entry.refused.reason, entry.refused.message)
         if len({each.part for each in entry.natives}) < len(entry.intent.get("parts", ())) or not entry.natives:
-            # A launch that was cut off: what it started last may be there, and goes by no number yet.
+            # The launch was cut off: its last native job may exist, and is not noted yet.
             return IndexStatus(index=index, state=JobState.PENDING, message="not submitted yet")
-        return IndexStatus(index=index, state=JobState.FAILED, reason=EndReason.LOST, message="gone without a result")
-    if native.index is None and begun is not None and index not in begun and native.state is JobState.RUNNING:
-        # The shim looks for the mark before it begins a run.
-        if cancelled:
-            return IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
+        return ended(EndReason.LOST, "gone without a result")
+    if waits:
         return IndexStatus(index=index, state=JobState.PENDING, message=ITS_TURN)
     if not native.state.terminal:
         waits_for = native.reason if native.state is JobState.PENDING else None
         return IndexStatus(index=index, state=native.state, reason=waits_for, message=native.message)
-    if cancelled:
-        return IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
-    # The backend says that it ended well and no result was committed: the nodes could not write, or it was not the shim.
+    # If it ended well without a committed result, the nodes could not write, or it was not the shim.
     reason = EndReason.LOST if native.state is JobState.SUCCEEDED or native.reason is None else native.reason
-    return IndexStatus(
-        index=index,
-        state=state_of(reason),
-        reason=reason,
-        exit_code=native.exit_code,
-        message=native.message or native.raw,
-    )
+    return ended(reason, native.message or native.raw, native.exit_code)
 
 
 def state_of(reason: EndReason) -> JobState:
@@ -481,7 +452,7 @@ def _overall(counts: Mapping[JobState, int]) -> JobState:
 
 
 def list_jobs(files: Files) -> list[str]:
-    """Ids of every job in the record root; what is named otherwise is none of ours."""
+    """The ids of all jobs in the record root; other names are not ours."""
     return [name for name in files.names("jobs") if re.fullmatch("j-[0-9a-f]+", name)]
 
 
@@ -490,12 +461,11 @@ def now() -> datetime:
 
 
 def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
-    """The entries of many jobs: one listing of the outcomes of all, and two reads.
-
-    Only arrays that have not ended, and jobs that were retried, are looked at one by one.
-    """
+    """The entries of many jobs, by one listing of all outcomes and two reads; arrays that have not ended, and jobs that
+    were retried, are read one by one."""
     outcomes = read_outcomes(files)
-    intents = _read_intents(files, jobs)
+    names = {f"{job_folder(job)}/intent.json": job for job in jobs}
+    intents = {names[name]: intent for name, intent in read_objects(files, names).items()}
     left = [job for job, intent in intents.items() if len(outcomes.get(job, {})) < intent["indices"]]
     simple = [job for job in left if intents[job]["indices"] == 1]
     natives = {job: [f"{job_folder(job)}/{native_name(1, part)}" for part in _parts(intents[job])] for job in simple}
@@ -517,7 +487,7 @@ def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
 
 
 def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tuple[NativeJob, ...]]:
-    """Job → the newest native job of each part, by one read; jobs that were started anew are looked at one by one."""
+    """Job → the newest native job of each part, by one read; jobs that were restarted are read one by one."""
     names = {
         f"{job_folder(entry.id)}/{native_name(1, part)}": entry.id for entry in entries for part in _parts(entry.intent)
     }
@@ -534,19 +504,11 @@ def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tupl
     return found
 
 
-def _read_intents(files: Files, jobs: Iterable[str]) -> dict[str, dict[str, Any]]:
-    names = {f"{job_folder(job)}/intent.json": job for job in jobs}
-    return {names[name]: intent for name, intent in read_objects(files, names).items()}
-
-
 def _parts(intent: Mapping[str, Any]) -> range:
     return range(len(intent.get("parts", ())) or 1)
 
 
 def newest_natives(entry: LedgerEntry) -> list[NativeJob]:
-    """The native job of each part that counts: the one of the latest epoch."""
-    newest: dict[int, NativeJob] = {}
-    for each in entry.natives:
-        if each.part not in newest or each.epoch > newest[each.part].epoch:
-            newest[each.part] = each
+    """The native job of the latest epoch of each part."""
+    newest = {each.part: each for each in sorted(entry.natives, key=lambda each: each.epoch)}
     return [newest[part] for part in sorted(newest)]

@@ -7,28 +7,22 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
-
-if TYPE_CHECKING:
-    pass
 from runtime.jobs.ledger import job_folder
 
 BEAT_S: Final = 1.0
 STILL_S: Final = 10.0
-"""A launcher whose counter stands still for so long is taken to be dead."""
-
-
-# the lock of a launch
+"""A launcher whose counter stands still for this long counts as dead."""
 
 
 class Lock:
-    """Who launches a job now: an exclusive create with an owner, a token and a counter that others watch.
+    """The right to launch a job: an exclusive create with an owner, a token and a counter that others watch.
 
-    A holder that dies leaves a counter that stands still; the next makes a lock of the next number. A holder that was
-    only slow finds it and gives up.
+    A holder that dies leaves a counter that stands still; the next launcher makes a lock of the next number. A holder that
+    was only slow finds it and gives up.
     """
 
     def __init__(self, files: Files, job: str, owner: str) -> None:
@@ -40,16 +34,16 @@ class Lock:
         self._thread: threading.Thread | None = None
 
     def take(self, *, patience_s: float, tell: Callable[[str], None] = lambda text: None) -> bool:
-        """Take it, waiting for a holder who lives; True where a dead one's was taken over.
+        """Take the lock, waiting for a living holder; True if it was taken over from a dead one.
 
-        Raises `NotPossible` where a living holder did not let go in time.
+        Raises `NotPossible` if a living holder did not release it in time.
         """
         until, seen, still, took_over = time.monotonic() + patience_s, b"", time.monotonic(), False
         while True:
             held = self._newest()
             if held is None or took_over:
                 self._number = (held or 0) + 1
-                # After a power failure its holder is gone too.
+                # A power failure ends its holder, too.
                 if self._files.create(self._name(self._number), self._content(), lasting=False):
                     self._keep()
                     return took_over
@@ -71,7 +65,7 @@ class Lock:
             time.sleep(BEAT_S / 4)
 
     def ensure_held(self) -> None:
-        """Raise `NotPossible` if another took it over meanwhile."""
+        """Raise `NotPossible` if another launcher took the lock over."""
         if self._newest() != self._number:
             raise NotPossible(
                 "another launcher took this job over, because this one stood still for too long",
@@ -104,7 +98,7 @@ class Lock:
                 try:
                     if self._newest() == self._number:
                         self._files.write(self._name(self._number), self._content())
-                except Exception:  # the launch itself will meet what is wrong
+                except Exception:  # the launch itself meets the error
                     return
 
         self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)

@@ -1,4 +1,4 @@
-"""What the shim is told: `order.json`, made of a spec in the same way for every backend."""
+"""The shim's instructions, `order.json`, made of a spec in the same way for every backend."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def make_order(
     live_tree: str | None = None,
     **backend: Any,
 ) -> dict[str, Any]:
-    """The order of a job. `retries` is `shim`, `requeue` or `backend`; `environ` is what `null` variables are taken from.
+    """The order of a job. `retries` is `shim`, `requeue` or `backend`; `null` variables take their values from `environ`.
 
-    `live_tree` is where the command runs for `code.mode: none`; `backend` adds what only the launcher knows: `wrap`,
-    `setup`, `requeue`, `pack`, `output_dir`.
+    The command runs in `live_tree` for `code.mode: none`. `backend` adds the launcher's own keys: `wrap`, `setup`,
+    `requeue`, `pack`, `output_dir`.
     """
     offset = spec.array.offset if spec.array else 0
     secrets = [each.name for each in secret_refs(spec)]
@@ -87,10 +87,9 @@ def make_order(
 
 
 def environment_order(spec: JobSpec, build_on: BuildOn) -> dict[str, Any]:
-    """The order's `environment`: one that the shim makes of a lock file. Empty where none is to be made.
+    """The order's `environment`, which the shim makes of a lock file; empty if none is to be made.
 
-    `build_on` is the backend's choice where the spec has none. Raises `NotPossible` where there is no tree to find the
-    lock in.
+    `build_on` is the backend's choice if the spec has none. Raises `NotPossible` without a tree to find the lock in.
     """
     wanted = spec.environment
     if wanted.manager is EnvironmentManager.NONE or wanted.name is not None:
@@ -109,7 +108,7 @@ def environment_order(spec: JobSpec, build_on: BuildOn) -> dict[str, Any]:
 
 
 def activation_lines(spec: JobSpec) -> list[str]:
-    """Lines of shell that enter the environment which the spec names."""
+    """Lines of shell that enter the environment that the spec names."""
     name = spec.environment.name
     if name is None:
         return []

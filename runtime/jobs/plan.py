@@ -1,4 +1,4 @@
-"""What passes between a launch and a launcher: the target, the plan, and what a backend says of its native jobs."""
+"""Values between a launch and a launcher: the target, the plan, and the backend's states of its native jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FieldSupport:
 
     fidelity: Fidelity
     how: str
-    """`--time`, `activeDeadlineSeconds of the pod`, `the shim's clock`; of a refused field why."""
+    """`--time`, `activeDeadlineSeconds of the pod`, `the shim's clock`; the reason for a refused field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +44,16 @@ class Target:
     kind: str
     """Name of its launcher."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the launcher reads: host, partition, namespace, profiles …, as `[tool.runtime.targets.NAME]` has it."""
+    """The launcher's settings: host, partition, namespace, profiles …, as `[tool.runtime.targets.NAME]` has them."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a spec that are taken where the spec leaves them out."""
+    """Fields for specs that leave them out."""
     records: str | None = None
-    """Record root: a folder on the target, `claim://NAME/PATH` or a bucket; the launcher's default where None."""
+    """Record root: a folder on the target, `claim://NAME/PATH` or a bucket; None for the launcher's default."""
     stack: str | None = None
 
 
 def check_record_folder(target: Target) -> None:
-    """Raise `InvalidValue` where the record root is a URL; of launchers that keep records in a folder."""
+    """Raise `InvalidValue` if the record root is a URL, for launchers that keep records in a folder."""
     if target.records is not None and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", target.records):
         raise InvalidValue(
             f"targets.{target.name}.records",
@@ -65,7 +65,7 @@ def check_record_folder(target: Target) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobIdentity:
-    """Who launches what, decided before anything is planned."""
+    """A job's id, names and code, decided before anything is planned."""
 
     id: str
     """`j-…`"""
@@ -74,26 +74,26 @@ class JobIdentity:
     owner: str
     """The user's name, the same on all machines of a person."""
     snapshot: str | None
-    """`sha256:…` of the code; None where the spec has none."""
+    """`sha256:…` of the code; None if the spec has none."""
     experiment: str | None = None
     lifetime: timedelta | None = None
-    """After so long the backend ends and removes the job, where it can, whoever is there: of probes."""
+    """How long until the backend ends and removes the job by itself, if it can; for probes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What a backend has of one job, found by its labels."""
+    """A job that the backend has objects of, found by their labels."""
 
     job: str
     live: bool
-    """Whether anything of it has not ended."""
+    """Whether any of them has not ended."""
     at: datetime
-    """When the oldest of it was made."""
+    """When the oldest of them was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """Exactly what would be started, as data. Equal inputs have equal plans."""
+    """A launch in full, as data. Equal inputs have equal plans."""
 
     job: JobIdentity
     spec: JobSpec
@@ -101,17 +101,17 @@ class LaunchPlan:
     order: Mapping[str, Any]
     """`order.json` of the shim."""
     artefacts: Mapping[str, str]
-    """File name → text of what the backend is given: a script, a manifest, a command line."""
+    """File name → text for the backend: a script, a manifest, a command line."""
     parts: tuple[NativePart, ...]
-    """What is submitted, one native job each; more than one where a limit splits an array."""
+    """The native jobs to submit; more than one if a limit splits an array."""
     fidelity: Mapping[str, FieldSupport]
-    """Field that the spec sets → how it is kept."""
+    """Field that the spec sets → its support."""
     indices: tuple[Mapping[str, Any], ...] = ({},)
     """Parameters of each index, in order."""
     root: str = ""
     """Record root in full."""
     notes: tuple[str, ...] = ()
-    """What a person should know: a default that was taken, a field that was ignored by request."""
+    """Notes for people: a default that was taken, a field that was ignored by request."""
 
     @property
     def folder(self) -> str:
@@ -133,19 +133,19 @@ class NativePart:
     """One call of the backend's own submit command."""
 
     name: str
-    """Unique on the backend, and a hash: it is how the job is found again when an answer was lost."""
+    """Unique on the backend, and a hash: it finds the job again if an answer was lost."""
     artefact: str
-    """Which of the plan's artefacts it submits."""
+    """The plan's artefact that it submits."""
     offset: int = 0
     """The first index that it serves."""
     count: int = 1
     native: Mapping[str, Any] = field(default_factory=dict)
-    """What else the launcher has to know to submit it: an argv, a namespace."""
+    """More of the launcher's own data: an argv, a namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeState:
-    """What the backend says of one native job, or of one of its indices."""
+    """The backend's state of one native job, or of one of its indices."""
 
     native_id: str
     """`1234`, `1234_7`, `NAMESPACE/NAME`"""
@@ -153,7 +153,7 @@ class NativeState:
     """None for the whole."""
     state: JobState
     reason: EndReason | None = None
-    """Why it ended, if the backend knows. Of a pending one, what it waits for that does not come by itself."""
+    """Why it ended, if the backend knows; for a pending job, a cause that does not pass by itself."""
     raw: str = ""
     """The backend's own word: `PREEMPTED`, `OOMKilled`, `Pending/Resources`."""
     message: str = ""
@@ -169,18 +169,18 @@ class NativeStart:
     """One of the times that a backend started a native job."""
 
     native_id: str
-    """As an attempt's start note has it: of a member of an array the id of the array."""
+    """The id in an attempt's start note: for a member of an array the id of the array."""
     began_at: datetime
     ended_at: datetime | None
     """None while it runs."""
     reason: EndReason | None
-    """None if the backend does not say why that start ended, or only that its script ended by itself."""
+    """None if the backend does not know the reason, or only that the script ended by itself."""
     raw: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanContext:
-    """What a launcher may look at while it plans; it asks nothing of the network."""
+    """The values that a launcher may read while it plans; it uses no network."""
 
     settings: Settings
     now: datetime

@@ -1,7 +1,7 @@
-"""Job specs: what a job should run and needs, as one value with one meaning on every backend.
+"""Job specs: the command and needs of a job, as one value with one meaning on every backend.
 
-The same fields are a YAML file, a Python value and the flags of `runtime launch`. `parse_spec` says everything that is
-wrong with a file at once; `encode_spec` is canonical, so equal specs have equal text and the job's id can be a hash.
+The same fields are a YAML file, a Python value and the flags of `runtime launch`. `parse_spec` reports all problems of a
+file at once; `encode_spec` is canonical, so equal specs have equal text and the job's id can be a hash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_CODE: Final = Size(100 * 1024 * 1024)
 LOG_LIMIT: Final = Size(1024**3)
 LEAST_LOG: Final = Size(64 * 1024)
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-# Patterns of what few jobs have are compiled when one is used.
+# Patterns for fields that few jobs have are compiled on use.
 _NAME: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SECRET_WORDS: Final = r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY)(_|$)"
@@ -403,7 +403,7 @@ class Dependency:
 
     @classmethod
     def read(cls, text: str) -> Dependency:
-        """Of `[WHEN:]JOB`. Raises `ValueError` with what it expected."""
+        """Read `[WHEN:]JOB`. Raises `ValueError` with the expected form."""
         when, given, job = text.rpartition(":")
         if (given and when not in list(When)) or not re.fullmatch(r"j-\S+", job):
             raise ValueError(
@@ -415,7 +415,7 @@ class Dependency:
         return self.job if self.when is When.OK else f"{self.when}:{self.job}"
 
     def is_met(self, state: JobState) -> bool:
-        """Whether a job that stands so has had the end that is waited for."""
+        """Whether a job in this state has had the end that is waited for."""
         wanted = {When.OK: state is JobState.SUCCEEDED, When.NOTOK: state is not JobState.SUCCEEDED, When.ANY: True}
         return state.terminal and wanted[self.when]
 
@@ -476,7 +476,7 @@ class JobSpec:
 
 
 def looks_secret(variable: str) -> bool:
-    """Whether the name of a variable says that its value is a secret."""
+    """Whether the name of a variable suggests that its value is a secret."""
     return re.search(_SECRET_WORDS, variable, re.IGNORECASE) is not None
 
 
@@ -519,9 +519,9 @@ def _check_spec(spec: JobSpec) -> None:
 
 
 def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
-    """The spec that a YAML file or a mapping holds. Raises `InvalidSpec` with everything that is wrong."""
+    """The spec in a YAML file's or another mapping. Raises `InvalidSpec` with all its problems."""
     if isinstance(value, Mapping) and isinstance(value.get("command"), str):
-        # A line of shell may be written as text; an argv is a list.
+        # A line of shell may be text; an argv is a list.
         value = {**value, "command": [value["command"]]} if value.get("shell") else value
     if isinstance(value, Mapping) and isinstance(value.get("after"), str):
         value = {**value, "after": [value["after"]]}
@@ -540,7 +540,7 @@ def spec_schema() -> dict[str, Any]:
 
 
 def secret_refs(spec: JobSpec) -> tuple[SecretRef, ...]:
-    """Every secret of a spec: those named, and variables taken from the shell whose names say that they are one."""
+    """Every secret of a spec: the named ones, and variables from the shell whose names suggest a secret."""
     named = {each.name for each in spec.secrets}
     implied = (
         SecretRef(name=name, source=f"env://{name}")

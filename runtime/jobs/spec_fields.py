@@ -19,7 +19,7 @@ ID_LETTERS: Final = 24
 
 
 def spec_fields(spec: JobSpec) -> dict[str, Any]:
-    """The spec as JSON, without what has its default; `parse_spec` reads it back as an equal value."""
+    """The spec as JSON, without fields at their defaults; `parse_spec` reads it back as an equal value."""
     found = _plain(spec)
     assert isinstance(found, dict)
     return found
@@ -65,17 +65,17 @@ def _set_fields(value: Any) -> Iterator[tuple[str, Any]]:
         if not required and found == default:
             continue
         if each.type in ("float", "float | None"):
-            # 8 and 8.0 are one amount, and have to be one text.
+            # 8 and 8.0 are one amount, and must be one text.
             yield each.name, float(found)
         elif isinstance(value, Array) and each.name == "params":
-            # Their order says which index has which.
+            # Their order assigns them to indices.
             yield each.name, {key: _plain(item) for key, item in found.items()}
         else:
             yield each.name, _plain(found)
 
 
 def set_fields(spec: JobSpec) -> list[str]:
-    """Dotted names of every field that differs from its default: what a fidelity report has to answer for."""
+    """Dotted names of every field that differs from its default, which a fidelity report must cover."""
     return sorted(_dotted(spec_fields(spec), JobSpec, ""))
 
 
@@ -90,7 +90,7 @@ def _dotted(values: Mapping[str, Any], kind: type, prefix: str) -> Iterator[str]
 
 
 def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
-    """Dotted names of everything that a spec can say: what a launcher's table has to answer for."""
+    """Dotted names of all fields of a spec, which a launcher's table must cover."""
     found: list[str] = []
     for each in fields(kind):
         inner = _inner_kind(each)
@@ -99,6 +99,6 @@ def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
 
 
 def _inner_kind(field: Any) -> type | None:
-    """The class that holds a field's own fields. Types are looked up as they are written: evaluating all takes 2 ms."""
+    """The class of a field's own fields. Types are looked up as text, since evaluating all of them takes 2 ms."""
     inner = vars(spec_module).get(field.type.removesuffix(" | None"))
     return inner if isinstance(inner, type) and is_dataclass(inner) and inner is not Range else None

@@ -18,7 +18,7 @@ def load_spec(path: str | Path) -> JobSpec:
 
 
 def read_spec_file(path: str | Path) -> dict[str, Any]:
-    """What a YAML or JSON file says, not yet checked. Raises `NotPossible` for one that is neither."""
+    """The fields in a YAML or JSON file, not yet checked. Raises `NotPossible` for any other file."""
     import yaml
 
     try:
@@ -33,7 +33,7 @@ def read_spec_file(path: str | Path) -> dict[str, Any]:
 
 
 def describe_syntax(problem: Exception) -> str:
-    """What a YAML parser or a decoder did not understand, and where."""
+    """A syntax error of a YAML parser or a decoder, with its place."""
     mark, what = getattr(problem, "problem_mark", None), getattr(problem, "problem", None)
     if mark is None or not what:
         return " ".join(str(problem).split())
@@ -41,9 +41,9 @@ def describe_syntax(problem: Exception) -> str:
 
 
 def load_yaml(text: str) -> Any:
-    """YAML whose only truth values are `true` and `false`, as since YAML 1.2: `on` is a key of ours.
+    """YAML 1.2, whose only truth values are `true` and `false`, since `on` is one of our keys.
 
-    Dates are text, for JSON has none. Raises `yaml.YAMLError`, also for a key that is there twice.
+    Dates are text, since JSON has none. Raises `yaml.YAMLError`, also for a duplicate key.
     """
     import yaml
 

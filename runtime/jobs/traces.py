@@ -1,4 +1,4 @@
-"""What a log or an exit code tells of how a command died: the exception and its place, the signal's name. Pure."""
+"""The cause of a command's death from its log or exit code: the exception and its place, the signal's name. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Raised:
     exception: str
     """`ValueError: no such column`"""
     place: str
-    """`train.py:12, in main`: the deepest frame that is of no library, else the deepest."""
+    """`train.py:12, in main`: the deepest frame outside libraries, else the deepest."""
 
     def __str__(self) -> str:
         text = self.exception if len(self.exception) <= _SHOWN else f"{self.exception[: _SHOWN - 1]}…"
@@ -34,7 +34,7 @@ class Raised:
 
 
 def find_raised(text: str) -> Raised | None:
-    """The last exception in what a Python program printed, if hardly anything follows on it."""
+    """The last exception in the output of a Python program, if hardly anything follows it."""
     lines = [line for line in (_RANK.sub("", each.rstrip()) for each in text.splitlines()) if line]
     frames: list[tuple[str, str, str]] = []
     found: tuple[int, Raised] | None = None
@@ -57,7 +57,7 @@ def _place(frames: list[tuple[str, str, str]]) -> str:
 
 
 def name_signal(code: int | None) -> str | None:
-    """The signal that a command's exit code stands for, as shells have it: 139 is SIGSEGV."""
+    """The signal of a command's exit code, by the convention of shells: 139 is SIGSEGV."""
     if code is None or code <= 128:
         return None
     try:

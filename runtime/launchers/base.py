@@ -1,7 +1,7 @@
-"""What a launcher is: values that pass between the parts, and the Protocol that every backend fulfils.
+"""The Protocols of launchers, one for every backend and others for what only some can do.
 
-`plan` decides everything and touches nothing; `submit` is the only call that starts something. What a job was, is and
-became lies in its record root (docs/jobs.md); a launcher adds what only its backend knows.
+`plan` decides everything and touches nothing; `submit` is the only call that starts something. A job's state and history
+lie in its record root (docs/jobs.md); a launcher adds the knowledge of its backend.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from runtime.reasons import Explanation
 class Launcher(Protocol):
     """Starts, inspects and stops jobs on one kind of backend.
 
-    All calls but `plan` may raise `InfrastructureFailure` where the backend does not answer, and then nothing is
-    concluded from it.
+    All calls but `plan` may raise `InfrastructureFailure` if the backend does not answer; nothing is concluded from it.
     """
 
     kind: ClassVar[str]
     keeps: ClassVar[Mapping[str, FieldSupport]]
-    """Every leaf field of `JobSpec`, dotted → how it is kept here; a test holds that none is missing."""
+    """Every leaf field of `JobSpec`, dotted → its support here; a test holds that none is missing."""
     takes_up: ClassVar[bool]
-    """True if the backend starts nothing again by itself: launching a job again, whose native job is gone without a result,
-    then starts its shim again. A launcher of another package that does not say so has False."""
+    """True if the backend restarts nothing by itself: a repeated launch of a job whose native job is gone without a result
+    then starts its shim again. The default for launchers of other packages is False."""
 
     def check_settings(self, target: Target) -> None:
-        """Raise `RequestRefused` unless the target's settings are such as this launcher reads; nothing is asked."""
+        """Raise `RequestRefused` for settings that this launcher cannot read; the backend is not asked."""
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
         """The machine that submits, and the files of the record root."""
@@ -55,13 +54,13 @@ class Launcher(Protocol):
         """Name → native id of the jobs that the backend has or remembers under these names."""
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
-        """What the backend says of these jobs, in as few calls as it can; one it has forgotten is left out."""
+        """The backend's states of these jobs, in as few calls as possible; forgotten jobs are left out."""
 
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
-        """Stop the jobs, or some indices of them; already gone is success. Returns what is left over, in words."""
+        """Stop the jobs, or some of their indices; already gone is success. Returns what is left, in words."""
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
-        """Why it waits or how it ended, as far as only the backend knows."""
+        """Why a job waits or how it ended, as far as only the backend knows."""
 
 
 @runtime_checkable
@@ -77,21 +76,21 @@ class Interrupts(Protocol):
 
 @runtime_checkable
 class Releases(Protocol):
-    """A launcher whose backend keeps a run bound to a machine that is gone until the run is released."""
+    """A launcher whose backend keeps a run bound to a dead machine until the run is released."""
 
     def release(self, target: Target, native_ids: Sequence[str], index: int, host: Host) -> list[str]:
-        """Give up one index, so that it can end or start elsewhere. Returns what is left over, in words."""
+        """Release one index, so that it can end or start elsewhere. Returns what is left, in words."""
 
 
 @runtime_checkable
 class Clears(Protocol):
-    """A launcher whose shims may be killed while what they started goes on."""
+    """A launcher whose shims may be killed while their commands go on."""
 
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
-        """End what killed shims of the job in this run folder left running. Returns what is left over, in words."""
+        """End the processes that killed shims of the job in this run folder left. Returns what is left, in words."""
 
     def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
-        """Those of the jobs that still have processes on this host."""
+        """The jobs that still have processes on this host."""
 
 
 @runtime_checkable
@@ -99,15 +98,15 @@ class Stops(Protocol):
     """A launcher whose `cancel` waits for shims that find our cancel mark."""
 
     def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
-        """Ask the shims to end what they run, for a record root that refuses the mark."""
+        """Ask the shims to end their commands, if the record root refuses the mark."""
 
 
 @runtime_checkable
 class KeepsOutput(Protocol):
-    """A launcher whose backend keeps what is printed before the shim begins, and by the shim itself."""
+    """A launcher whose backend keeps the output before the shim begins, and that of the shim itself."""
 
     def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
-        """The end of that, for a job whose run folder this is; empty if there is none."""
+        """The end of that output for the job in this run folder; empty if there is none."""
 
 
 @runtime_checkable
@@ -117,8 +116,8 @@ class Resubmits(Protocol):
     def restore_parts(
         self, artefacts: Mapping[str, str], names: Sequence[str], indices: Sequence[int]
     ) -> list[NativePart]:
-        """The parts of a launch that serve these indices, cut down to them. `artefacts` are those of the launch, `names` those of
-        all its parts in order; `native["number"]` of a part is its place among them."""
+        """The parts of a launch that serve these indices, cut down to them. `artefacts` are those of the launch, `names` its
+        parts' names in order; `native["number"]` of a part is its place among them."""
 
 
 @runtime_checkable
@@ -126,28 +125,26 @@ class RemembersStarts(Protocol):
     """A launcher whose backend starts one native job several times, and remembers how each start ended."""
 
     def list_starts(self, target: Target, names: Mapping[str, str], index: int, host: Host) -> list[NativeStart]:
-        """The starts that served one index, oldest first; `names` are native ids with their names. Empty if the backend keeps no
-        history."""
+        """The starts of one index, oldest first; `names` are native ids with their names. Empty without a history."""
 
 
 @runtime_checkable
 class Sweeps(Protocol):
-    """A launcher that finds what it started by labels, whatever the ledger says."""
+    """A launcher that finds its jobs by labels, independent of the ledger."""
 
     def list_started(self, target: Target, host: Host, *, owner: str | None = None) -> list[Started]:
-        """Every job of the target's record root that the backend has something of, ended or not; of everybody, or of one
-        owner."""
+        """Every job of the target's record root, of one owner or of all, that the backend has objects of."""
 
     def sweep(self, target: Target, job: str, host: Host) -> list[str]:
-        """End and remove all of a job, and see that it is gone. Returns what is left over, in words."""
+        """Remove all objects of a job and wait until they are gone. Returns what is left, in words."""
 
 
 @runtime_checkable
 class Exports(Protocol):
-    """A launcher whose jobs can be written as a folder that submits itself where nothing of ours is."""
+    """A launcher whose jobs can be written as a folder that submits itself without this package."""
 
     def export(self, plan: LaunchPlan, folder: Path, snapshot: bytes | None) -> list[Path]:
-        """Write a new or empty folder; the files that were written. Raises `NotPossible` for what cannot go in."""
+        """Write into a new or empty folder; returns the files. Raises `NotPossible` for a job that cannot go in."""
 
 
 @runtime_checkable
@@ -155,4 +152,4 @@ class ChecksHost(Protocol):
     """A launcher that looks at the machine before anything is written there."""
 
     def check_host(self, target: Target, host: Host) -> list[str]:
-        """What a person should know, in words. Raises `NotPossible` where no job should be launched."""
+        """Notes for people, in words. Raises `NotPossible` if no job should be launched there."""

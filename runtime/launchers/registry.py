@@ -1,4 +1,4 @@
-"""Which launchers there are: ours, and those of other packages by the entry point `research_runtime.launchers`."""
+"""Finds launchers: ours, and those of other packages by the entry point `research_runtime.launchers`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _EXTRAS: Final = {"kubernetes": "kubernetes"}
 
 
 def list_kinds() -> list[str]:
-    """Names of all launchers that can be named here."""
+    """The names of all launchers."""
     return sorted({*_OWN, *(point.name for point in _entry_points())})
 
 
 def get_launcher(kind: str) -> Launcher:
-    """Raises `UnknownName`, and `MissingExtra` where its library is not installed."""
+    """A launcher by its name. Raises `UnknownName`, and `MissingExtra` if its library is not installed."""
     place = _OWN.get(kind) or next((point.value for point in _entry_points() if point.name == kind), None)
     if place is None:
         raise UnknownName("launcher", kind, list_kinds())

@@ -1,4 +1,4 @@
-"""Where jobs stand: the ledger, one question to the backend, the outcomes read once more, and the judgement."""
+"""Judges where jobs stand: by the ledger, one question to the backend, and the outcomes read once more."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def judge_job(
     indices: bool = False,
     tell: Callable[[InfrastructureFailure], None] | None = None,
 ) -> tuple[JobStatus, list[NativeState]]:
-    """Where a job stands, run by run with `indices`, and what the backend said of its native jobs.
+    """Where a job stands, run by run with `indices`, and the backend's states of its native jobs.
 
-    Without `tell`, a backend that does not answer raises; with it, its native jobs are `unknown` and `tell` hears why.
+    Without `tell`, a backend that does not answer raises; with it, its native jobs are `unknown` and `tell` gets the
+    error.
     """
     (found,) = _judge([entry], target, launcher, host, indices=indices, tell=tell)
     return found
@@ -58,7 +59,7 @@ def _judge(
         for native in newest_natives(entry)
     }
     open_jobs = set(homes.values())
-    # When one job is asked about, every answer is about that job, whatever id the backend gives it.
+    # If only one job is asked about, every answer is about that job, even under another id.
     only = next(iter(open_jobs)) if len(open_jobs) == 1 else None
     said: dict[str, list[NativeState]] = {}
     for state in ask(list(homes), target, launcher, host, tell=tell):
@@ -66,7 +67,7 @@ def _judge(
         if home is not None:
             said.setdefault(home, []).append(state)
     suspects = {entry.id for entry in entries if entry.id in open_jobs and _might_have_ended(entry, said)}
-    # A result that was committed while we asked counts: it was there before the native job went.
+    # A result that was committed while we asked counts: it came before the native job's end.
     again = read_outcomes(host.files, min(suspects) if len(suspects) == 1 else "") if suspects else {}
     found = []
     for entry in entries:
@@ -90,7 +91,7 @@ def ask(
     *,
     tell: Callable[[InfrastructureFailure], None] | None = None,
 ) -> list[NativeState]:
-    """What the backend says. Without `tell`, a backend that does not answer raises; with it, each is `unknown`."""
+    """The backend's states. Without `tell`, a backend that does not answer raises; with it, each job is `unknown`."""
     if not native_ids:
         return []
     try:

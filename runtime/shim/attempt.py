@@ -1,37 +1,32 @@
-"""One attempt of an index: watched until it ends, and judged."""
+"""One attempt of an index: started, watched until it ends, and judged."""
 
-import io
 import json
 import os
 import signal
 import time
 
-from runtime.shim.command import PREEMPTED_NOTE, make_command
-from runtime.shim.disk import DiskUse, disk_limit
-from runtime.shim.files import make_folder, write_whole
-from runtime.shim.memory import memory_share, ran_out_of_memory
-from runtime.shim.processes import end_orphans, reap_orphans
-from runtime.shim.ranks import Ranks
+from runtime.shim.files import make_folder, read_system, write_whole
+from runtime.shim.processes import ENDING, end_orphans, reap_orphans
+from runtime.shim.ranks import PREEMPTED_NOTE, SETUP_FAILED, Ranks, make_command
 from runtime.shim.retry import TEMPORARY_FAILURE, pod_failures
-from runtime.shim.setup import SETUP_FAILED
-from runtime.shim.signals import ENDING
+from runtime.shim.usage import DiskUse, disk_limit, memory_share, ran_out_of_memory
 from runtime.shim.words import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, say, shell_code
 
 HEAR_S = 1.0
-"""How long a signal to this shim is waited for if a command ended by one."""
+"""How long to wait for a signal to this shim if a command ended by one."""
 MEMORY_S = 0.5
 MEMORY_FULL, MEMORY_FREE = 0.9, 0.8
 """The part of a container's memory at which it counts as nearly full, and at which it no longer does."""
 DISK_AT_ONCE_S = 0.005
-"""How long one look at the disk lasts, since nothing else is looked at meanwhile."""
+"""How long one look at the disk lasts, since everything else waits meanwhile."""
 DISK_LAST_S = 0.5
-"""How long the last look lasts when asked to stop: a node that evicts for the disk gives a second."""
+"""How long the last look lasts when asked to stop: a node that evicts for its disk gives a second."""
 LIMIT_SLACK_S = 30.0
 """How long before the backend's own limit, less the grace, an attempt ends at the latest."""
 
 
 class LifeSigns(object):
-    """Files that an attempt keeps writing while it runs: a counter that moves, and whether its memory is nearly full."""
+    """Files that an attempt writes while it runs: a counter that moves, and a note if its memory is nearly full."""
 
     def __init__(self, record, attempt):
         self.record, self.attempt = record, attempt
@@ -39,14 +34,14 @@ class LifeSigns(object):
         self.full = False
 
     def beat(self):
-        """Move the counter on if that is due, by a clock that nobody sets."""
+        """Move the counter on if it is due, by the monotonic clock."""
         now = time.monotonic()
         if not self.beats or now >= self.due:
             self.beats, self.due = self.beats + 1, now + BEAT_S
             self.record.beat(self.attempt + "/beat", str(self.beats))
 
     def tell_memory(self):
-        """Note when the memory is nearly full and when it no longer is, for the next start to know if this one is killed."""
+        """Note whether the memory is nearly full, for the next start to know if this one is killed."""
         share = 0.0 if pod_failures() is None else memory_share() or 0.0
         full = share >= (MEMORY_FREE if self.full else MEMORY_FULL)
         if full != self.full:
@@ -68,7 +63,7 @@ class Attempt(object):
         limit = order.get("time_limit_s")
         self.deadline = self.started + limit if limit else None
         if order.get("native_limit_s"):
-            # What starts again in place has what is left of the backend's own limit, whose end would leave no word.
+            # A restart in place has the rest of the backend's own limit, whose end would leave no note.
             left = BEGAN + order["native_limit_s"] - order["grace_s"] - LIMIT_SLACK_S
             self.deadline = min(self.deadline or left, left)
         self.checkpoints = (order.get("checkpoint") or {}).get("dir") or os.path.join(run.folder, "checkpoint")
@@ -80,7 +75,7 @@ class Attempt(object):
         self.disk = DiskUse(disk_limit(), run.record.own_folders())
 
     def go(self):
-        """Run the attempt; returns (reason, exit code, details). Whatever goes wrong here, no process is left."""
+        """Run the attempt; returns (reason, exit code, details). No process is left, even after an error here."""
         try:
             failure = self._start_elsewhere() if self.order.get("launch_ranks") else self._start()
             return failure or self._watch()
@@ -91,9 +86,12 @@ class Attempt(object):
             self.ranks.close()
 
     def _start(self):
-        """Start all ranks on this machine; what `go` returns if that cannot be done, else None."""
+        """Start all ranks on this machine; returns the result of `go` if that cannot be done, else None."""
         try:
-            self._check_gpus()
+            if self.order.get("gpu_check"):
+                from runtime.shim.gpus import check_gpus
+
+                self.binding = dict(self.binding, **check_gpus(self.order["gpu_check"]))
             command = self._prepare()
         except SetupFailed as problem:
             return "setup_failed", 1, {"message": str(problem)}
@@ -115,19 +113,13 @@ class Attempt(object):
             self.gpus.note(groups)
         return None
 
-    def _check_gpus(self):
-        if self.order.get("gpu_check"):
-            from runtime.shim.gpus import check_gpus
-
-            self.binding = dict(self.binding, **check_gpus(self.order["gpu_check"]))
-
     def _prepare(self):
         return make_command(
             self.order, self.run, self.number, self.scratch, self.checkpoints, self.deadline, self.binding
         )
 
     def _start_elsewhere(self):
-        """Start the ranks on several machines; returns what `_start` does."""
+        """Start the ranks on several machines; returns a result like `_start`."""
         try:
             self.ranks.start_elsewhere(self.run.job, self.run.index, self.number)
         except OSError as problem:
@@ -168,7 +160,7 @@ class Attempt(object):
         return shell_code(code)
 
     def _watch(self):
-        """Wait for the command, and for all that may end it sooner."""
+        """Watch the command and everything that may end it sooner; returns the attempt's result."""
         quiet = (self.ranks.printed(), time.time())
         checkpoint = self.order.get("checkpoint")
         limit, look = (self.order.get("limits") or {}).get("memory_bytes"), 0.0
@@ -178,7 +170,7 @@ class Attempt(object):
             if all(code is not None for code in codes):
                 return self._judge(codes)
             if any(code for code in codes):
-                # One rank's end ends the others: they would wait for it for ever.
+                # One rank's end ends the others, which would wait for it for ever.
                 self._end(self.order["grace_s"])
                 return self._judge(codes)
             now = time.time()
@@ -200,7 +192,7 @@ class Attempt(object):
                 return self._timed_out()
             soon = self.deadline and checkpoint and now >= self.deadline - checkpoint["lead_s"]
             if (soon or self.asked.checkpoint) and not self.signalled:
-                self.asked.checkpoint = False  # asked of this attempt, and not of the next one here
+                self.asked.checkpoint = False  # the request is for this attempt, not for the next one
                 self._ask_for_checkpoint()
             idle = self.order.get("idle_timeout_s")
             if idle:
@@ -212,7 +204,7 @@ class Attempt(object):
                     return "idle", 1, {"message": "printed nothing for %d s" % idle}
             if limit and now >= look:
                 used = self.ranks.held_memory(limit)
-                # Many processes take long to look at; it is never more than a small part of the time.
+                # A look at many processes takes long; it must be a small part of the time.
                 look = now + max(MEMORY_S, 50 * (time.time() - now))
                 if used > limit:
                     self._end(0.0)
@@ -230,8 +222,8 @@ class Attempt(object):
         self.ranks.end(grace, self.life.beat)
 
     def _judge(self, codes):
-        """How the attempt ended, by the codes at the moment when the first rank failed: ranks ended after that have none."""
-        self.ranks.kill()  # what a command that ended left behind
+        """The attempt's result, by the codes at the moment when the first rank failed: ranks ended after that have none."""
+        self.ranks.kill()  # the rest of the commands' groups
         end_orphans()
         self._hear(codes)
         if self.asked.stop:
@@ -239,11 +231,11 @@ class Attempt(object):
         first = next((code for code in codes if code), 0)
         code = shell_code(first)
         checkpoint = self.order.get("checkpoint") if self.signalled else None
-        died_of = code - 128 if first < 0 or self.ranks.leads else 0  # shims of ranks say it as shells do
+        died_of = code - 128 if first < 0 or self.ranks.leads else 0  # shims of ranks report signals as shells do
         asked = died_of == getattr(signal, "SIG%s" % (checkpoint or {}).get("signal"), None)
         failure = self.ranks.setup.find_failure([(rank, each) for rank, each in enumerate(codes) if each is not None])
         if failure is not None and not asked:
-            # A setup that ends well by itself has kept the command from running all the same.
+            # Setup lines that end well by themselves have kept the command from running, too.
             return "setup_failed", code or 1, {"message": failure}
         if not first:
             return "succeeded", 0, {}
@@ -263,7 +255,7 @@ class Attempt(object):
             if died_of in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM):
                 return self._timed_out()
         elif asked:
-            # The backend warned of an end that is not the time limit's: a preemption.
+            # The backend warned of another end than the time limit: a preemption.
             return "stopped", code, {"message": "ended by the signal that asked it for a checkpoint"}
         return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}
 
@@ -275,7 +267,7 @@ class Attempt(object):
                 time.sleep(0.02)
 
     def _stop(self, grace):
-        """End the attempt as asked to. TERM alone does not say why: the backend's own state does, or the start of a next
+        """End the attempt as asked. TERM alone has no reason: the backend's own state has it, or the start of the next
         attempt. The shim itself knows how much disk was used."""
         if self.disk.is_over(DISK_LAST_S, now=True):
             return self._out_of_disk()
@@ -283,24 +275,19 @@ class Attempt(object):
         return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
 
     def _gave_way(self, code):
-        """The end of a command that left a note of a notice. Its code alone proves nothing: commands may fail with it."""
-        try:
-            with io.open(os.path.join(self.folder, PREEMPTED_NOTE), encoding="utf-8", errors="replace") as opened:
-                text = opened.readline(500).strip()
-        except (IOError, OSError):
-            text = ""
+        """The result of a command that left a note of a notice. Its code alone proves nothing: commands may fail with it."""
+        text = read_system(os.path.join(self.folder, PREEMPTED_NOTE)).partition("\n")[0][:500].strip()
         said = "gave way to a notice: %s" % text if text else "gave way to a notice"
         return "preempted", code, {"message": said, "lasted_s": round(time.time() - self.started, 3)}
 
     def _out_of_disk(self):
-        """Note the end before anything else is done: a node that evicts for its disk gives a second."""
-        details = {
-            "message": "used %d MiB of disk, its limit is %d MiB" % (self.disk.used >> 20, self.disk.limit >> 20)
-        }
+        """Note the end first: a node that evicts for its disk gives a second."""
+        message = "used %d MiB of disk, its limit is %d MiB" % (self.disk.used >> 20, self.disk.limit >> 20)
+        details = {"message": message}
         try:
             self.run.end(self.number, "disk", 1, details, lambda: True)
         except (IOError, OSError):
-            pass  # it is tried again, patiently, when the command has ended
+            pass  # tried again, patiently, once the command has ended
         self._end(0.0)
         return "disk", 1, details
 
@@ -315,7 +302,7 @@ class Attempt(object):
 
 
 def find_newest(folder):
-    """The newest time and the number of files below, which differ from one checkpoint to the next."""
+    """The newest time and the number of files below, which differ between checkpoints."""
     newest, count = 0.0, 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,7 +1,7 @@
 """Objects of a bucket, `gs://BUCKET/PREFIX` or `s3://BUCKET/PREFIX`, with the standard library alone.
 
-Both clouds speak the same protocol here, Google by its XML API. A file that only one process may make is written under a
-precondition, so two shims on two machines agree as they do on a shared folder.
+Both clouds have the same protocol, Google by its XML API. A file that only one process may make is written under a
+precondition, so two shims on two machines agree as on a shared folder.
 """
 
 import calendar
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     """Whole key, size in bytes and time of an object; the size of a folder is None."""
 
 PATIENCE_S = 900.0
-"""How long a bucket that does not answer is asked again."""
+"""How long requests to a bucket that does not answer are repeated."""
 ANSWER_S = 60.0
 PART_BYTES = 16 << 20
-"""Size of the parts that larger files go in, of which S3 takes 10,000."""
+"""Size of the parts of larger files; S3 takes 10,000 parts."""
 EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 SKEWED = "RequestTimeTooSkewed"
 CREDENTIALS_S = 60.0
-"""How long credentials may be missing, as on a machine that has just begun."""
+"""How long credentials may be missing, as on a machine that has just started."""
 
 
 class Stopped(Exception):
-    """The transfer is not wanted any more."""
+    """The transfer was given up."""
 
 
 class Answer(Exception):
@@ -73,14 +73,14 @@ class Bucket(object):
         self.prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
 
     def get(self, key, patience=None):
-        """The bytes of an object, None while there is none."""
+        """The bytes of an object, None if there is none."""
         try:
             return self._ask("GET", key, patience=patience)
         except Answer as answer:
             return self._none_of(answer, key)
 
     def download(self, key, path, give_up=None):
-        """False while there is no such object. Raises `Stopped` where `give_up` comes true meanwhile."""
+        """Save an object as a file; False if there is none. Raises `Stopped` once `give_up` comes true."""
         try:
             self._ask("GET", key, into=path, give_up=give_up)
             return True
@@ -91,18 +91,18 @@ class Bucket(object):
         self._sure("PUT", key, data=data, patience=patience)
 
     def create(self, key, data):
-        """Whether this call made the object, also if the answer to it was lost; False if it was there already."""
+        """Create an object; returns whether this call made it, even if its answer was lost."""
         try:
             self._ask("PUT", key, data=data, headers=self.cloud.if_absent)
             return True
         except Answer as answer:
             if answer.status != 412:
                 raise Denied("%s: %s" % (key, answer))
-        # An object with the same bytes is our own: everything created here bears a time or a token, or is empty.
+        # An object with the same bytes is our own: every object created here has a time or a token, or is empty.
         return bool(data) and self.get(key) == data
 
     def upload(self, key, path, patience=None, give_up=None):
-        """Put a file of any size. Raises `Stopped` if `give_up` comes true meanwhile."""
+        """Put a file of any size. Raises `Stopped` once `give_up` comes true."""
         more = {"patience": patience, "give_up": give_up}
         size = os.path.getsize(path)
         if size <= PART_BYTES:
@@ -117,9 +117,8 @@ class Bucket(object):
             with io.open(path, "rb") as opened:
                 for number in range(1, -(-size // part) + 1):
                     query = {"partNumber": str(number), "uploadId": upload}
-                    tags.append(
-                        (number, self._sure("PUT", key, query=query, data=opened.read(part), said="ETag", **more))
-                    )
+                    tag = self._sure("PUT", key, query=query, data=opened.read(part), said="ETag", **more)
+                    tags.append((number, tag))
             rows = ["<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>" % each for each in tags]
             whole = "<CompleteMultipartUpload>%s</CompleteMultipartUpload>" % "".join(rows)
             self._complete(key, upload, whole.encode("ascii"), size, patience)
@@ -131,7 +130,7 @@ class Bucket(object):
         try:
             self._ask("POST", key, query={"uploadId": upload}, data=whole, patience=patience)
         except Answer as answer:
-            # After an answer that was lost, the next one says that there is no such upload any more.
+            # If the answer was lost, the next one reports that the upload does not exist any more.
             there = self._ask("HEAD", key, said="Content-Length") if answer.code == "NoSuchUpload" else None
             if there is None or int(there) != size:
                 raise Denied("%s: %s" % (key, answer))
@@ -140,7 +139,7 @@ class Bucket(object):
         try:
             self._ask("DELETE", key, query={"uploadId": upload}, patience=0.0)
         except (Unreachable, Answer):
-            pass  # the bucket's own rule ends uploads that nobody completes
+            pass  # the bucket's own rule ends incomplete uploads
 
     def delete(self, key):
         try:
@@ -149,7 +148,7 @@ class Bucket(object):
             self._none_of(answer, key)
 
     def names(self, folder):
-        """Names of objects and folders in `folder`, which ends with a slash, sorted."""
+        """Sorted names of objects and folders in `folder`, which ends with a slash."""
         prefix = self.prefix + folder
         found = {key[len(prefix) :].rstrip("/") for page in self.pages(prefix, delimiter="/") for key, _, _ in page}
         return sorted(name for name in found if name)
@@ -163,8 +162,8 @@ class Bucket(object):
     ) -> "Iterator[List[Row]]":
         """Yield every object whose whole key begins with `prefix` and follows `after`, page by page.
 
-        Keys that have a `delimiter` behind the prefix are one row, which ends with it. A listing is complete or raises
-        `Unreachable`: a page that is cut off, makes no sense or leads nowhere is asked for again.
+        Keys with the same text up to a `delimiter` behind the prefix are one row. A listing is complete or raises
+        `Unreachable`: a page that is cut off, malformed or leads nowhere is requested again.
         """
         query = {"list-type": "2", "prefix": prefix}
         if delimiter:
@@ -194,7 +193,7 @@ class Bucket(object):
             raise Denied("%s: %s" % (key or self.name, answer))
 
     def _ask(self, method, key, patience=None, give_up=None, **more):
-        """One request, again and again while it may pass. Raises `Answer` for what will not."""
+        """Make a request, repeated while its failure may pass. Raises `Answer` for one that will not."""
         began, pause, mended = time.time(), 0.2, set()
         until = began + (PATIENCE_S if patience is None else patience)
         problem: Optional[Exception] = None
@@ -217,7 +216,7 @@ class Bucket(object):
                 problem = found
                 if time.time() >= began + CREDENTIALS_S:
                     raise Denied(str(found))
-            except (IOError, OSError, http.client.HTTPException) as found:  # of which urllib's are kinds
+            except (IOError, OSError, http.client.HTTPException) as found:  # urllib's are subclasses
                 if "CERTIFICATE_VERIFY_FAILED" in str(found):
                     raise Denied("%s: %s; the image needs the certificates of public authorities" % (key, found))
                 problem = found
@@ -231,7 +230,7 @@ class Bucket(object):
     def _ask_once(
         self, method, key, data=None, query=None, headers=None, into=None, said=None, read=None, give_up=None
     ):
-        """The body of the answer or what `read` makes of it, or of its headers the one that is called `said`."""
+        """The body of the answer, the result of `read` for it, or its header `said`."""
         path = "/" + self.name + ("" if key is None else "/" + self.prefix + key)
         path = urllib.parse.quote(path, safe="/-_.~")
         words = sorted((query or {}).items())
@@ -250,14 +249,14 @@ class Bucket(object):
         except urllib.error.HTTPError as problem:
             raise Answer(problem.code, problem.read(), problem.headers.get("Date"))
         if method == "POST" and b"<Error>" in body[:1000]:
-            raise Answer(500, body)  # S3 answers the last request of an upload before it knows how that ends
+            raise Answer(500, body)  # S3 answers the last request of an upload before its end
         return body if read is None else read(body)
 
 
 def read_page(body, tokens):
-    """The rows of a page of a listing, and the token of the next page or "". `tokens` are those that led here.
+    """The rows of a page of a listing, and the token of the next page or "". `tokens` are those of earlier pages.
 
-    Raises `IOError` for what is no such page. U+FFFD stands for the characters of a key that XML cannot hold.
+    Raises `IOError` for a malformed page. U+FFFD stands for characters of a key that XML cannot hold.
     """
     text = _NO_XML.sub("\ufffd", _REFERENCE.sub(_readable, body.decode("utf-8", "replace")))
     try:
@@ -294,24 +293,24 @@ def _readable(reference):
 
 
 def _save(answer, path, give_up):
-    """All of an answer's body, as a file. One that was cut off is a failure."""
+    """Save an answer's body as a file. Raises `IOError` for a body that was cut off."""
     size = 0
-    try:
-        opened = io.open(path, "wb")
-    except (IOError, OSError) as problem:
-        raise Denied("cannot write %s: %s" % (path, problem.strerror))
-    with opened:
+    with _write(path, lambda: io.open(path, "wb")) as opened:
         while True:
             if give_up is not None and give_up():
                 raise Stopped(path)
             piece = answer.read(1 << 20)
             if not piece:
                 break
-            try:
-                opened.write(piece)
-            except (IOError, OSError) as problem:
-                raise Denied("cannot write %s: %s" % (path, problem.strerror))
+            _write(path, lambda piece=piece: opened.write(piece))
             size += len(piece)
     wanted = answer.headers.get("Content-Length")
     if wanted is not None and int(wanted) != size:
         raise IOError(errno.EIO, "the answer was cut off after %d of %s bytes" % (size, wanted))
+
+
+def _write(path, do):
+    try:
+        return do()
+    except (IOError, OSError) as problem:
+        raise Denied("cannot write %s: %s" % (path, problem.strerror))

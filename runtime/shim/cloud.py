@@ -1,7 +1,6 @@
-"""Clients of the clouds that keep records, gs:// and s3://: endpoints, credentials and signatures.
+"""Endpoints, credentials and signatures of the clouds with records, gs:// and s3://.
 
-Credentials and endpoints come from the environment variables and files that the clouds' own tools read, and from the
-machine.
+Credentials and endpoints come from the variables and files of the clouds' own tools, and from the machine.
 """
 
 import base64
@@ -10,7 +9,6 @@ import configparser
 import errno
 import hashlib
 import hmac
-import io
 import json
 import os
 import socket
@@ -22,7 +20,7 @@ import urllib.parse
 import urllib.request
 import xml.etree.ElementTree
 
-from runtime.shim.files import read_json
+from runtime.shim.files import read_json, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,26 +28,26 @@ if TYPE_CHECKING:
 
 MAY_PASS = (408, 409, 425, 429, 500, 502, 503, 504)
 OWN = "RUNTIME_RECORDS_"
-"""Prefix of variables that are for the record root alone; commands do not see them."""
+"""Prefix of variables for the record root alone; commands do not see them."""
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 FRESH_S = 300.0
-"""How long before their end credentials are renewed."""
+"""How long before credentials end they are renewed."""
 
 
 class Unreachable(Exception):
-    """The bucket did not answer in time; the text says what it said."""
+    """The bucket did not answer in time; the text has its last words."""
 
 
 class Denied(Unreachable):
-    """The bucket refused, and would at any other time."""
+    """The bucket refused, and would refuse again."""
 
 
 class NoCredentials(IOError):
-    """No source gives credentials now; a later attempt may have more luck."""
+    """No source gives credentials now; a later attempt may succeed."""
 
 
 def find_text(element, name):
-    """The text of the first child of that name, whatever its namespace."""
+    """The text of the first child with a name, in any namespace."""
     for each in element:
         if each.tag.rpartition("}")[2] == name:
             return each.text or ""
@@ -57,7 +55,7 @@ def find_text(element, name):
 
 
 class Cloud(object):
-    """Endpoint and credentials, which are looked for on first use and kept until they end."""
+    """An endpoint and its credentials, which are found on first use and kept until they end."""
 
     def __init__(self, endpoint, if_absent):
         self.endpoint = endpoint.rstrip("/")
@@ -67,7 +65,7 @@ class Cloud(object):
         self.known: Optional[Any] = None
         self.ends = 0.0
         self.skew = 0.0
-        """How far the service's clock is ahead of ours, in seconds, where it said so."""
+        """How far the service's clock is ahead of ours, in seconds, if it reported that."""
 
     def credentials(self):
         with self.lock:
@@ -80,7 +78,7 @@ class Cloud(object):
             return self.known
 
     def find(self):
-        """The credentials that `sign` needs, and when they end, in seconds since 1970."""
+        """The credentials for `sign`, and their end in seconds since 1970."""
         raise NotImplementedError
 
     def forget(self):
@@ -89,7 +87,7 @@ class Cloud(object):
 
 
 def variable(name):
-    """The value of a variable about the bucket or its credentials, empty if it is not set."""
+    """A variable about the bucket or its credentials, empty if it is not set."""
     return os.environ.get(OWN + name) or os.environ.get(name) or ""
 
 
@@ -107,7 +105,7 @@ class Google(Cloud):
         return {"Authorization": "Bearer " + self.credentials(), "Content-Type": "application/octet-stream"}
 
     def find(self):
-        """A token and when it ends."""
+        """A token and its end."""
         if self.emulated:
             return "anonymous", time.time() + 1e9
         named = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_APPLICATION_CREDENTIALS")
@@ -142,7 +140,7 @@ def _token(url, headers, form=None):
 
 
 def _assertion(about):
-    """The text that a service account signs to get a token; openssl signs, for the standard library has no RSA."""
+    """The text that a service account signs for a token; openssl signs, since the standard library has no RSA."""
     now = int(time.time())
     claims = {"iss": about["client_email"], "scope": SCOPE, "iat": now, "exp": now + 3600}
     claims["aud"] = about.get("token_uri") or "https://oauth2.googleapis.com/token"
@@ -182,7 +180,7 @@ class Amazon(Cloud):
         Cloud.__init__(self, own or "https://s3.%s.amazonaws.com" % self.region, {"If-None-Match": "*"})
 
     def sign(self, method, path, query, headers, data):
-        """The headers that say who asks, over method, path, query and body."""
+        """The headers that sign method, path, query and body."""
         key, secret, session = self.credentials()
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self.skew))
         signed = {
@@ -209,7 +207,7 @@ class Amazon(Cloud):
         return dict(signed, Authorization=words, **{"Content-Type": "application/octet-stream"})
 
     def find(self):
-        """(key id, secret, session token or None) and when they end."""
+        """(key id, secret, session token or None) and their end."""
         if variable("AWS_ACCESS_KEY_ID"):
             known = variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY")
             return known + (variable("AWS_SESSION_TOKEN") or None,), time.time() + 1e9
@@ -217,12 +215,10 @@ class Amazon(Cloud):
             return self._by_web_identity()
         if variable("AWS_CONTAINER_CREDENTIALS_FULL_URI") or variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
             return _by_container()
-        named = _by_file()
-        return named or _by_machine()
+        return _by_file() or _by_machine()
 
     def _by_web_identity(self):
-        with io.open(variable("AWS_WEB_IDENTITY_TOKEN_FILE"), encoding="utf-8") as opened:
-            token = opened.read().strip()
+        token = read_text(variable("AWS_WEB_IDENTITY_TOKEN_FILE")).strip()
         form = {
             "Action": "AssumeRoleWithWebIdentity",
             "Version": "2011-06-15",
@@ -242,8 +238,7 @@ def _by_container():
     url = url or "http://169.254.170.2" + variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
     token = variable("AWS_CONTAINER_AUTHORIZATION_TOKEN")
     if variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
-        with io.open(variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"), encoding="utf-8") as opened:
-            token = opened.read().strip()
+        token = read_text(variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")).strip()
     return _of_json(fetch(url, {"Authorization": token} if token else {}))
 
 
@@ -277,12 +272,12 @@ def _seconds(text):
 
 
 def fetch(url, headers, data=None):
-    """The body behind an address that gives credentials."""
+    """The body at an address that gives credentials."""
     return _open(urllib.request.Request(url, data=data, headers=headers))
 
 
 _NEAR = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Addresses of the machine itself are behind no proxy."""
+"""Opens addresses of the machine itself, which are behind no proxy."""
 
 
 def _open(request):

@@ -12,19 +12,19 @@ import sys
 import tempfile
 import time
 
-from runtime.shim.files import create_whole, make_folder, read_json, remove_folder, token
+from runtime.shim.files import create_whole, drop_file, make_folder, read_json, remove_folder, token
 from runtime.shim.processes import boot_id, is_alive, started_at
 from runtime.shim.tree import restore
 from runtime.shim.words import DONE, FAILED, LOOK_S, SetupFailed, Taken, say
 
 BUILD_PATIENCE_S = 900.0
-"""How long another's making of the same environment is waited for."""
+"""How long to wait for another builder of the same environment."""
 
 
 def find_environment(made, job, tree, build):
-    """The folder of the environment `made`, beside the jobs of this record root and shared by all of them.
+    """The folder of the environment `made`, which all jobs of this record root share.
 
-    Made once for each lock file. What is published is a link, since environments hold their own path and cannot be moved.
+    It is published as a link, since environments hold their own path and cannot be moved.
     """
     lock = os.path.join(tree, made["lock"])
     try:
@@ -48,16 +48,12 @@ def find_environment(made, job, tree, build):
             _build_environment(made, lock, place)
     finally:
         if builds:
-            try:
-                os.unlink(place + ".builder")
-            except OSError:
-                pass
+            drop_file(place + ".builder")
     return os.path.realpath(place)
 
 
 def _wait_for_builder(place):
-    """Return when there is nothing to wait for, and whether it is ours to build; who made the same at once loses
-    nothing but time."""
+    """Wait for another builder; returns whether this process has to build. Two builders at once lose only time."""
     until = time.time() + BUILD_PATIENCE_S
     me = {"host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid())}
     while not os.path.isdir(place) and time.time() < until:
@@ -106,16 +102,15 @@ def _build_environment(made, lock, place):
             if problem.errno != errno.EEXIST:
                 raise
             remove_folder(home)  # another was first
-    except OSError as problem:
+    except (OSError, SetupFailed) as problem:
         remove_folder(home)
+        if isinstance(problem, SetupFailed):
+            raise
         raise SetupFailed("cannot make the environment with %s: %s" % (words[0], os.strerror(problem.errno or 0)))
-    except SetupFailed:
-        remove_folder(home)
-        raise
 
 
 def enter_environment(made, place, tree, environment):
-    """Variables that put a command into it; the project itself is not installed there and is found in its tree."""
+    """Variables that put a command into an environment; the project itself is found in its tree."""
     paths = [os.path.join(tree, "src"), tree] if os.path.isdir(os.path.join(tree, "src")) else [tree]
     known = environment.get("PYTHONPATH")
     return {
@@ -126,7 +121,7 @@ def enter_environment(made, place, tree, environment):
 
 
 def prepare(order, folder, options):
-    """Make the environment of a job and nothing else; returns an exit code."""
+    """Make the environment of a job; returns an exit code."""
     made = order.get("environment")
     if not made:
         return DONE

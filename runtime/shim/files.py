@@ -1,4 +1,7 @@
-"""Files that are seen whole or not at all, and a folder that takes nothing for a while."""
+"""Files seen whole or not at all, a folder that refuses files for a while, and a job that has ended, folded into few files.
+
+Quotas of shared file systems count entries; folding keeps a job that has ended to a handful.
+"""
 
 import errno
 import io
@@ -7,16 +10,38 @@ import os
 import shutil
 import time
 
-from runtime.shim.words import LOOK_S, Taken, say
+from runtime.shim.words import HOST, LOOK_S, Taken, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
 
 WRITE_PATIENCE_S = 900.0
-"""How long a result waits for a full disk, and a read for a file server that does not answer."""
+"""How long a write waits for a full disk, and a read for a file server that does not answer."""
 WRITE_AGAIN_S = 5.0
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
 
 def read_json(path):
     return json.loads(read_text(path))
+
+
+def read_system(path, errors="replace"):
+    """The text of a file such as one of /proc; empty if it cannot be read."""
+    try:
+        with io.open(path, encoding="utf-8", errors=errors) as opened:
+            return opened.read()
+    except (IOError, OSError):
+        return ""
+
+
+def drop_file(path):
+    """Remove a file, if it exists and is ours."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
 
 
 def read_text(path):
@@ -33,16 +58,13 @@ def _write_beside(path, text, durable=True):
                 opened.flush()
                 os.fsync(opened.fileno())
     except (IOError, OSError):
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
+        drop_file(temporary)
         raise
     return temporary
 
 
 def write_patiently(write, path, text, give_up=None):
-    """Call `write` until the folder takes the file: a full disk that somebody clears costs time only."""
+    """Call `write` until the folder takes the file: a full disk that is cleared costs only time."""
     return patiently("write", path, lambda: write(path, text), give_up)
 
 
@@ -67,22 +89,19 @@ def patiently(verb, path, do, give_up=None):
 
 
 def write_whole(path, text, durable=True):
-    """Write a file so that a reader sees none or all of it; an older one is replaced.
-
-    A file that is not durable may be empty after a power failure, after which the boot id is another.
-    """
-    temporary = _write_beside(path, text, durable)
-    os.rename(temporary, path)
+    """Replace a file so that a reader sees all of it or the old one. A file that is not `durable` may be empty after a
+    power failure, which changes the boot id."""
+    os.rename(_write_beside(path, text, durable), path)
 
 
 def create_whole(path, text):
-    """Write a whole file; raises `Taken` if it is there already. The first of any number of writers wins, on NFS too."""
+    """Create a whole file; raises `Taken` if it exists. The first of any number of writers wins, on NFS too."""
     temporary = _write_beside(path, text)
     try:
         try:
             os.link(temporary, path)
         except OSError as problem:
-            # An answer that was lost on the way looks like a refusal of our own link; the link count shows which.
+            # If the answer to our own link was lost, a second try looks refused; the link count shows which it is.
             if problem.errno == errno.EEXIST and os.stat(temporary).st_nlink < 2:
                 raise Taken(path)
             if problem.errno != errno.EEXIST:
@@ -92,8 +111,8 @@ def create_whole(path, text):
 
 
 def leave_mark(path, spare):
-    """Make an empty file whose name says all. On a disk without room for another file it becomes a second name of the
-    file `spare`, which takes none. False if it can be neither."""
+    """Make an empty file as a mark. On a disk without room the mark becomes a second name of the file `spare`, which needs
+    none. False if neither is possible."""
     try:
         create_empty(path, "")
     except (IOError, OSError):
@@ -105,7 +124,7 @@ def leave_mark(path, spare):
 
 
 def create_empty(path, _):
-    """Make a file whose name says all; an existing one stays."""
+    """Make an empty file as a mark; an existing one stays."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except OSError as problem:
@@ -118,7 +137,7 @@ def token():
 
 
 def make_folder(path, within=None):
-    """Make it with all above, but never the folder `within`, a job's: that of a record root that went may come back."""
+    """Make a folder and its parents, but never the job's folder `within`: a record root that is away may come back."""
     if within is not None and not os.path.isdir(within):
         raise OSError(errno.ESTALE, "the folder of the job is not there")
     try:
@@ -129,7 +148,7 @@ def make_folder(path, within=None):
 
 
 def make_common_folder(path, within=None):
-    """Make a folder for all who may write to the folder above it."""
+    """Make a folder for all users who may write to the folder above it."""
     if not os.path.isdir(path):
         make_folder(path, within)
         try:
@@ -149,3 +168,253 @@ def remove_folder(folder):
     for place, _, _ in os.walk(folder):
         os.chmod(place, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+SNAPSHOT = "snapshot.tar"
+
+
+FOLDED = "ended"
+"""File with the small files of a job's folder by name; `runs/INDEX.ended` has those of one run of an array."""
+FOLD_BYTES = 1 << 16
+"""Longer logs stay files of their own, `runs/INDEX.aATTEMPT.rankRANK.log`, as does the newest of the first rank."""
+OF_NO_USE = ("beat", "processes.json", "shim.py", "memory")
+LOCK_DEAD_S = 86400.0
+"""Age at which a launch lock counts as free, even if the clocks of two machines are far apart."""
+LAUNCH_S = 10.0
+"""How long a job that has ended waits for its launch to write down that it began."""
+
+
+def fold(job, start=""):
+    """Put the small files of a job's folder, or those below `start`, into one; files of the command stay.
+
+    A result is never missing meanwhile, and the next call completes a fold that was cut off.
+    """
+    kept, beside = {}, []
+    many = not start and len(list_runs(job)) > 1
+    for place, folders, names in os.walk(os.path.join(job, start) if start else job):
+        parts = [] if place == job else os.path.relpath(place, job).split(os.sep)
+        folders[:] = [each for each in folders if not _is_apart(parts + [each], many)]
+        for name in names:
+            path, long = os.path.join(place, name), "/".join(parts + [name])
+            if name in OF_NO_USE or long in (FOLDED, SNAPSHOT) or name.endswith("." + FOLDED):
+                continue
+            if not parts and name.startswith("lock."):
+                continue
+            size = os.path.getsize(path) if os.path.isfile(path) else 0
+            if name.endswith(".log") and (size > FOLD_BYTES or (size and name == "rank0.log" and _is_newest(place))):
+                beside += [long] if len(parts) == 3 else []
+            elif os.path.isfile(path) and not os.path.islink(path):
+                with io.open(path, "rb") as opened:
+                    kept[long] = opened.read()
+    _write_folded(folded_path(job, start), kept, beside)
+    there = read_header(folded_path(job, start))[0]
+    for name in there:
+        path = os.path.join(job, name)
+        if there[name] is None:
+            _move(path, _beside(job, name))
+        elif name in kept and read_folded(job, name) == kept[name]:  # a file may have changed since an earlier fold
+            os.unlink(path)
+    _remove_empty(job, start, many)
+
+
+def list_runs(job):
+    """Indices with anything in the job's folder."""
+    return sorted({name.partition(".")[0] for name in list_names(os.path.join(job, "runs"))})
+
+
+def _is_newest(attempt):
+    run, name = os.path.split(attempt)
+    numbers = [int(each[1:]) for each in list_names(run) if each[:1] == "a" and each[1:].isdigit()]
+    return name[:1] == "a" and int(name[1:]) >= max(numbers)
+
+
+def folded_path(job, start):
+    return os.path.join(job, start + "." + FOLDED if start else FOLDED)
+
+
+def _beside(job, name):
+    runs, index, rest = name.split("/", 2)
+    return os.path.join(job, runs, "%s.%s" % (index, rest.replace("/", ".")))
+
+
+def _is_apart(parts, many):
+    """Whether a folder is left alone: files of the command, secrets, and an array's runs, which are folded one by one."""
+    if parts in (["secrets"], ["runs"] if many else None):
+        return True
+    return len(parts) == 3 and parts[0] == "runs" and parts[2] in ("output", "checkpoint")
+
+
+def _write_folded(path, kept, beside):
+    places: Dict[str, Any] = dict.fromkeys(beside)
+    size = 0
+    for name in sorted(kept):
+        places[name] = [size, len(kept[name])]
+        size += len(kept[name])
+    temporary = "%s.%d.%s" % (path, os.getpid(), token())
+    try:
+        with io.open(temporary, "wb") as opened:
+            os.fchmod(opened.fileno(), 0o600)
+            opened.write(json.dumps(places, sort_keys=True).encode("utf-8") + b"\n")
+            for name in sorted(kept):
+                opened.write(kept[name])
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.link(temporary, path)
+    except OSError as problem:
+        if problem.errno != errno.EEXIST:  # another was first, or an earlier call was cut off
+            raise
+    finally:
+        os.unlink(temporary)
+
+
+def read_header(path):
+    """Name → offset and length in a folded file, None for a file beside it; and the offset of the first."""
+    try:
+        with io.open(path, "rb") as opened:
+            line = opened.readline()
+        return json.loads(line.decode("utf-8")), len(line)
+    except (IOError, OSError, ValueError):
+        return {}, 0
+
+
+def read_folded(job, name):
+    """The bytes of a small file of a job or run that has been folded, None if there is none."""
+    run = "/".join(name.split("/")[:2])
+    for path in [folded_path(job, "")] + ([folded_path(job, run)] if name.startswith("runs/") else []):
+        places, begin = read_header(path)
+        if places.get(name):
+            return _read_part(path, begin, places[name])
+    return None
+
+
+def _read_part(path, begin, place):
+    with io.open(path, "rb") as opened:
+        opened.seek(begin + place[0])
+        return opened.read(place[1])
+
+
+def unfold(job, start=""):
+    """Restore the small files, for a job that goes on."""
+    path = folded_path(job, start)
+    places, begin = read_header(path)
+    for name in sorted(places):
+        place = os.path.join(job, name)
+        make_folder(os.path.dirname(place), within=job)
+        if places[name] is None:
+            _move(_beside(job, name), place)
+        elif not os.path.exists(place):
+            content = _read_part(path, begin, places[name])
+            temporary = "%s.%s" % (place, token())
+            with io.open(temporary, "wb") as opened:
+                os.fchmod(opened.fileno(), 0o600)
+                opened.write(content)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.rename(temporary, place)
+    if places:
+        os.unlink(path)
+
+
+def _move(path, to):
+    try:
+        os.rename(path, to)
+    except OSError as problem:
+        if problem.errno != errno.ENOENT:
+            raise
+
+
+def _remove_empty(job, start, many):
+    """Remove files of no use and empty folders, but for those of the command."""
+    for place, _, names in os.walk(os.path.join(job, start) if start else job, topdown=False):
+        parts = [] if place == job else os.path.relpath(place, job).split(os.sep)
+        if (many and parts[:1] == ["runs"]) or len(parts) > (4 if parts[2:3] == ["output"] else 3):
+            continue
+        for name in names if len(parts) in (0, 3) and parts[2:3] not in (["output"], ["checkpoint"]) else ():
+            if name in OF_NO_USE:
+                os.unlink(os.path.join(place, name))
+        try:
+            if parts:
+                os.rmdir(place)
+        except OSError:
+            continue  # something is in it
+
+
+def fold_job(job, order):
+    """Fold a job whose runs all have their results, unless a launch, which would unfold it, is at work on it."""
+    lock = None if os.path.isdir(os.path.join(job, "secrets")) else take_lock(job)
+    if lock is None:
+        return
+    try:
+        if len(list_runs(job)) > 1:
+            runs = [name for name in list_names(os.path.join(job, "runs")) if name.isdigit()]
+            for count, index in enumerate(runs):
+                if count % 50 == 0:
+                    _write_lock(lock, os.O_TRUNC, count)  # launchers take over a lock that stands still
+                fold(job, "runs/" + index)
+        fold(job)
+        content = (order.get("code") or {}).get("sha256")
+        archive = os.path.join(job, SNAPSHOT)
+        common = os.path.join(os.path.dirname(os.path.dirname(job)), "snapshots", "%s.tar" % content)
+        if os.path.exists(archive) and os.path.exists(common) and os.path.samefile(archive, common):
+            os.unlink(archive)
+    finally:
+        os.unlink(lock)
+
+
+def close_job(order, record):
+    """Fold the job once every run has its result. It only saves quota, so a problem here fails no job."""
+    if not order.get("fold") or not record.folds:
+        return
+    try:
+        names = set(list_names(os.path.join(record.folder, "runs")))
+        if len(order["runs"]) == 1:
+            ended = all(record.read("runs/%s/result" % index) for index in order["runs"])
+        else:
+            ended = all("%s.%s" % (index, FOLDED) in names for index in order["runs"])
+        until = time.monotonic() + LAUNCH_S
+        while ended and time.monotonic() < until and is_being_launched(record.folder):
+            time.sleep(0.02)
+        if ended:
+            fold_job(record.folder, order)
+    except (IOError, OSError) as problem:
+        say("cannot fold the job: %s" % problem)
+
+
+def is_being_launched(job):
+    return any(_is_held(os.path.join(job, name)) for name in _list_locks(job))
+
+
+def take_lock(job):
+    """Take the launch lock of a job; returns the path of our file, None if another holds it."""
+    if is_being_launched(job):
+        return None
+    number = max([0] + [int(name[5:]) for name in _list_locks(job)]) + 1
+    path = os.path.join(job, "lock.%d" % number)
+    try:
+        _write_lock(path, os.O_CREAT | os.O_EXCL, 0)
+    except OSError as problem:
+        if problem.errno == errno.EEXIST:
+            return None
+        raise
+    return path
+
+
+def _write_lock(path, flags, count):
+    opened = os.open(path, os.O_WRONLY | flags, 0o600)
+    try:
+        said = {"owner": "a shim on %s, which folds the job" % HOST, "count": count}
+        os.write(opened, json.dumps(said, sort_keys=True).encode("utf-8"))
+    finally:
+        os.close(opened)
+
+
+def _list_locks(job):
+    return [name for name in list_names(job) if name.startswith("lock.") and name[5:].isdigit()]
+
+
+def _is_held(lock):
+    """Whether a launcher or shim still holds a lock: it writes the lock every few seconds while it lives."""
+    try:
+        return time.time() - os.stat(lock).st_mtime < LOCK_DEAD_S
+    except OSError:
+        return False

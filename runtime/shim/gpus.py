@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 
-from runtime.shim.files import list_names, read_json, token
+from runtime.shim.files import drop_file, list_names, read_json, token
 from runtime.shim.processes import boot_id, is_alive, is_group_alive, started_at
 from runtime.shim.words import LOOK_S, NoCapacity, SetupFailed
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from typing import Dict
 
 GPU_PATIENCE_S = 15.0
-"""How long memory is waited for that another run of the same GPU gives back as it ends."""
+"""How long to wait for memory that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
-"""The same for every user of a machine, whatever their TMPDIR."""
+"""The same for every user of a machine, independent of TMPDIR."""
 
 
 class GpuShare(object):
     """GPUs of this machine, or a part of one, that are ours until `drop`.
 
-    A claim is a file in a folder that all users of the machine can write to. Who wants some writes the claim first and
-    then looks at all others: of two that overlap, the one that looked last saw the other, goes back and tries again. A claim
-    counts while its shim or a command of it lives on this very start of the machine, so nothing has to be cleaned up.
+    A claim is a file in a folder that all users of the machine can write to. A shim writes its claim first and then looks
+    at all others: of two that overlap, the one that looks last sees the other, drops its claim and tries again. A claim
+    counts while its shim or a command of it lives in this boot of the machine, so nothing has to be cleaned up.
     """
 
     def __init__(self, wanted, devices):
@@ -45,12 +45,12 @@ class GpuShare(object):
                 raise SetupFailed("cannot make %s: %s" % (self.folder, problem.strerror))
 
     def take(self, give_up):
-        """Whether we have what we want; waits until it is free, or `give_up()`."""
+        """Wait until enough is free and claim it; returns False if `give_up()` came true first."""
         share = min(1.0, self.count)
         while True:
             used = self._used()
             free = [each for each in self.devices if used.get(each, 0.0) + share <= 1.0 + 1e-6]
-            # Parts go where there are parts already, so that whole ones stay free.
+            # Parts go to GPUs that are shared already, so that whole ones stay free.
             free.sort(key=lambda each: -used.get(each, 0.0))
             chosen = free[: int(max(1, self.count))]
             if len(chosen) >= self.count:
@@ -65,7 +65,7 @@ class GpuShare(object):
             time.sleep(LOOK_S * random.random())
 
     def note(self, groups):
-        """Processes of ours that hold it too: they may outlive us if we are killed."""
+        """Note our processes that hold it too: they may outlive us if we are killed."""
         self.claim["groups"] = groups
         self._write()
 
@@ -74,10 +74,7 @@ class GpuShare(object):
         return {"CUDA_VISIBLE_DEVICES": names, "NVIDIA_VISIBLE_DEVICES": names}
 
     def drop(self):
-        try:
-            os.unlink(self.path)
-        except OSError:
-            pass
+        drop_file(self.path)
 
     def _write(self):
         temporary = os.path.join(self.folder, "new." + os.path.basename(self.path))
@@ -87,7 +84,7 @@ class GpuShare(object):
         os.rename(temporary, self.path)
 
     def _used(self):
-        """GPU → how much of it others have."""
+        """GPU → the part of it that others have."""
         used: Dict[str, float] = {}
         for name in list_names(self.folder):
             path = os.path.join(self.folder, name)
@@ -96,15 +93,12 @@ class GpuShare(object):
             try:
                 claim = read_json(path)
             except (IOError, OSError, ValueError):
-                continue  # given back since we listed it
+                continue  # given back since the listing
             if is_alive(claim) or any(is_group_alive(group) for group in claim["groups"]):
                 for each, share in claim["gpus"].items():
                     used[each] = used.get(each, 0.0) + share
             else:
-                try:
-                    os.unlink(path)
-                except OSError:
-                    pass  # another user's
+                drop_file(path)
         return used
 
 
@@ -123,19 +117,24 @@ def take_gpus(order, give_up):
 
 
 def find_gpus():
-    words = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    return (_ask_nvidia("--query-gpu=index", "--format=csv,noheader") or "").split()
+
+
+def _ask_nvidia(*options):
+    """The output of nvidia-smi; None if there is no such program."""
+    words = ["nvidia-smi"] + list(options)
     try:
         child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
     except OSError:
-        return []
-    return child.communicate()[0].decode("ascii", "replace").split()
+        return None
+    return child.communicate()[0].decode("ascii", "replace")
 
 
 def check_gpus(wanted):
-    """Variables that correct those that name our GPUs, where the GPUs that a backend gave us are there and free.
+    """Check that the GPUs that a backend gave us can be seen and are free; returns variables that correct their names.
 
-    Raises `SetupFailed` where one cannot be seen, and `NoCapacity` where less than our part of its memory is free:
-    others may use a GPU without asking the backend.
+    Raises `SetupFailed` if one cannot be seen, and `NoCapacity` if less than our part of its memory is free: others may
+    use a GPU without asking the backend.
     """
     until = time.time() + GPU_PATIENCE_S
     while True:
@@ -157,14 +156,13 @@ def _check_gpus(count, share):
     mine = [each for each in there if not named or each["index"] in named or each["uuid"] in named]
     variables = {}
     if len(mine) < count and len(there) == count:
-        # The container runtime shows ours only, and counts them from 0.
+        # The container runtime shows only ours, and counts them from 0.
         mine = there
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(each["index"] for each in mine)
     if len(mine) < count:
         seen = ", ".join(each["index"] for each in there) or "none"
-        raise SetupFailed(
-            "%d GPUs were given (%s), and those visible are: %s" % (count, ",".join(named) or "any", seen)
-        )
+        text = "%d GPUs were given (%s), and those visible are: %s"
+        raise SetupFailed(text % (count, ",".join(named) or "any", seen))
     for each in mine:
         # A driver keeps some for itself, and neighbours are not exact.
         if each["free"] is not None and each["free"] < 0.8 * share * each["total"]:
@@ -174,14 +172,12 @@ def _check_gpus(count, share):
 
 
 def _query_gpus():
-    """Every GPU that can be seen, by nvidia-smi; None where there is no such program."""
-    words = ["nvidia-smi", "--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    except OSError:
+    """Every visible GPU; None if there is no nvidia-smi."""
+    said = _ask_nvidia("--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits")
+    if said is None:
         return None
     found = []
-    for line in child.communicate()[0].decode("ascii", "replace").splitlines():
+    for line in said.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == 4:
             numbers = [int(part) if part.isdigit() else None for part in parts[2:]]

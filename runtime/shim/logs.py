@@ -1,4 +1,4 @@
-"""Logs of what ranks print, which never outgrow their limit."""
+"""Logs of the ranks' output, which never outgrow their limit."""
 
 import fcntl
 import os
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Tuple
 
 LOG_BYTES = 1 << 30
-"""The most that a rank's log of an attempt takes where the order says nothing."""
+"""The most that a rank's log of an attempt takes if the order sets no limit."""
 LOG_TAIL_BYTES = 16 << 20
-"""How much of the end is kept of a log that outgrew its limit, at most a quarter of the limit; the rest is its beginning."""
+"""How much of the end of a log beyond its limit is kept, at most a quarter of the limit; the rest is its beginning."""
 LOG_FLUSH_S = 1.0
 """How often the end of such a log is written over."""
 PIPE_BYTES = 1 << 20
@@ -24,7 +24,7 @@ F_SETPIPE_SZ = 1031
 
 
 def split_log(limit: int) -> "Tuple[int, int]":
-    """How much of the beginning and of the end is kept of a log that outgrew `limit`, in bytes."""
+    """The bytes of the beginning and of the end that are kept of a log that outgrew `limit`."""
     tail = min(LOG_TAIL_BYTES, limit // 4)
     return limit - tail - len(render_gap(0)), tail
 
@@ -40,8 +40,8 @@ GAP = re.compile(re.escape(render_gap(0)).replace(re.escape(b"%16d" % 0), b" *([
 class Log(object):
     """The output of one rank, in a file that never takes more than `limit` bytes.
 
-    Beyond that the file is its beginning, a line that says how much is left out, and the end, which is held in memory
-    and written over now and then: however much is printed, little is written.
+    Beyond that the file is its beginning, a line with the number of bytes left out, and the end, which is held in memory
+    and written over now and then, so that little is written even for a long output.
     """
 
     def __init__(self, path, limit):
@@ -51,7 +51,7 @@ class Log(object):
         self.printed = 0
         self.size = 0
         self.missing, self.why = 0, ""
-        """Bytes that the disk refused since the last that it took."""
+        """Bytes that the disk refused since the last write that it took."""
         self.kept = bytearray()
         self.stale = False
 
@@ -79,7 +79,7 @@ class Log(object):
             self.why = os.strerror(problem.errno or 0)
 
     def _write(self, data):
-        """All of it or nothing: what a full disk took of it is written over by the next."""
+        """Write all of it or nothing: the next write overwrites a part that a full disk took."""
         at = self.size
         while data:
             done = os.pwrite(self.file, data, at)
@@ -88,13 +88,13 @@ class Log(object):
         self.size = at
 
     def flush(self):
-        """Write the end over. What the disk refuses is tried again with the next."""
+        """Write the end over. The next flush repeats a write that the disk refuses."""
         if not self.stale:
             return
         end = bytes(self.kept[-self.tail :])
         text = render_gap(self.printed - self.head - len(end)) + end
         try:
-            at = min(self.head, self.size)  # less where the disk refused some of the beginning
+            at = min(self.head, self.size)  # less if the disk refused a part of the beginning
             while text:
                 done = os.pwrite(self.file, text, at)
                 at += done
@@ -112,7 +112,7 @@ class Log(object):
 
 
 class Logs(object):
-    """Brings what commands print from pipes to their logs, in a thread, so that no command waits for what else is done."""
+    """Copies the commands' output from pipes to their logs in a thread, so that no command waits for other work."""
 
     def __init__(self, limit):
         self.limit = limit
@@ -120,16 +120,16 @@ class Logs(object):
         self.ended: List[Log] = []
         self.thread: Any = None
         self.until = 0.0
-        """When it is done with, whatever is still printed; 0 as long as it goes on."""
+        """The time at which the thread ends, even during output; 0 while it goes on."""
 
     def open(self, path):
-        """The write end of a pipe whose bytes go to the log at `path`; the caller closes it."""
+        """The write end of a pipe to the log at `path`; the caller closes it."""
         log = Log(path, self.limit)
         source, sink = os.pipe()
         try:
             fcntl.fcntl(sink, F_SETPIPE_SZ, PIPE_BYTES)
         except (IOError, OSError):
-            pass  # more than a user may have, or another system
+            pass  # more than a user may have, or not Linux
         if self.thread is None:
             self.wake, self.waker = os.pipe()
             self.poll = select.poll()
@@ -149,7 +149,7 @@ class Logs(object):
         due = 0.0
         while True:
             waits = any(log.stale for log in list(self.logs.values()))
-            closing = self.until  # before the look: one that began earlier may not know of the last pipe
+            closing = self.until  # read before the look, since an earlier look may not know the last pipe
             ready = self.poll.poll(0 if closing else 1000 * LOG_FLUSH_S if waits else None)
             if closing and (time.monotonic() > closing or not any(each in self.logs for each, _ in ready)):
                 return
@@ -176,7 +176,7 @@ class Logs(object):
             log.close()
 
     def close(self):
-        """Return when all that was printed until now is in the logs. Safe to call again."""
+        """Return when all output until now is in the logs. Safe to call again."""
         if self.thread is None:
             return
         self.until = time.monotonic() + LEFT_S

@@ -2,8 +2,8 @@
 
     shim.py FOLDER [--bucket URL] [--native ID] [--index I | --indices A-B] [--scratch FOLDER]
 
-The shim does what `order.json` in the job's folder says, decides by the files that lie there, and writes nowhere else but to
-a scratch folder of the machine. docs/shim.md describes the folder and each rule.
+The shim carries out `order.json` in the job's folder, decides by the files there, and writes only there and to a scratch
+folder of the machine. docs/shim.md describes the folder and each rule.
 """
 
 import argparse
@@ -12,21 +12,24 @@ import os
 import shutil
 import sys
 
-from runtime.shim.files import list_names, make_folder
-from runtime.shim.fold import close_job, fold_job, folded_path, is_being_launched, read_header, unfold
-from runtime.shim.processes import adopt_orphans
+from runtime.shim.files import (
+    close_job,
+    fold_job,
+    folded_path,
+    is_being_launched,
+    list_names,
+    make_folder,
+    read_header,
+    unfold,
+)
+from runtime.shim.processes import Asked, adopt_orphans
 from runtime.shim.record import FolderRecord, Run, claim_job, load_order
 from runtime.shim.serve import serve, serve_rank
-from runtime.shim.signals import Asked
 from runtime.shim.words import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List
-
-
-def parse_index(text):
-    return sum(int(number) for number in text.split("+"))
 
 
 def parse_indices(text):
@@ -38,7 +41,7 @@ def parse_indices(text):
 
 
 def forget_secrets(order, folder):
-    """Remove the files of secrets once every index has its result; who was last does it."""
+    """Remove the files of secrets once every index has its result; the last shim does it."""
     if not order.get("secrets"):
         return
     job = os.path.basename(folder)
@@ -54,9 +57,8 @@ def main(words):
     parser.add_argument("--native", default="local", help="the backend's own id of this job")
     parser.add_argument("--member", help="its id of this array member, where that differs")
     parser.add_argument("--part", type=int, help="which part of the job this native job is, where there are several")
-    parser.add_argument(
-        "--index", type=parse_index, help="run this index; a sum such as 8+3 where the backend counts from 0"
-    )
+    text = "run this index; a sum such as 8+3 where the backend counts from 0"
+    parser.add_argument("--index", type=lambda given: sum(map(int, given.split("+"))), help=text)
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
     parser.add_argument("--bucket", help="the record root, gs://… or s3://…; FOLDER is then this machine's own")
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
@@ -88,7 +90,7 @@ def main(words):
 
 
 def fold_all(root, jobs):
-    """Fold jobs that have ended; prints the ids of those that were not folded before."""
+    """Fold jobs that have ended; prints the ids of the jobs that were not folded before."""
     for name in jobs:
         job = os.path.join(root, "jobs", name)
         try:
@@ -101,10 +103,10 @@ def fold_all(root, jobs):
 
 
 def follow(record, options, asked):
-    """Do what the order in the record's folder says; returns an exit code."""
+    """Carry out the order in the record's folder; returns an exit code."""
     folder = record.folder
     if options.clear and read_header(folded_path(folder, ""))[0]:
-        return DONE  # it has ended, and its shims left nothing
+        return DONE  # the job has ended, and its shims left nothing
     try:
         if options.clear:
             for name in list_names(os.path.join(folder, "runs")):

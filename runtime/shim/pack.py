@@ -1,9 +1,9 @@
-"""Many indices on one machine: its CPUs and GPUs, shared out."""
+"""Runs many indices on one machine, which share its CPUs and GPUs."""
 
-import io
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +11,12 @@ import tempfile
 import time
 import traceback
 
+from runtime.shim.files import read_system
 from runtime.shim.gpus import given_gpus
-from runtime.shim.memory import forget_oom_kills
-from runtime.shim.processes import KNOWN, adopt_orphans, end_orphans, is_alive, kill, reap_orphans
+from runtime.shim.processes import ASKING, KNOWN, Asked, adopt_orphans, end_orphans, is_alive, kill, reap_orphans
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.serve import serve
-from runtime.shim.signals import ASKING, Asked
+from runtime.shim.usage import forget_oom_kills
 from runtime.shim.words import AGAIN, FAILED, LOOK_S, SOON_S, own_path, worst
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def pack(order, record, indices, options, asked):
-    """Fill this machine's slots with the runs of `indices`, each with CPUs and GPUs of its own; returns an exit code."""
+    """Run `indices` on this machine's slots, each with its own CPUs and GPUs; returns an exit code."""
     cpus, limits = _cpus(), order.get("limits") or {}
     wanted = order["pack"]["slots"] or min(len(cpus), len(indices))
     slots = share_out(min(wanted, room(limits, len(cpus))), order["pack"].get("per", "node"), cpus, given_gpus())
@@ -34,13 +34,13 @@ def pack(order, record, indices, options, asked):
     waiting, codes = list(indices), []
     running: Dict[int, Any] = {}
     pause = SOON_S
-    tempfile.gettempdir()  # found out by writing to it, once for all copies
+    tempfile.gettempdir()  # Python finds it by writing to it: once, for all copies
     while waiting or running:
         for slot in range(len(slots)):
             if slot in running and running[slot].poll() is not None:
                 codes.append(running.pop(slot).returncode)
                 if codes[-1] < 0:
-                    end_orphans()  # it was killed, and what it ran fell to us
+                    end_orphans()  # it was killed, and its processes fell to us
                 pause = SOON_S
             if slot not in running and waiting and not asked.stop:
                 if order["pack"].get("step"):
@@ -64,14 +64,14 @@ def pack(order, record, indices, options, asked):
 class Branch(object):
     """A copy of this process that serves one index of a packed machine.
 
-    It is copied rather than started, because a new Python with all that the shim imports costs many times what the rest of
-    a short run does. This process has one thread and holds nothing open that a copy could disturb.
+    It is forked, because a new Python with the shim's imports costs many times as much as the rest of a short run. This
+    process has one thread and holds nothing open that a copy could disturb.
     """
 
     def __init__(self, order, record, index, share, options):
         self.returncode = None
         sys.stderr.flush()
-        # A signal that comes before the copy has handlers of its own waits, rather than being noted in ours.
+        # A signal waits until the copy has its own handlers, rather than being noted in ours.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
         try:
             self.pid = os.fork()
@@ -118,7 +118,7 @@ class Branch(object):
 
 
 class Step(object):
-    """A shim of one index of a packed machine that a command of the backend starts, with what it keeps the run to."""
+    """A shim of one index of a packed machine, started by a command of the backend that limits its CPUs and memory."""
 
     def __init__(self, starter, folder, index, options):
         self.run = Run(FolderRecord(folder), index)
@@ -139,18 +139,18 @@ class Step(object):
         return self.child.wait()
 
     def signal(self, number):
-        """To its shim alone: the starter would pass it on to every process of the run, or end them at once."""
+        """Signal the shim alone: the starter would pass it on to every process of the run, or end them at once."""
         for attempt, _ in self.run.attempts()[self.before :]:
             start = self.run.started(attempt)
             if start and is_alive(start):
                 kill(start["pid"], number)
                 return
         if number == signal.SIGTERM:
-            kill(self.child.pid, number)  # nothing of it has begun
+            kill(self.child.pid, number)  # its shim has not begun
 
 
 def share_out(slots, per, cpus, gpus):
-    """The CPUs and GPUs of each slot, shared out as evenly as they go."""
+    """The CPUs and GPUs of each slot, shared out as evenly as possible."""
     count = slots * max(1, len(gpus)) if per == "gpu" else slots
     shares = []
     for slot in range(count):
@@ -166,7 +166,7 @@ def share_out(slots, per, cpus, gpus):
 
 
 def room(limits, cpus):
-    """How many runs with these limits the machine has CPUs and memory for, at least one."""
+    """How many runs with these limits fit into the machine's CPUs and memory, at least one."""
     found = [cpus / limits["cpus"]] if limits.get("cpus") else []
     if limits.get("memory_bytes"):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / limits["memory_bytes"])
@@ -174,26 +174,25 @@ def room(limits, cpus):
 
 
 def keep_to_cpus(count):
-    """Keep this process and its children to `count` CPUs, those that have least to do now."""
+    """Keep this process and its children to the `count` idlest CPUs."""
     cpus = _cpus()
     if count >= len(cpus):
         return
     before = _idle_time()
     time.sleep(LOOK_S / 2)
     after = _idle_time()
-    idlest = sorted(cpus, key=lambda cpu: before.get(cpu, 0) - after.get(cpu, 0))
+    _keep_to(sorted(cpus, key=lambda cpu: before.get(cpu, 0) - after.get(cpu, 0))[:count])
+
+
+def _keep_to(cpus):
     try:
-        os.sched_setaffinity(0, idlest[:count])
+        os.sched_setaffinity(0, cpus)
     except (AttributeError, OSError):
         pass
 
 
 def _idle_time():
-    try:
-        with io.open("/proc/stat") as opened:
-            lines = [line.split() for line in opened if line.startswith("cpu") and line[3].isdigit()]
-    except (IOError, OSError):
-        return {}
+    lines = [line.split() for line in read_system("/proc/stat").splitlines() if re.match("cpu[0-9]", line)]
     return {int(words[0][3:]): int(words[4]) for words in lines}
 
 
@@ -205,10 +204,7 @@ def _cpus():
 
 
 def bind(cpus, gpus):
-    """Keep this run to its CPUs, and return the variables that keep it to its GPUs."""
-    try:
-        os.sched_setaffinity(0, cpus)
-    except (AttributeError, OSError):
-        pass
-    # Both, for frameworks look at one and container runtimes at the other.
+    """Keep this run to its CPUs; returns the variables that keep it to its GPUs."""
+    _keep_to(cpus)
+    # Both, since frameworks look at one and container runtimes at the other.
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void"}

@@ -1,47 +1,85 @@
-"""Processes of this machine: whether one lives, which fell to this shim, and how they are ended."""
+"""Processes of this machine and signals to this shim: which process lives, which fell to this shim, how they are ended."""
 
 import errno
-import io
 import os
 import re
 import signal
 import subprocess
 import time
 
-from runtime.shim.files import list_names
+from runtime.shim.files import list_names, read_system
 from runtime.shim.words import LOOK_S, SOON_S, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Set
 
+
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Asked(object):
+    """Requests that came by signals."""
+
+    def __init__(self):
+        self.stop = False
+        self.checkpoint = False
+        self.due = False
+        self.why = ""
+        for number in ENDING:
+            signal.signal(number, self._stop)
+        for name in ("SIGUSR1", "SIGUSR2"):
+            signal.signal(getattr(signal, name), self._checkpoint)
+        signal.signal(signal.SIGALRM, self._due)
+
+    def take(self):
+        """The signals for a checkpoint or for the time limit, to pass on to shims that this one started."""
+        names = [signal.SIGUSR1] * self.checkpoint + [signal.SIGALRM] * self.due
+        self.checkpoint = self.due = False
+        return names
+
+    def _stop(self, number, frame):
+        self.stop = True
+        self.why = self.why or signal.Signals(number).name
+
+    def _checkpoint(self, number, frame):
+        self.checkpoint = True
+
+    def _due(self, number, frame):
+        """Take the time limit to be near, for rehearsals: a checkpoint's lead away."""
+        self.due = True
+
+
+def stops_within(seconds, asked, give_up=lambda: False):
+    """Wait for `seconds`, or until we are asked to stop or `give_up()`; returns whether we were asked."""
+    until = time.time() + seconds
+    while time.time() < until and not asked.stop and not give_up():
+        time.sleep(min(LOOK_S, max(0.0, until - time.time())))
+    return asked.stop
+
+
 LEFT_S = 10.0
-"""How long what a command left running is killed over and over: what is stuck in the kernel ends later, or never."""
+"""How long processes that a command left are killed over and over: one stuck in the kernel ends later, or never."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def boot_id():
     """The id of this boot of the machine, empty if the system has none."""
-    try:
-        with io.open("/proc/sys/kernel/random/boot_id") as opened:
-            return opened.read().strip()
-    except (IOError, OSError):
-        return ""
+    return read_system("/proc/sys/kernel/random/boot_id").strip()
 
 
 def _stat(pid):
-    """State, group and start of a process; None where there is none, or the system does not say."""
+    """State, group and start of a process; None if there is none, or the system has no /proc."""
     words = _stat_words(pid)
     return (words[0], int(words[2]), words[19]) if words else None
 
 
 def _stat_words(pid):
-    """The fields of /proc/PID/stat behind the process's name, None if there are none."""
-    try:
-        with io.open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as opened:
-            return opened.read().rpartition(")")[2].split()
-    except (IOError, OSError):
-        return None
+    """The fields of /proc/PID/stat behind the process's name, none if there is no such file."""
+    return read_system("/proc/%d/stat" % pid).rpartition(")")[2].split()
 
 
 def started_at(pid):
@@ -50,7 +88,7 @@ def started_at(pid):
 
 
 def is_alive(who):
-    """Whether the process of `{"boot", "pid", "start"}` still runs. A number that another has now is not it."""
+    """Whether the process of `{"boot", "pid", "start"}` still runs, and no other has its number now."""
     if who.get("boot") != boot_id():
         return False
     try:
@@ -68,16 +106,14 @@ def is_group_alive(leader):
         return False
     found = _stat(leader["pid"])
     if found and leader.get("start") not in (None, found[2]):
-        return False  # the number is another's now, so nothing of the group was left
+        return False  # another process has the number, so nothing of the group was left
     members = [_stat(int(name)) for name in list_names("/proc") if name.isdigit()]
     return any(each and each[0] != "Z" and each[1] == leader["pid"] for each in members)
 
 
 def adopt_orphans():
-    """Have what is orphaned below this process fall to it, whatever session it is in: daemons too.
-
-    Does nothing where the system has no such thing; only the process group of a command can be ended there.
-    """
+    """Have orphans below this process fall to it, even daemons in sessions of their own. Does nothing on a system without
+    subreapers, where only the process group of a command can be ended."""
     try:
         import ctypes
 
@@ -87,9 +123,9 @@ def adopt_orphans():
 
 
 def reap_orphans():
-    """Take the exit status of what fell to us and has ended; False where we have no child at all.
+    """Reap the orphans that fell to us and have ended; False if we have no child at all.
 
-    What commands started is in sessions of their own. A child in ours is waited for by the code that started it.
+    Commands run in sessions of their own. The code that started a child in our session waits for it.
     """
     if not hasattr(os, "waitid"):
         return True
@@ -104,11 +140,11 @@ def reap_orphans():
 
 
 KNOWN: "Set[int]" = set()
-"""Children of ours in sessions of their own that this process waits for by itself."""
+"""Children in sessions of their own that this process waits for itself."""
 
 
 class Child(subprocess.Popen):  # type: ignore[type-arg]
-    """A child in a session of its own whose exit code is taken here alone: Popen takes one that is gone for a success."""
+    """A child in a session of its own whose exit code only this class reads: Popen takes a lost one for success."""
 
     def __init__(self, words, **more):
         subprocess.Popen.__init__(self, words, **more)
@@ -127,9 +163,9 @@ class Child(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def end_orphans():
-    """Kill what the commands of this process left running, daemons too, until nothing is left.
+    """Kill the processes that the commands of this process left running, daemons too, until none is left.
 
-    Shims of other jobs, which a command launched, stay. Gives up on what cannot be killed.
+    Shims of other jobs, which a command launched, stay. Gives up on processes that cannot be killed.
     """
     until, pause, found_none = time.monotonic() + LEFT_S, SOON_S / 5, 0
     while reap_orphans() and found_none < 2:
@@ -145,8 +181,8 @@ def end_orphans():
 
 
 def find_orphans():
-    """Living processes below this one in other sessions than ours, but for known children and shims of other jobs with
-    all that is below them."""
+    """Living processes below this one in other sessions than ours, without known children and shims of other jobs and
+    their descendants."""
     table = list_processes()
     below: Dict[int, List[int]] = {}
     for pid, each in table.items():
@@ -163,7 +199,7 @@ def find_orphans():
 
 
 def list_processes():
-    """Process → its parent, session and state; empty where the system does not say."""
+    """Process → its parent, session and state; empty on a system without /proc."""
     found = {}
     for name in list_names("/proc"):
         words = _stat_words(int(name)) if name.isdigit() else None
@@ -173,10 +209,8 @@ def list_processes():
 
 
 def end_marked(job, index, attempts):
-    """Kill what attempts of a run left on this machine whose shim was killed: what bears their variables, with all below.
-
-    Neither this process and those above it, nor shims and what is below them.
-    """
+    """Kill the processes that attempts of a run whose shim was killed left on this machine: those with the attempts'
+    variables, and their descendants, but neither this process, its ancestors, nor shims and their descendants."""
     until, pause = time.monotonic() + LEFT_S, SOON_S
     while True:
         left = find_marked(job, index, attempts)
@@ -184,10 +218,10 @@ def end_marked(job, index, attempts):
             kill(pid, signal.SIGKILL)
         if not left:
             return
-        if time.monotonic() >= until:
-            say("cannot end what was left running: %s" % ", ".join(str(pid) for pid in left))
+        over = time.monotonic() >= until
+        say("%s what was left running: %s" % ("cannot end" if over else "ends", ", ".join(map(str, left))))
+        if over:
             return
-        say("ends what was left running: %s" % ", ".join(str(pid) for pid in left))
         time.sleep(pause)
         pause = min(LOOK_S, pause * 2)
 
@@ -198,8 +232,7 @@ def find_marked(job, index, attempts):
     while pid in table:
         spared.add(pid)
         pid = table[pid][0]
-    ours = {b"RUNTIME_JOB_ID": [job], b"RUNTIME_ARRAY_INDEX": [str(index)], b"RUNTIME_ATTEMPT": attempts}
-    wanted = {name: [value.encode("ascii") for value in values] for name, values in ours.items()}
+    wanted = {"RUNTIME_JOB_ID": [job], "RUNTIME_ARRAY_INDEX": [str(index)], "RUNTIME_ATTEMPT": attempts}
     marked = {pid for pid in table if pid not in spared and table[pid][2] != "Z" and _bears(pid, wanted)}
     return [pid for pid in table if marked and _is_left(pid, table, marked, spared)]
 
@@ -215,25 +248,17 @@ def _is_left(pid, table, marked, spared):
 
 
 def _bears(pid, wanted):
-    """Whether the variables that a process was started with have these values."""
-    try:
-        with io.open("/proc/%d/environ" % pid, "rb") as opened:
-            pairs = [each.partition(b"=") for each in opened.read().split(b"\0")]
-    except (IOError, OSError):
-        return False
+    """Whether a process was started with these values of variables."""
+    pairs = [each.partition("=") for each in read_system("/proc/%d/environ" % pid).split("\0")]
     borne = {name: value for name, _, value in pairs}
     return all(borne.get(name) in values for name, values in wanted.items())
 
 
 def is_shim(pid):
     """Whether a process is a shim, or a copy of one."""
-    try:
-        with io.open("/proc/%d/cmdline" % pid, "rb") as opened:
-            words = opened.read().split(b"\0")
-    except (IOError, OSError):
-        return False
-    names = [word.rpartition(b"/")[2] for word in words]
-    return any(b"shim" in word for word in words) and any(re.match(b"j-[0-9a-f]{24}$", name) for name in names)
+    words = read_system("/proc/%d/cmdline" % pid).split("\0")
+    names = [word.rpartition("/")[2] for word in words]
+    return any("shim" in word for word in words) and any(re.match("j-[0-9a-f]{24}$", name) for name in names)
 
 
 def kill(pid, number):

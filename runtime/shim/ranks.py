@@ -1,29 +1,192 @@
-"""The ranks of an attempt: their processes on this machine, or the starter that runs a shim for each elsewhere."""
+"""The command of an attempt and its ranks: processes on this machine, or a starter that runs a shim for each elsewhere."""
 
 import hashlib
+import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 
-from runtime.shim.files import leave_mark, list_names
+from runtime.shim.files import drop_file, leave_mark, list_names, make_folder, read_system
 from runtime.shim.logs import LOG_BYTES, Logs
-from runtime.shim.memory import held_memory
 from runtime.shim.processes import Child, boot_id, end_orphans, kill, kill_group, started_at
-from runtime.shim.setup import SetupLines
-from runtime.shim.words import LOOK_S, own_path
+from runtime.shim.usage import held_memory
+from runtime.shim.words import LOOK_S, SetupFailed, own_path, shell_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
-    from runtime.shim.command import Command
+
+SETUP_FAILED = "setup_failed"
+"""File of an attempt's folder about a failure before the command began."""
+TELL_SETUP = """trap 'echo "the setup lines ended with exit code $?${BASH_COMMAND:+, at: $BASH_COMMAND}" """
+TELL_SETUP += """>"${RUNTIME_PREEMPTED_NOTE%/*}/""" + SETUP_FAILED + """"' EXIT; trap 'trap - EXIT; exit 143' TERM"""
+"""Line of shell before the setup lines. A shell that becomes the command leaves no file, nor does one that is ended from
+outside, as when another rank has failed."""
+NAME_SETUP = 'runtime_setup="${RUNTIME_PREEMPTED_NOTE%/*}/setup.$RUNTIME_RANK"'
+"""Line of shell that names the file that the shim writes for a rank; the setup lines may change the variables."""
+END_SETUP = 'true 2>/dev/null >|"$runtime_setup"'
+"""Line of shell right before the command, which empties that file. Emptying takes no room on a full disk, and a failed
+redirection of `true`, which is no special builtin, does not end the shell."""
+
+
+def setup_script(lines: "List[str]", last: bool = True) -> str:
+    """Shell that becomes the words after it once the setup lines have run; `last` unless more such lines follow."""
+    script = ["set -e", TELL_SETUP, NAME_SETUP] + list(lines) + ["set +e"]
+    return "\n".join(script + [END_SETUP] * last + ['exec "$@"'])
+
+
+class SetupLines(object):
+    """Files in the attempt's folder that show whether the setup lines of each rank reached its command."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.files: "Dict[int, str]" = {}
+
+    def expect(self, rank):
+        """Write the file that the setup lines of a rank empty at their end."""
+        path = os.path.join(self.folder, "setup.%d" % rank)
+        try:
+            with io.open(path, "w", encoding="utf-8") as opened:
+                opened.write("not at its command yet\n")
+            self.files[rank] = path
+        except (IOError, OSError):
+            pass  # a full disk: only the trap of the shell shows then that the lines ended it
+
+    def find_failure(self, ended: "List[Tuple[int, int]]") -> "Optional[str]":
+        """How setup lines kept a command from running, None if they did not. `ended` are ranks and their exit codes."""
+        path = os.path.join(self.folder, SETUP_FAILED)
+        return read_system(path)[:2000].strip() if os.path.exists(path) else self.find_unreached(ended)
+
+    def find_unreached(self, ended: "List[Tuple[int, int]]") -> "Optional[str]":
+        """How setup lines of a rank on this machine failed, if its shell left no file about it."""
+        for rank, code in ended:
+            try:
+                if rank in self.files and os.stat(self.files[rank]).st_size:
+                    return "the setup lines ended with exit code %d, before the command" % shell_code(code)
+            except OSError:
+                continue
+        return None
+
+    def forget(self):
+        for path in self.files.values():
+            drop_file(path)
+
+
+PREEMPTED_NOTE = "preempted"
+"""File of an attempt's folder by which a command that exits with `TEMPORARY_FAILURE` reports that it loses its machine."""
+OF_RANKS: "Tuple[str, ...]" = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+OF_RANKS += ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+"""Variables that a job launched from within another one does not inherit: it is none of the other's ranks."""
+
+
+class Command(object):
+    """The words, variables and folder of an attempt's command; `has_setup` if setup lines come before it."""
+
+    def __init__(self, words: "List[str]", environment: "Dict[str, str]", folder: str, has_setup: bool) -> None:
+        self.words, self.environment, self.folder = words, environment, folder
+        self.has_setup = has_setup
+
+
+def make_command(order, run, number, scratch, checkpoints, deadline, binding):
+    """Prepare the command's tree, environment and variables on this machine. Raises `SetupFailed`."""
+    work = order["runs"][str(run.index)]
+    folder = make_tree(order, run.job, scratch)
+    environment = make_variables(order, run, number, checkpoints, deadline, binding)
+    if order.get("environment"):
+        from runtime.shim.environment import enter_environment, find_environment
+
+        made = order["environment"]
+        place = find_environment(made, run.job, folder, build=made["build_on"] == "node")
+        environment.update(enter_environment(made, place, folder, environment))
+    words = list(work["command"])
+    if order.get("shell"):
+        words = ["/bin/sh", "-c", words[0]]
+    before = list(order.get("wrap") or [])
+    has_setup = any(END_SETUP in word for word in before)
+    if order.get("setup"):
+        script = setup_script(order["setup"], last=not has_setup)
+        before = [shutil.which("bash") or "/bin/sh", "-c", script, "setup"] + before
+        has_setup = True
+    return Command(before + words, environment, folder, has_setup)
+
+
+def make_tree(order, job, scratch):
+    """The folder that the command starts in: a tree of its own if the order has code."""
+    code = order.get("code") or {}
+    if code.get("path"):
+        if not os.path.isdir(code["path"]):
+            raise SetupFailed("no folder %s on %s" % (code["path"], socket.gethostname()))
+        return code["path"]
+    if not code.get("archive"):
+        home = os.path.join(scratch, "work")
+        make_folder(home)
+        return home
+    from runtime.shim.tree import restore, shared_tree
+
+    archive = os.path.join(job, code["archive"])
+    if code.get("writable", True):
+        return restore(archive, code["sha256"], os.path.join(scratch, "tree"))
+    return shared_tree(archive, code["sha256"])
+
+
+def make_variables(
+    order: "Dict[str, Any]",
+    run: "Any",
+    number: int,
+    checkpoints: str,
+    deadline: "Optional[float]",
+    binding: "Dict[str, str]",
+) -> "Dict[str, str]":
+    """The variables that all ranks of an attempt share."""
+    output = order.get("output_dir") or os.path.join(run.folder, "output", "a%04d" % number)
+    try:
+        make_folder(output, within=run.job)
+    except OSError as problem:
+        raise SetupFailed("cannot make the output folder %s: %s" % (output, problem.strerror))
+    own = dict(
+        RUNTIME_JOB_ID=order["job"],
+        RUNTIME_ATTEMPT=str(number),
+        RUNTIME_RESTARTS=str(number - 1),
+        RUNTIME_ARRAY_INDEX=str(run.index),
+        RUNTIME_CHECKPOINT_DIR=checkpoints,
+        RUNTIME_OUTPUT_DIR=output,
+        RUNTIME_PREEMPTED_NOTE=os.path.join(run.attempt_folder(number), PREEMPTED_NOTE),
+        PYTHONUNBUFFERED="1",
+    )
+    if deadline:
+        own["RUNTIME_DEADLINE"] = str(int(deadline))
+    if (order.get("code") or {}).get("sha256"):
+        own["RUNTIME_SNAPSHOT_ID"] = "sha256:" + order["code"]["sha256"]
+    nested = "RUNTIME_JOB_ID" in os.environ
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("RUNTIME_") and not (nested and key in OF_RANKS)
+    }
+    environment.update(order.get("env") or {})
+    environment.update(order["runs"][str(run.index)].get("env") or {})
+    for name, path in sorted((order.get("secrets") or {}).items()):
+        environment[name] = read_secret(os.path.join(run.job, path))
+    environment.update(binding)
+    environment.update(own)
+    return environment
+
+
+def read_secret(path):
+    try:
+        with io.open(path, encoding="utf-8", newline="") as opened:
+            return opened.read()
+    except (IOError, OSError):
+        raise SetupFailed("a secret's file is gone: %s" % os.path.basename(path))
 
 
 class Ranks(object):
-    """The processes that an attempt has started. `leader` is the host of the shim that watches the attempt, if that is another one."""
+    """The processes of an attempt. `leader` is the host of the shim that watches the attempt, if that is another one."""
 
     def __init__(self, order: "Dict[str, Any]", folder: str, leader: "Optional[str]" = None) -> None:
         self.order, self.folder = order, folder
@@ -33,7 +196,7 @@ class Ranks(object):
         self.logs = Logs(order.get("log_bytes", LOG_BYTES))
         self.setup = SetupLines(folder)
         self.leads = False
-        """Whether the ranks are processes of shims elsewhere, which look for files in the attempt's folder."""
+        """Whether shims elsewhere run the ranks; they look for files in the attempt's folder."""
 
     def start(self, rank: int, command: "Command") -> None:
         """Start one rank. Raises `OSError` or `ValueError` if its command cannot be started."""
@@ -96,7 +259,7 @@ class Ranks(object):
         self.children.append(child)
 
     def groups(self):
-        """The process groups of the ranks, such that they can be told from later ones with the same numbers."""
+        """The process groups of the ranks, distinct from later groups with the same numbers."""
         return [{"boot": boot_id(), "pid": child.pid, "start": started_at(child.pid)} for child in self.children]
 
     def poll(self) -> "List[Optional[int]]":
@@ -104,10 +267,8 @@ class Ranks(object):
         return [child.poll() for child in self.children]
 
     def printed(self):
-        """A value that differs once anything more was printed.
-
-        Ranks elsewhere write their logs themselves, over once they are full, so the time of the last change counts too.
-        """
+        """A value that changes with the output. Ranks elsewhere write full logs over, so the time of the last change counts
+        too."""
         if not self.leads:
             return self.logs.printed()
         logs = [os.path.join(self.folder, name) for name in list_names(self.folder) if name.endswith(".log")]
@@ -115,16 +276,16 @@ class Ranks(object):
         return sum(each.st_size for each in found), max([each.st_mtime for each in found] or [0.0])
 
     def held_memory(self, limit):
-        """Memory of the node that holds most, in bytes; nodes are groups of ranks of this machine."""
+        """Memory of the largest node, in bytes; nodes are groups of ranks of this machine."""
         per_node = self.order["tasks_per_node"]
         ranks = [child.pid for child in self.children]
         nodes = [ranks[first : first + per_node] for first in range(0, len(ranks), per_node)]
         return max([held_memory(node, limit) for node in nodes] or [0])
 
     def ask_for_checkpoint(self, name):
-        """Send the signal `name` to each command and not to its group: a helper without a handler would die of it."""
+        """Send the signal `name` to each command, not to its group: a helper without a handler would die of it."""
         if self.leads:
-            # A signal to srun would reach every process of every rank, whatever it does with signals.
+            # A signal to srun would reach every process of every rank, even one without a handler.
             self._mark("ask")
             return
         for child in self.children:
@@ -132,7 +293,7 @@ class Ranks(object):
                 kill(child.pid, getattr(signal, "SIG" + name))
 
     def end(self, grace: float, meanwhile: "Optional[Callable[[], None]]" = None) -> None:
-        """Send TERM to every group, and kill what is left after `grace` seconds; `meanwhile` is called while waiting."""
+        """Send TERM to every group, and kill the rest after `grace` seconds; calls `meanwhile` while it waits."""
         until = time.time() + grace
         # srun turns a TERM into a kill of all ranks at once; their shims look for this file instead.
         told = self.leads and self._mark("stop")
@@ -151,15 +312,15 @@ class Ranks(object):
         end_orphans()
 
     def kill(self):
-        """Kill what is left of every group."""
+        """Kill the rest of every group."""
         for child in self.children:
             kill_group(child.pid, signal.SIGKILL)
 
     def _mark(self, name):
-        """Whether the shims of ranks will find this file. No refusal may keep this shim from ending them."""
+        """Leave a file for the shims of ranks; returns whether they will find it. A refusal must not stop this shim."""
         return leave_mark(os.path.join(self.folder, name), os.path.join(self.folder, "start.json"))
 
     def close(self):
-        """Return when the logs hold all that was printed. Safe to call again."""
+        """Return when the logs hold all output. Safe to call again."""
         self.logs.close()
         self.setup.forget()

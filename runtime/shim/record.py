@@ -17,13 +17,13 @@ from runtime.shim.files import (
     make_common_folder,
     make_folder,
     patiently,
+    read_folded,
     read_json,
     read_text,
     remove_folder,
     write_patiently,
     write_whole,
 )
-from runtime.shim.fold import read_folded
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
 from runtime.shim.retry import name_end, pod_failures
@@ -31,13 +31,10 @@ from runtime.shim.words import HOST, SCHEMA, Refused, Taken, say
 
 
 class FolderRecord(object):
-    """The record of a job as files of its folder. Names are relative to it.
-
-    `BucketRecord` keeps the same in a bucket.
-    """
+    """The record of a job as files of its folder, under relative names. `BucketRecord` keeps the same in a bucket."""
 
     folds = True
-    """Whether what has ended is put into few files."""
+    """Whether a job that has ended is folded."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -46,7 +43,7 @@ class FolderRecord(object):
         return os.path.join(self.folder, name)
 
     def read(self, name):
-        """The text of a file, None while there is none."""
+        """The text of a file, None if there is none."""
         try:
             return patiently("read", name, lambda: read_text(self._path(name)))
         except (IOError, OSError) as problem:
@@ -59,7 +56,7 @@ class FolderRecord(object):
         write_patiently(self._put(write_whole), self._path(name), text, give_up)
 
     def create(self, name, text, give_up=None):
-        """Raises `Taken` if it is there already."""
+        """Create a file; raises `Taken` if it exists."""
         write_patiently(self._put(create_whole), self._path(name), text, give_up)
         if name.endswith("/result") and read_folded(self.folder, name) is not None:
             os.unlink(self._path(name))  # it was folded a moment ago
@@ -73,12 +70,12 @@ class FolderRecord(object):
         return put
 
     def mark(self, name):
-        """Make a file whose name says all, if there is any way."""
+        """Make an empty file as a mark, if possible."""
         if not leave_mark(self._path(name), self._path("order.json")):
             say("cannot write %s" % name)
 
     def begin(self, name, text):
-        """Make the folder of an attempt with its `start.json`. Raises `Taken` if it is another's."""
+        """Make the folder of an attempt with its `start.json`. Raises `Taken` if another shim made it."""
         make_folder(os.path.dirname(self._path(name)), within=self.folder)
         try:
             os.mkdir(self._path(name))
@@ -92,7 +89,7 @@ class FolderRecord(object):
         return os.path.exists(self._path(name))
 
     def names(self, name):
-        """Names in a folder, none while there is no such folder. Attempts are counted by them, so it is all or an error."""
+        """All names in a folder, or an error, since attempts are counted by them; none if there is no such folder."""
         try:
             return sorted(patiently("list", name, lambda: os.listdir(self._path(name))))
         except (IOError, OSError) as problem:
@@ -101,7 +98,7 @@ class FolderRecord(object):
             return []
 
     def announce(self, name, give_up=None):
-        """Say an outcome in a name, so that one listing of the record root shows the state of every job."""
+        """Write an outcome as a name, so that one listing of the record root shows the state of every job."""
         done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done", name)
         write_patiently(self._put(create_empty, make_common_folder), done, "", give_up)
 
@@ -109,17 +106,17 @@ class FolderRecord(object):
         try:
             write_whole(self._path(name), text, durable=False)
         except (IOError, OSError):
-            pass  # a full disk is no reason to end a command that does without
+            pass  # a full disk is no reason to end a command
 
     def before(self, run, attempt, asked):
-        """Called before an attempt is prepared. False where it was asked to stop meanwhile."""
+        """Called before an attempt is prepared; False if the shim was asked to stop meanwhile."""
         return True
 
     def after(self, run, attempt):
-        """Called when all that an attempt started has ended, before it is said how."""
+        """Called when all processes of an attempt have ended, before its end is noted."""
 
     def own_folders(self):
-        """Folders of the record that lie on this machine's own disk."""
+        """Folders of the record on this machine's own disk."""
         return []
 
 
@@ -127,7 +124,7 @@ class Run(object):
     """The run of one index of a job: its attempts, its result, and its folder on this machine."""
 
     def __init__(self, record, index, told=None):
-        """`told` is a file that the backend shows of what has ended."""
+        """`told` is a file that the backend shows after the end."""
         self.record = record
         self.job = record.folder
         self.index = index
@@ -137,12 +134,12 @@ class Run(object):
         self.folder = os.path.join(self.job, "runs", str(index))
 
     def result(self):
-        """The committed result, None while there is none."""
+        """The committed result, None if there is none."""
         text = self.record.read(self.name + "/result")
         return None if text is None else json.loads(text)
 
     def commit(self, reason, code, attempt, details, give_up=None):
-        """Make this the result of the index, unless another is; returns the one that stands."""
+        """Commit a result of the index, unless it has one; returns the result that stands."""
         result = dict(details, reason=reason, code=code, attempt=attempt, at=time.time())
         self.tell(result)
         try:
@@ -153,7 +150,7 @@ class Run(object):
         return result
 
     def tell(self, result):
-        """Say it to the backend too, which may be asked where the record root cannot be read."""
+        """Write a result for the backend too, which a client may ask if it cannot read the record root."""
         if not self.told:
             return
         short = {name: result[name] for name in ("reason", "code", "attempt") if name in result}
@@ -173,7 +170,7 @@ class Run(object):
         return any(self.record.has(name) for name in ("cancel", "cancel.%d" % self.index))
 
     def attempts(self):
-        """Every attempt so far, oldest first: its number, and how it ended or None."""
+        """Every attempt so far, oldest first: its number, and its end or None."""
         found = []
         for name in self.record.names(self.name):
             if name.startswith("a") and name[1:].isdigit():
@@ -181,9 +178,9 @@ class Run(object):
         return sorted(found, key=lambda each: each[0])
 
     def counted(self, order, last=None):
-        """How the attempts ended that budgets count: those before a retry by hand are forgiven.
+        """The ends of the attempts that budgets count: those before a retry by hand are forgiven.
 
-        Up to `last` where one is named: later ones are a twin's, and it says itself how they end.
+        Attempts after `last` are a twin's, which records their ends itself.
         """
         forgiven = (order.get("forgiven") or {}).get(str(self.index), 0)
         known = [each for each in self.attempts() if forgiven < each[0] <= (last or each[0])]
@@ -200,12 +197,12 @@ class Run(object):
         return found
 
     def seen_failures(self, attempt):
-        """How many failures the backend had counted when an attempt began, None where it did not say."""
+        """How many failures the backend had counted when an attempt began, None if it does not count."""
         return (self.started(attempt) or {}).get("failures")
 
     def ended(self, attempt):
         for name in self.record.names(self.attempt_name(attempt)):
-            if name.startswith("end.") and name.count(".") == 2:  # more is what a killed shim was just writing
+            if name.startswith("end.") and name.count(".") == 2:  # more dots are a temporary file of a killed shim
                 return json.loads(self.record.read("%s/%s" % (self.attempt_name(attempt), name)))
         return None
 
@@ -216,7 +213,7 @@ class Run(object):
         return os.path.join(self.folder, "a%04d" % attempt)
 
     def claim(self, native, scratch=None):
-        """Begin the next attempt: its number, which nobody else gets. `scratch` is the folder that it will make here."""
+        """Begin the next attempt; returns its number, which is unique. `scratch` is the folder that it will make here."""
         start = {
             "native": native,
             "host": HOST,
@@ -242,8 +239,8 @@ class Run(object):
                 attempt += 1
 
     def clear(self):
-        """End what attempts left running here whose shim died, with their trees, and note those that a restart of this
-        machine ended."""
+        """End the processes and trees that attempts left here whose shim died, and note the ends of attempts that a
+        restart of this machine ended."""
         rebooted, dead, trees = [], set(), []
         for attempt, ended in self.attempts():
             start = None if ended else self.started(attempt)
@@ -266,14 +263,14 @@ class Run(object):
             end_marked(os.path.basename(self.job), self.index, dead)
         for tree in trees:
             self._remove_scratch(tree)
-        for attempt in rebooted:  # last, for a full disk may refuse it; the next start finds them again
+        for attempt in rebooted:  # last, since a full disk may refuse it; the next start finds them again
             try:
                 self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % HOST}, lambda: True)
             except (IOError, OSError) as problem:
                 say("cannot note how attempt %d ended: %s" % (attempt, problem))
 
     def _remove_scratch(self, path):
-        """Remove what a note says an attempt made here, if it is such a folder, and ours."""
+        """Remove the folder that a note names, if it is an attempt's, and ours."""
         if not path or not os.path.basename(path).startswith(scratch_prefix(os.path.basename(self.job), self.index)):
             return
         try:
@@ -286,21 +283,21 @@ class Run(object):
                 say("cannot remove %s: %s" % (path, problem.strerror))
 
     def started(self, attempt):
-        """The note of the shim that began an attempt, None if it left none."""
+        """The note with which a shim began an attempt, None if there is none."""
         try:
             return json.loads(self.record.read(self.attempt_name(attempt) + "/start.json") or "null")
         except ValueError:
             return None
 
     def halted(self):
-        """Whether another index failed of an array that stops then."""
+        """Whether another index of an array that stops at a failure has failed."""
         return self.record.has("stopped")
 
     def halt(self):
         self.record.mark("stopped")
 
     def end(self, attempt, reason, code, details, give_up=None):
-        """Note how an attempt ended; the name says it too."""
+        """Note how an attempt ended, in the file and in its name."""
         note = dict(details, reason=reason, code=code, at=time.time())
         self.tell(dict(note, attempt=attempt))
         name = "%s/end.%s.%s" % (self.attempt_name(attempt), reason, code)
@@ -308,7 +305,7 @@ class Run(object):
 
 
 def claim_job(record, epoch, part, native):
-    """Raise `Taken` if another native job than ours serves this part of the job."""
+    """Claim this part of the job; raises `Taken` if another native job serves it."""
     name = "owners/%d.%d" % (epoch, part)
     try:
         record.create(name, native)

@@ -1,16 +1,16 @@
-"""Decisions on what follows the end of an attempt, as pure functions."""
+"""Decides what follows the end of an attempt. Pure."""
 
 import os
 import random
 
 TEMPORARY_FAILURE = 75
-"""A command that wants to be started again says so with this code (EX_TEMPFAIL)."""
+"""Exit code of a command that asks to be started again (EX_TEMPFAIL)."""
 BRIEF_S = 600.0
-"""Attempts that gave way to a notice sooner than this came to a machine that was going already."""
+"""An attempt that gave way to a notice sooner than this began on a machine that was already going."""
 LOST_IN_A_ROW = 3
 TIMEOUTS_IN_A_ROW = 2
 
-# What each end is charged to. Ends that are not here are final.
+# The budget that each end is charged to. Ends that are not here are final.
 FAILURES = ("app_failed", "oom", "disk", "idle", "setup_failed", "timeout")
 PREEMPTIONS = ("stopped", "lost", "preempted", "node_failed", "temporary")
 FREE = ("requeue", "checkpointed")
@@ -19,7 +19,7 @@ FREE = ("requeue", "checkpointed")
 def decide(ended, retry, pause=random.random):
     """("again", seconds) or ("final", reason) after `ended`, the notes of all attempts, oldest first.
 
-    A note of None is an attempt that left no word: its machine went, so it counts as lost.
+    A note of None is an attempt without an end: its machine went, so it counts as lost.
     """
     reasons = [_charged(note, retry) for note in ended]
     last = reasons[-1]
@@ -31,7 +31,7 @@ def decide(ended, retry, pause=random.random):
         spent = sum(reason in PREEMPTIONS for reason in reasons)
         if spent > retry["preemption"]:
             return "final", _named(last)
-        # The first costs no wait; after that the notice may stand for as long as the machine does.
+        # The first costs no wait; after that the notice may last as long as the machine does.
         brief = _in_a_row([bool(note) and note.get("lasted_s", BRIEF_S) < BRIEF_S for note in ended], (True,))
         return "again", _pause(brief - 1, retry, pause) if brief > 1 else 0.0
     if last == "timeout" and _in_a_row(reasons, ("timeout",)) >= TIMEOUTS_IN_A_ROW:
@@ -45,7 +45,7 @@ def decide(ended, retry, pause=random.random):
 
 
 def _charged(note, retry):
-    """The reason of an attempt, as budgets see it: "temporary" where its exit code alone asked for another."""
+    """The reason of an attempt as budgets see it: "temporary" if its exit code alone asked for another."""
     if not note:
         return "lost"
     code = note.get("code")
@@ -61,17 +61,17 @@ def _pause(count, retry, pause):
 def pod_failures():
     """How many pods of this index had failed when this one was made, as Kubernetes counts; None elsewhere.
 
-    It leaves those out that it disrupted itself: evicted, preempted, drained, or on a node that is gone.
+    It leaves out pods that it disrupted itself: evicted, preempted, drained, or on a node that is gone.
     """
     said = os.environ.get("RUNTIME_POD_FAILURES", "")
     return int(said) if said.isdigit() else None
 
 
 def name_end(note, before, after, full):
-    """The end of an attempt that was asked to stop, or left no word, by what the backend counted before and after it.
+    """The end of an attempt that was asked to stop, or left no end, by the backend's failure counts before and after it.
 
-    TERM alone proves nothing. What the backend has counted was no disruption of its own, and nobody knows what it was,
-    unless its memory was nearly `full`: a container whose processes are killed together for that leaves no word.
+    TERM alone proves nothing. A counted failure was no disruption by the backend, and its cause is unknown unless the
+    memory was nearly `full`: a container whose processes are all killed for that leaves no end.
     """
     if before is None or after is None:
         return note
@@ -93,6 +93,6 @@ def _in_a_row(reasons, wanted):
 
 
 def _named(reason):
-    # The backend's own state says more; the shim knows only that something took the machine away.
-    # A command that never stopped asking for another attempt has failed.
+    # The backend's own state has more; the shim knows only that it lost the machine. A command that never stops asking for
+    # another attempt has failed.
     return {"stopped": "preempted", "temporary": "app_failed"}.get(reason, reason)

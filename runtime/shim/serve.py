@@ -6,12 +6,11 @@ import tempfile
 
 from runtime.faults import reach
 from runtime.shim.attempt import Attempt
-from runtime.shim.files import remove_folder, token
-from runtime.shim.fold import fold
+from runtime.shim.files import fold, remove_folder, token
 from runtime.shim.logs import LOG_BYTES
+from runtime.shim.processes import stops_within
 from runtime.shim.record import FolderRecord, Run, scratch_prefix
 from runtime.shim.retry import decide, pod_failures
-from runtime.shim.signals import stops_within
 from runtime.shim.words import AGAIN, DONE, FAILED, Refused, SetupFailed, say
 
 KILLED_S = 10.0
@@ -19,7 +18,7 @@ KILLED_S = 10.0
 
 
 def rank_number():
-    """Which of the ranks this is, as the backend's starter says."""
+    """The number of this rank, from the variables of the backend's starter."""
     for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -27,7 +26,7 @@ def rank_number():
 
 
 def serve_rank(order, folder, options, asked):
-    """One rank of an attempt whose ranks a starter of the backend runs; returns an exit code."""
+    """Run one rank of an attempt whose ranks a starter of the backend runs; returns an exit code."""
     leader = os.environ.get("RUNTIME_LEADER") or "127.0.0.1"
     scratch = tempfile.mkdtemp(prefix=scratch_prefix(order["job"], options.index), dir=options.scratch)
     try:
@@ -43,7 +42,7 @@ def serve(order, record, index, options, asked, binding):
     run.log_bytes = order.get("log_bytes", LOG_BYTES)
 
     def give_up():
-        """Whether the cancel mark, or a request to stop, says what a full disk refuses now."""
+        """Whether a cancel mark or a request to stop explains the end that a full disk refuses to record."""
         return asked.stop or run.cancelled()
 
     try:
@@ -66,9 +65,9 @@ def _serve(order, run, options, asked, binding, give_up):
             return settle(order, run, run.commit("cancelled", 1, 0, {}, give_up))
         run.clear()
         before = run.counted(order)
-        if before and _is_final(order, before):
-            what, reason = decide(before, order["retry"])
-            return settle(order, run, run.commit(reason, 1, run.attempts()[-1][0], before[-1] or {}, give_up))
+        what, then = decide(before, order["retry"]) if before else ("again", 0.0)
+        if what == "final":
+            return settle(order, run, run.commit(then, 1, run.attempts()[-1][0], before[-1] or {}, give_up))
         if run.halted():
             last = run.attempts()[-1][0] if before else 0
             said = {"message": "another index failed"}
@@ -94,16 +93,15 @@ def _serve(order, run, options, asked, binding, give_up):
             reason, code, details = attempt_once(order, run, number, scratch, asked, binding, gpus)
         reach("shim.ended")
         if reason != "succeeded" and run.cancelled():
-            reason, code, details = "cancelled", 1, {}  # whatever stopped the command before we saw the mark
-        if reason == "succeeded":
-            return settle(order, run, run.commit(reason, code, number, details))
-        if reason == "cancelled":
-            return settle(order, run, run.commit(reason, code, number, details, give_up))
+            reason, code, details = "cancelled", 1, {}  # the command may have ended before we saw the mark
+        if reason in ("succeeded", "cancelled"):
+            result = run.commit(reason, code, number, details, give_up if reason == "cancelled" else None)
+            return settle(order, run, result)
         named = "app_failed" if reason == "final_failure" else reason
         run.end(number, named, code, details, give_up)
         reach("shim.noted")
         if named == "stopped" and asked.stop and pod_failures() is not None:
-            return AGAIN  # the next start is told whether the backend took the machine away, and decides
+            return AGAIN  # the next start knows whether the backend took the machine away, and decides
         if reason == "final_failure":
             return settle(order, run, run.commit(named, code, number, details, give_up))
         what, then = decide(run.counted(order, number), order["retry"])
@@ -117,13 +115,13 @@ def _serve(order, run, options, asked, binding, give_up):
 
 
 def name_scratch(job, index, options):
-    """A folder of this machine that nobody has yet. It is written down before it is made, for a shim may be killed."""
+    """The path of a new folder of this machine. It is noted before it is made, since a shim may be killed."""
     parent = os.path.abspath(options.scratch or tempfile.gettempdir())
     return os.path.join(parent, scratch_prefix(job, index) + token())
 
 
 def attempt_once(order, run, number, scratch, asked, binding, gpus):
-    """Returns (reason, exit code, details) of one attempt; what it needed of the machine is given back."""
+    """Run one attempt and give back its folder and GPUs; returns (reason, exit code, details)."""
     os.mkdir(scratch, 0o700)
     try:
         if gpus:
@@ -141,7 +139,7 @@ def attempt_once(order, run, number, scratch, asked, binding, gpus):
 
 
 def settle(order, run, result):
-    """The exit code of an index with this result. The first that failed of an array may stop the others."""
+    """The exit code of an index with this result. The first failure of an array may stop the others."""
     stops = order.get("on_task_failure") == "stop"
     if stops and result["reason"] not in ("succeeded", "cancelled", "sibling_failed"):
         run.halt()
@@ -150,15 +148,7 @@ def settle(order, run, result):
             fold(run.job, run.name)
         except (IOError, OSError) as problem:
             say("cannot fold run %d: %s" % (run.index, problem))
-    return _exit_code(result["reason"])
-
-
-def _is_final(order, before):
-    return decide(before, order["retry"])[0] == "final"
-
-
-def _exit_code(reason):
-    return DONE if reason == "succeeded" else FAILED
+    return DONE if result["reason"] == "succeeded" else FAILED
 
 
 def next_start(order, options, pause, asked, run):
@@ -179,7 +169,7 @@ def next_start(order, options, pause, asked, run):
             answer, said = None, str(problem)
         if answer is not None and answer.returncode == 0:
             return AGAIN
-        # What requeues us may be ended by the very requeuing, a moment before we are.
+        # Requeuing may end the command that asks for it a moment before it ends us.
         if stops_within(KILLED_S if answer is not None and answer.returncode < 0 else 1.0, asked):
             return AGAIN
         say("cannot be requeued, goes on here: %s" % said)

@@ -1,14 +1,13 @@
-"""The tree of a snapshot, unpacked after its bytes have proven to be the ones that were submitted."""
+"""Files under names that another machine chose, and the tree of a snapshot, unpacked once its bytes are proven."""
 
+import errno
 import hashlib
 import io
 import os
 import shutil
-import tarfile
 import tempfile
 
 from runtime.shim.files import make_folder, remove_folder, token
-from runtime.shim.names import PATH_BYTES, Below, NameRefused, check_length, local_parts
 from runtime.shim.words import SetupFailed
 
 TYPE_CHECKING = False
@@ -16,8 +15,154 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Set, Tuple
 
 
+PART_BYTES, PATH_BYTES, MOST_PARTS = 255, 4095, 255
+"""The most of a name that another machine chose: bytes of each part, bytes of the whole path, and parts."""
+
+
+class NameRefused(ValueError):
+    """A name from another machine that becomes no file here."""
+
+    def __init__(self, name: "Any", reason: str) -> None:
+        self.name, self.reason = name, reason
+        ValueError.__init__(self, "%s %s" % (ascii(name), reason))
+
+
+def local_parts(name: "Any") -> "List[str]":
+    """The parts of a relative path from another machine; raises `NameRefused` unless it leads below a folder."""
+    if not isinstance(name, str):
+        raise NameRefused(name, "is no text")
+    parts = name.split("/")
+    if "\0" in name:
+        raise NameRefused(name, "holds a NUL")
+    if name.startswith("/"):
+        raise NameRefused(name, "is an absolute path")
+    if ".." in parts:
+        raise NameRefused(name, "leads to a folder above")
+    if "" in parts or "." in parts:
+        raise NameRefused(name, "has an empty part")
+    try:
+        size = max(len(os.fsencode(part)) for part in parts)
+    except UnicodeError:
+        raise NameRefused(name, "cannot be a file name here")
+    if size > PART_BYTES:
+        raise NameRefused(name, "has a part of %d bytes, and %d is the most" % (size, PART_BYTES))
+    if len(parts) > MOST_PARTS:
+        raise NameRefused(name, "lies %d folders deep, and %d is the most" % (len(parts), MOST_PARTS))
+    return parts
+
+
+def check_length(name: str, folder: str) -> None:
+    size = len(os.fsencode(folder)) + 1 + len(os.fsencode(name))
+    if size > PATH_BYTES:
+        raise NameRefused(name, "makes a path of %d bytes here, and %d is the most" % (size, PATH_BYTES))
+
+
+class Below(object):
+    """An open folder that takes files under names that another machine chose.
+
+    Every folder on the way is opened inside the one above it and never through a link, so a new file lies below the
+    folder even if links come meanwhile. `close` releases it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._parts = []  # type: List[str]
+        self._open = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.pop())
+
+    def __enter__(self) -> "Below":
+        return self
+
+    def __exit__(self, *_: "Any") -> None:
+        self.close()
+
+    def enter(self, name: "Any") -> "Tuple[int, str]":
+        """The descriptor of the folder of `name`, which is made if it is missing, and the last part of `name`.
+
+        The descriptor is valid until the next call. Raises `NameRefused`.
+        """
+        parts = local_parts(name)
+        return self._walk(name, parts[:-1]), parts[-1]
+
+    def make(self, name: "Any") -> None:
+        """Make the folder `name` if it is missing."""
+        self._walk(name, local_parts(name))
+
+    def _walk(self, name: str, folders: "List[str]") -> int:
+        check_length(name, self.path)
+        kept = 0
+        while kept < min(len(folders), len(self._parts)) and folders[kept] == self._parts[kept]:
+            kept += 1
+        del self._parts[kept:]
+        while len(self._open) > kept + 1:
+            os.close(self._open.pop())
+        for part in folders[kept:]:
+            self._open.append(self._step(name, part))
+            self._parts.append(part)
+        return self._open[-1]
+
+    def _step(self, name: "Any", part: str) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            try:
+                return os.open(part, flags, dir_fd=self._open[-1])
+            except OSError as problem:
+                if problem.errno != errno.ENOENT:
+                    raise
+            try:
+                os.mkdir(part, 0o777, dir_fd=self._open[-1])
+            except OSError as problem:
+                if problem.errno != errno.EEXIST:
+                    raise
+            return os.open(part, flags, dir_fd=self._open[-1])
+        except OSError as problem:
+            if problem.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise NameRefused(name, "leads through %s, which is no folder here" % ascii(part))
+            raise explain_name(name, problem)
+
+    def clear(self, name: "Any") -> "Tuple[int, str]":
+        """Unlink the file or link of that name, if any; returns what `enter` does."""
+        folder, last = self.enter(name)
+        try:
+            os.unlink(last, dir_fd=folder)
+        except OSError as problem:
+            if problem.errno in (errno.EISDIR, errno.EPERM):
+                raise NameRefused(name, "is the name of a folder here")
+            if problem.errno != errno.ENOENT:
+                raise explain_name(name, problem)
+        return folder, last
+
+    def create(self, name: "Any", mode: int = 0o666) -> int:
+        """The descriptor of a new, empty file, in place of a file or link of its name."""
+        folder, last = self.clear(name)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(last, flags, mode, dir_fd=folder)
+        except OSError as problem:
+            raise explain_name(name, problem)
+
+    def link(self, name: "Any", target: str) -> None:
+        """Make a symbolic link. Its target is mere text: nothing made here is reached through it."""
+        folder, last = self.clear(name)
+        try:
+            os.symlink(target, last, dir_fd=folder)
+        except (OSError, ValueError) as problem:
+            raise explain_name(name, problem)
+
+
+def explain_name(name: "Any", problem: Exception) -> Exception:
+    """`NameRefused` if the file system refuses the name, else the problem itself."""
+    number = getattr(problem, "errno", None)
+    if isinstance(problem, ValueError) or number in (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL):
+        return NameRefused(name, "is refused by the file system: %s" % (getattr(problem, "strerror", None) or problem))
+    return problem
+
+
 def restore(archive, sha256, folder):
-    """Unpack the snapshot into `folder`, after its bytes have proven to be the ones that were submitted."""
+    """Unpack the snapshot into `folder`, once its bytes are proven to be the submitted ones."""
     try:
         with io.open(archive, "rb") as opened:
             content = opened.read()
@@ -38,9 +183,9 @@ def restore(archive, sha256, folder):
 
 
 def unpack(content: bytes, folder: str) -> None:
-    """Make `folder` with the tree of a snapshot; `content` has proven to be the bytes that were submitted.
+    """Make `folder` with the tree of a snapshot; the caller has proven that `content` is the submitted bytes.
 
-    Raises `NameRefused` as `list_entries` does, and for what the file system says of a name.
+    Raises `NameRefused` for the reasons of `list_entries`, and for a name that the file system refuses.
     """
     entries = list_entries(content, folder)
     os.makedirs(folder)
@@ -60,12 +205,13 @@ def unpack(content: bytes, folder: str) -> None:
 
 
 def list_entries(content: bytes, folder: str) -> "List[Tuple[str, int, int, int, str]]":
-    """Name, mode, where the bytes begin, their number, and a link's target, of each file and link of an archive that is
-    to be unpacked into `folder`.
+    """Name, mode, offset and number of the bytes, and a link's target, of each entry of an archive for `folder`.
 
-    An archive holds files and symbolic links, as taking a snapshot makes them. With anything else in it, or with a name
-    that leads elsewhere or through a link, it raises `NameRefused`. Of two with one name the last counts.
+    An archive holds files and symbolic links, as taking a snapshot makes them. Anything else in it, or a name that leads
+    elsewhere or through a link, raises `NameRefused`. The last of two entries with one name counts.
     """
+    import tarfile  # here, for those who import only `Below`
+
     found = {}  # type: Dict[str, Tuple[str, int, int, int, str]]
     folders = {""}
     end = 0
@@ -87,7 +233,7 @@ def list_entries(content: bytes, folder: str) -> "List[Tuple[str, int, int, int,
 
 
 def _check_entry(entry: "Any", length: int) -> None:
-    if entry.type == tarfile.SYMTYPE:
+    if entry.type == b"2":  # tarfile.SYMTYPE
         if not entry.linkname:
             raise NameRefused(entry.name, "is a link to nothing")
         if entry.size:
@@ -95,7 +241,7 @@ def _check_entry(entry: "Any", length: int) -> None:
         if len(os.fsencode(entry.linkname)) > PATH_BYTES:
             raise NameRefused(entry.name, "is a link of more than %d bytes" % PATH_BYTES)
         return
-    if entry.type != tarfile.REGTYPE or entry.issparse():
+    if entry.type != b"0" or entry.issparse():
         raise NameRefused(entry.name, "is neither a file nor a symbolic link")
     if entry.mode & ~0o777:
         raise NameRefused(entry.name, "has the mode %o" % entry.mode)
@@ -117,7 +263,7 @@ def _check_place(name: str, found: "Dict[str, Any]", folders: "Set[str]") -> Non
 
 
 def shared_tree(archive, sha256):
-    """A tree that all attempts of this machine share and none can write to, made once and published by rename."""
+    """A read-only tree that all attempts of this machine share, made once and published by rename."""
     place = os.path.join(tempfile.gettempdir(), "research-runtime-%d" % os.getuid())
     make_folder(place)
     os.chmod(place, 0o700)

@@ -1,27 +1,219 @@
-"""The shim's record where its root is a bucket.
+"""The shim's record in a bucket.
 
-Meanwhile the files of a command lie on this machine: a thread sends its log in numbered chunks and its checkpoints once
-they stand still; its outputs follow at the end of the attempt, before the record says how the attempt ended.
+The files of a command lie on this machine. One thread sends its log in numbered chunks, another its checkpoints once they
+no longer change; its outputs follow at the end of the attempt, before the record has that end.
 """
 
+import hashlib
 import io
+import json
 import os
+import re
+import shutil
+import stat
 import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 from runtime.shim.bucket import Bucket, Stopped
-from runtime.shim.checkpoints import Checkpoints, as_text
 from runtime.shim.cloud import Denied, Unreachable
-from runtime.shim.files import list_names, make_folder, token
-from runtime.shim.fold import SNAPSHOT
+from runtime.shim.files import SNAPSHOT, list_names, make_folder, token
 from runtime.shim.logs import split_log
+from runtime.shim.tree import Below, NameRefused
 from runtime.shim.words import LOST, REFUSED, Taken, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Optional, Tuple
+    from typing import Any, Dict, Optional, Tuple
+
+
+KEPT = 2
+"""How many checkpoints are kept."""
+
+
+class Checkpoints(object):
+    """The checkpoint folder of an index, in a bucket: lists of files, and their bytes by content.
+
+    A list is written once all its files are there, so the newest list is a whole checkpoint. Its name begins with the
+    attempt's number, so a list that a shim taken for dead still sends counts as older than its successor's.
+    """
+
+    def __init__(self, record, run, attempt):
+        self.record, self.run, self.attempt = record, run, attempt
+        self.folder = os.path.join(run.folder, "checkpoint")
+        self.stage = self.folder + ".sending"
+        self.place = "%s/checkpoint" % run.name
+        self.number = 0
+        self.seen = None
+        self.sent = None
+        self.contents = {}
+        """(name, its entry in `_scan`) → content id"""
+        self.there = set()
+        self.mine = []
+        """Lists of this attempt in the bucket, as (name, content ids)."""
+
+    def restore(self, give_up=None):
+        """Download the newest whole checkpoint."""
+        lists = [name for name in self.record.names(self.place) if _LIST.match(name)]
+        for name in sorted(lists, reverse=True):
+            self._empty()
+            files = json.loads(self.record.read("%s/%s" % (self.place, name)) or "{}").get("files", {})
+            try:
+                whole = self._restore_all(files, give_up)
+            except NameRefused as problem:
+                say("the checkpoint %s is refused: %s" % (name, problem))
+                continue
+            if whole:
+                self.sent = self.seen = self._scan()
+                self.there = {about["sha256"] for about in files.values() if "sha256" in about}
+                for each, about in files.items():
+                    if "sha256" in about:
+                        self.contents[each, self.sent[each]] = about["sha256"]
+                return
+            say("a file of the checkpoint %s is gone; an earlier one is taken" % name)
+        self._empty()
+
+    def _empty(self):
+        """Remove files of an earlier attempt, perhaps newer than its last list, or of a newer list."""
+        make_folder(self.folder)
+        shutil.rmtree(self.folder)
+        make_folder(self.folder)
+
+    def _restore_all(self, files, give_up):
+        """Whether every file of a list was downloaded. Raises `NameRefused` for one that would lie elsewhere."""
+        make_folder(self.stage)
+        try:
+            with Below(self.folder) as below:
+                return all(self._restore(each, about, below, give_up) for each, about in sorted(files.items()))
+        finally:
+            shutil.rmtree(self.stage, ignore_errors=True)
+
+    def _restore(self, name, about, below, give_up):
+        name = os.fsdecode(name.encode("utf-8", "surrogatepass"))
+        if "link" in about:
+            below.link(name, about["link"])
+        elif about.get("folder"):
+            below.make(name)
+        else:
+            path = os.path.join(self.stage, "one")
+            if not self.record.bucket.download(self._key(about["sha256"]), path, give_up):
+                return False
+            if hash_file(path) != about["sha256"]:
+                return False
+            os.chmod(path, about["mode"] & 0o777)
+            folder, last = below.clear(name)
+            os.rename(path, last, dst_dir_fd=folder)
+        return True
+
+    def _key(self, content):
+        return self.record.key("%s/data/%s" % (self.place, content))
+
+    def _scan(self):
+        """Name → ("file", size, time, mode), ("link", target) or ("folder",)."""
+        found: Dict[str, Tuple[Any, ...]] = {}
+        for place, folders, names in os.walk(self.folder):
+            for each in folders + names:
+                path = os.path.join(place, each)
+                try:
+                    name, status = as_text(os.path.relpath(path, self.folder)), os.lstat(path)
+                    if stat.S_ISLNK(status.st_mode):
+                        found[name] = ("link", os.readlink(path))
+                    elif stat.S_ISDIR(status.st_mode):
+                        found[name] = ("folder",)
+                    elif stat.S_ISREG(status.st_mode):
+                        found[name] = ("file", status.st_size, status.st_mtime, status.st_mode & 0o777)
+                except (IOError, OSError, UnicodeError):
+                    continue  # it was removed meanwhile, or has a name that no bucket takes
+        return found
+
+    def send(self, give_up=None):
+        """Send a new checkpoint. With `give_up`, while the command runs, only if it has not changed since the last look;
+        raises `Stopped` once `give_up` comes true."""
+        now = self._scan()
+        still, self.seen = now == self.seen, now
+        if now == self.sent or not now or not (still or give_up is None):
+            return
+        make_folder(self.stage)
+        try:
+            files = self._send_all(now, give_up)
+        finally:
+            shutil.rmtree(self.stage, ignore_errors=True)
+        if files is None:
+            return  # it changed while it was sent
+        name = "a%04d.%06d.json" % (self.attempt, self.number)
+        text = json.dumps({"files": files, "at": time.time()}, sort_keys=True)
+        self.record.write("%s/%s" % (self.place, name), text)
+        self.number += 1
+        self.sent = now
+        self.mine.append((name, {about["sha256"] for about in files.values() if "sha256" in about}))
+        try:
+            self._drop_old()
+        except Unreachable as problem:
+            say("an old checkpoint stays in the record root: %s" % problem)
+
+    def _send_all(self, now, give_up):
+        """The list's entry of each file, once its bytes are there; None if a file changed while it was sent.
+
+        All files get a second name first, so files that replace them during the minutes of a transfer do no harm.
+        """
+        staged = {}
+        for number, (name, about) in enumerate(sorted(now.items())):
+            if about[0] == "file" and self.contents.get((name, about)) not in self.there:
+                path = os.path.join(self.folder, *[os.fsdecode(part.encode("utf-8")) for part in name.split("/")])
+                staged[name] = os.path.join(self.stage, str(number))
+                try:
+                    os.link(path, staged[name])
+                except (IOError, OSError):
+                    staged[name] = path
+        files = {}
+        for name, about in now.items():
+            if about[0] == "link":
+                files[name] = {"link": about[1]}
+            elif about[0] == "folder":
+                files[name] = {"folder": True}
+            elif name not in staged:
+                files[name] = {"sha256": self.contents[name, about], "size": about[1], "mode": about[3]}
+            else:
+                content = hash_file(staged[name])
+                if content not in self.there:
+                    self.record.bucket.upload(self._key(content), staged[name], 0.0 if give_up else None, give_up)
+                status = os.stat(staged[name])
+                if (status.st_size, status.st_mtime) != about[1:3]:
+                    return None
+                self.there.add(content)
+                self.contents[name, about] = content
+                files[name] = {"sha256": content, "size": about[1], "mode": about[3]}
+        return files
+
+    def _drop_old(self):
+        """Remove older lists of this attempt, and files that they alone name; nothing once another attempt has begun."""
+        if len(self.mine) <= KEPT or self.run.attempts()[-1][0] > self.attempt:
+            return
+        old, self.mine = self.mine[:-KEPT], self.mine[-KEPT:]
+        used = set().union(*(contents for _, contents in self.mine))
+        for name, contents in old:
+            self.record.bucket.delete(self.record.key("%s/%s" % (self.place, name)))
+            for content in contents - used:
+                self.there.discard(content)
+                self.record.bucket.delete(self._key(content))
+
+
+_LIST = re.compile(r"a[0-9]{4,}\.[0-9]{6,}\.json$")
+
+
+def as_text(path):
+    """A relative path as a key, independent of this process's encoding. Raises `UnicodeError`."""
+    return os.fsencode(path).decode("utf-8").replace(os.sep, "/")
+
+
+def hash_file(path):
+    found = hashlib.sha256()
+    with io.open(path, "rb") as opened:
+        for piece in iter(lambda: opened.read(1 << 20), b""):
+            found.update(piece)
+    return found.hexdigest()
+
 
 MARK_S = 5.0
 """How old the last look for a cancel mark may be."""
@@ -47,7 +239,7 @@ def run(options, folder, follow):
     try:
         return follow(record)
     except Unreachable as problem:
-        # Whatever was begun has no end that anybody could read, so it counts as lost and is tried again.
+        # The attempt has no end in the record, so it counts as lost and is tried again.
         say("the record root %s cannot be used any more: %s" % (options.bucket, problem))
         return LOST
     except Exception:
@@ -69,13 +261,13 @@ class BucketRecord(object):
         self.job = os.path.basename(folder)
         self.carrier: Optional[Carrier] = None
         self.marks: Dict[str, Tuple[bool, float]] = {}
-        """Name → whether it was there, and when that was seen."""
+        """Name → whether it was there, and when we looked."""
 
     def key(self, name):
         return "jobs/%s/%s" % (self.job, name)
 
     def bring(self, name, give_up=None):
-        """Copy a file here, once. One that is not there stays away."""
+        """Copy a file here, once, if the bucket has it."""
         path = os.path.join(self.folder, name)
         if not os.path.exists(path):
             make_folder(os.path.dirname(path))
@@ -102,11 +294,11 @@ class BucketRecord(object):
         make_folder(os.path.join(self.folder, name))
 
     def has(self, name):
-        """Whether there is such an object. A cancel mark is asked for often, so the answer may be some seconds old."""
+        """Whether the bucket has an object. The answer for a cancel mark, which is asked for often, may be seconds old."""
         if not name.startswith("cancel"):
             return self.bucket.get(self.key(name)) is not None
         known, at = self.marks.get(name, (False, 0.0))
-        # While an attempt runs its carrier looks; the first look is ours, for there is nothing to remember yet.
+        # While an attempt runs its carrier looks; only the first look is ours.
         if not known and (at == 0.0 or (self.carrier is None and time.time() - at >= MARK_S)):
             self.look_for(name)
         return self.marks[name][0]
@@ -145,13 +337,13 @@ class BucketRecord(object):
         carrier, self.carrier = self.carrier, None
         if carrier is not None:
             carrier.finish()
-        self.marks = {}  # what ended the attempt may have been one that nobody saw yet
+        self.marks = {}  # a mark that was not seen yet may have ended the attempt
 
 
 class Carrier(object):
-    """Sends what an attempt writes while it runs, and looks for marks, so that the shim waits for no network.
+    """Sends an attempt's files while it runs, and looks for marks, so that the shim waits for no network.
 
-    Checkpoints have a thread of their own: a large one takes minutes, in which marks, logs and signs of life go on.
+    Checkpoints have a thread of their own: a large one takes minutes, and marks, logs and signs of life go on meanwhile.
     """
 
     def __init__(self, record, run, attempt, checkpoints):
@@ -160,17 +352,17 @@ class Carrier(object):
         self.folder = run.attempt_folder(attempt)
         self.output = os.path.join(run.folder, "output", "a%04d" % attempt)
         self.beats: Dict[str, str] = {}
-        """Small files that are written over all the time: name → what is to be sent."""
+        """Small files that are written over all the time: name → text to send."""
         self.began = time.time()
         self.sent = {}
-        """Log → bytes that were sent, the number of the next chunk, and when the last one went."""
+        """Log → bytes sent, the number of the next chunk, and the time of the last one."""
         self.ends = {}
         """Log that has outgrown its beginning → its size and time when its end was sent."""
         self.head = split_log(run.log_bytes)[0]
         self.wake, self.ended = threading.Event(), threading.Event()
         self.threads = [
             threading.Thread(target=self._go, args=(self._look, self.wake)),
-            threading.Thread(target=self._go, args=(self._send_checkpoint, self.ended)),
+            threading.Thread(target=self._go, args=(lambda: checkpoints.send(self.ended.is_set), self.ended)),
         ]
         for thread in self.threads:
             thread.daemon = True
@@ -185,7 +377,7 @@ class Carrier(object):
             except Stopped:
                 return
             except Exception as problem:
-                # It is sent at the next look, or at the end.
+                # The next look, or the end, sends it.
                 if str(problem) != said:
                     say("cannot send to the record root, tries again: %s" % problem)
                 said = str(problem)
@@ -194,11 +386,8 @@ class Carrier(object):
                 wake.clear()
 
     def _pause(self):
-        """How long what was printed may wait, the longer the longer this runs."""
+        """How long output may wait; it grows with the time that the attempt runs."""
         return min(LAST_LOOK_S, (time.time() - self.began) / 20)
-
-    def _send_checkpoint(self):
-        self.checkpoints.send(self.ended.is_set)
 
     def _look(self):
         for name in [name for name, (known, _) in list(self.record.marks.items()) if not known]:
@@ -219,7 +408,7 @@ class Carrier(object):
                     self._send_end(log, path, number, at, last)
                     break
                 left = os.path.getsize(path) - offset
-                silent = last and number == 0  # an empty chunk says that nothing was printed
+                silent = last and number == 0  # an empty chunk stands for an empty log
                 if left <= 0 and not silent:
                     break
                 if not (last or left >= CHUNK_BYTES or time.time() - at >= self._pause()):
@@ -231,7 +420,7 @@ class Carrier(object):
                 self.sent[log] = (offset + len(chunk), number + 1, time.time())
 
     def _send_end(self, log, path, number, at, last):
-        """Send what follows the beginning, as one chunk, again whenever it has changed: a full log is written over."""
+        """Send the part after the beginning as one chunk, again after each change: a full log is written over."""
         status = os.stat(path)
         seen = (status.st_size, status.st_mtime_ns)
         if status.st_size <= self.head or seen == self.ends.get(log):
@@ -247,7 +436,7 @@ class Carrier(object):
 
     def _send_chunk(self, log, number, chunk, last):
         key = self.record.key("%s/%s.%05d.log" % (self.name, log[:-4], number))
-        # Put and not created: a chunk whose answer was lost is sent again, and nobody else writes here.
+        # Not created: a chunk whose answer was lost is sent again, and only this shim writes it.
         self.record.bucket.put(key, chunk, patience=None if last else 0.0)
 
     def finish(self):
@@ -273,7 +462,7 @@ class Carrier(object):
             name = as_text(os.path.relpath(path, self.record.folder))
             self.record.bucket.upload(self.record.key(name), path)
         except (IOError, OSError, UnicodeError) as problem:
-            # It went while the rest was sent, may not be read, or has a name that no bucket takes.
+            # It was removed meanwhile, may not be read, or has a name that no bucket takes.
             say("an output is left out: %s: %s" % (ascii(path), problem))
 
 

@@ -8,22 +8,22 @@ import time
 SCHEMA = 1
 DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER, LOST = 0, 1, 2, 3, 10, 11, 12
 """Exit codes: the runs succeeded, one failed for good, the order cannot be followed, this is a twin of another job, the backend
-should start it again, the backend should never start it again, and as `AGAIN` but what was begun counts as lost unless the
+should start it again, the backend should never start it again, and like `AGAIN`, but the attempt counts as lost unless the
 backend knows why it ended."""
 
 BEAT_S = 10.0
-"""How often the counter of an attempt that runs moves."""
+"""How often the counter of a running attempt moves."""
 LOOK_S = 0.2
 SOON_S = 0.005
-"""The first looks at what was just started come sooner, so that short commands wait for nobody."""
+"""Pause of the first looks at a command, so that a short one does not wait."""
 HOST = os.environ.get("RUNTIME_HOST") or socket.gethostname()
 """The host's name; inside a container the name of its machine, if the backend provides it."""
 BEGAN = float(os.environ.get("RUNTIME_SHIM_BEGAN") or time.time())
-"""When the first shim of this native job began; that shim passes it on to those that it starts."""
+"""When the first shim of this native job began; it passes the time on to the shims that it starts."""
 
 
 class Refused(Exception):
-    """The order cannot be followed; the text says why."""
+    """The order cannot be followed, for the reason in the text."""
 
 
 class SetupFailed(Exception):
@@ -35,7 +35,7 @@ class NoCapacity(Exception):
 
 
 class Taken(Exception):
-    """A file that only one process may make is there already."""
+    """A file that only one process may make exists already."""
 
 
 def worst(codes):
@@ -47,7 +47,7 @@ def worst(codes):
 
 
 def shell_code(code: int) -> int:
-    """The exit code as shells say it."""
+    """The exit code as shells report it: 128 plus the number of a signal."""
     return code if code >= 0 else 128 - code
 
 

@@ -143,8 +143,7 @@ def read_entries(archive: bytes, identity: str, folder: str) -> list[tuple[str, 
     Raises `StoreUnsafe` if these are not the bytes of `identity`, and `NotPossible` for an archive with an entry that no
     snapshot has: a device, a name that leads elsewhere.
     """
-    from runtime.shim.names import NameRefused
-    from runtime.shim.tree import list_entries
+    from runtime.shim.tree import NameRefused, list_entries
 
     if snapshot_id(archive) != identity:
         raise StoreUnsafe(

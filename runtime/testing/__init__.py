@@ -9,7 +9,7 @@ from runtime.tasks.model import CommandEntry, Task, task_id
 
 
 class FakeClock:
-    """Wall and boot time that move only when told."""
+    """Wall and boot time that move only on request."""
 
     def __init__(self, now: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = now

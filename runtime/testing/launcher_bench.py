@@ -36,16 +36,16 @@ class LauncherCase:
 
     kind: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """As a project's file has them for the target."""
+    """The target's settings, as in a project's file."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields that every job of the suite needs there, such as `{"image": "debian:12"}`."""
     records: str | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables of processes that launch: a PYTHONPATH that finds the launcher, a KUBECONFIG."""
     patience_s: float = 60
-    """How long a job that takes a second may take until it has ended."""
+    """How long a job of one second may take until it has ended."""
     break_job: Callable[[JobHandle], None] | None = None
-    """Takes a running job's machine away without a word, for launchers with `takes_up`."""
+    """Takes a running job's machine away without notice, for launchers with `takes_up`."""
 
     def target(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": self.kind, "defaults": dict(self.defaults), **self.settings}
@@ -96,7 +96,7 @@ class Bench:
         return ref
 
     def require_take_up(self) -> Callable[[JobHandle], None]:
-        """Return what takes a job's machine away. Skip the test if the backend starts again by itself what is gone."""
+        """Return the case's `break_job`. Skip the test if the backend restarts lost jobs by itself."""
         if not self.launcher.takes_up:
             pytest.skip("its backend starts what is gone again by itself")
         assert self.case.break_job is not None, "the case of a launcher with `takes_up` needs `break_job`"
@@ -117,50 +117,35 @@ class Bench:
     def launch_elsewhere(
         self, spec: Mapping[str, Any], *, follow: bool = False, holder_is_dead: bool = False, **environ: str
     ) -> subprocess.Popen[str]:
-        """The same launch in a session of its own, which may be killed; it prints the id and whether it was new.
+        """Launch in a process in a session of its own, which may be killed; it prints the id and whether it was new.
 
-        With `follow` it stays until the job has ended. Where it is known that whoever may hold the job's lock is dead,
-        it sees so in a second.
+        With `follow` it stays until the job has ended. With `holder_is_dead` it takes a held lock over after a second.
         """
-        about = {
-            "folder": str(self.folder),
-            "spec": dict(spec),
-            "kind": self.case.kind,
-            "settings": dict(self.case.settings),
-            "defaults": dict(self.case.defaults),
-            "records": self.case.records,
-            "follow": follow,
-            "holder_is_dead": holder_is_dead,
-        }
-        # From wherever this file was imported; the process may start in another folder.
+        case = {name: getattr(self.case, name) for name in ("kind", "settings", "defaults", "records")}
+        about = {"folder": str(self.folder), "spec": spec, "case": case, "follow": follow, "dead": holder_is_dead}
+        # The folder that this file was imported from, since the process may start in another one.
         here = str(Path(__file__).parents[2])
-        paths = os.pathsep.join(
-            path for path in (self.case.environ.get("PYTHONPATH"), here, os.environ.get("PYTHONPATH")) if path
-        )
+        paths = filter(None, (self.case.environ.get("PYTHONPATH"), here, os.environ.get("PYTHONPATH")))
+        program = "from runtime.testing.launcher_bench import run_launch; run_launch()"
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "from runtime.testing.launcher_bench import run_launch; run_launch()",
-                json.dumps(about),
-            ],
+            [sys.executable, "-c", program, json.dumps(about, default=dict)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, **self.case.environ, "PYTHONPATH": paths, **environ},
+            env={**os.environ, **self.case.environ, "PYTHONPATH": os.pathsep.join(paths), **environ},
         )
 
     def find(self, job: str) -> JobHandle:
         return self.keep(find_job(job, settings=self.settings, target=NAME))
 
     def open_host(self) -> Host:
-        """Without a look at which record root it is."""
+        """Open the host without a check of its record root."""
         context = make_context(self.settings, self.tree)
         return self.keep(self.launcher.open_host(self.target, context))
 
     def keep(self, opened: Opened) -> Opened:
-        """Close it when the test is over."""
+        """Close `opened` after the test."""
         self._opened.append(opened)
         return opened
 
@@ -182,16 +167,11 @@ def run_launch() -> None:
     from runtime.jobs.spec import parse_spec
 
     about = json.loads(sys.argv[1])
-    if about["holder_is_dead"]:
+    if about["dead"]:
         vars(lock)["STILL_S"] = 1.0
-    case = LauncherCase(**{name: about[name] for name in ("kind", "settings", "defaults", "records")})
     folder = Path(about["folder"])
-    job = launch(
-        parse_spec(about["spec"]),
-        NAME,
-        settings=make_settings(case, folder),
-        options=LaunchOptions(base=folder / "tree"),
-    )
+    settings, options = make_settings(LauncherCase(**about["case"]), folder), LaunchOptions(base=folder / "tree")
+    job = launch(parse_spec(about["spec"]), NAME, settings=settings, options=options)
     sys.stdout.write(f"{job.id} {job.new}\n")
     if about["follow"]:
         sys.stdout.flush()

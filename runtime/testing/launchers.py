@@ -1,4 +1,4 @@
-"""What every launcher promises, as a suite that any package can run on its own: docs/adding-a-launcher.md.
+"""The promises of every launcher, as a suite that any package can run on its own: docs/adding-a-launcher.md.
 
     class TestMyLauncher(LauncherSuite):
         @pytest.fixture
@@ -58,11 +58,11 @@ CONTRACT: Final = frozenset(
         "PYTHONUNBUFFERED",
     }
 )
-"""Variables that every command sees on every backend; RUNTIME_DEADLINE is there where there is a time limit."""
+"""Variables that every command sees on every backend; RUNTIME_DEADLINE comes with a time limit."""
 
 
 def check_keeps(keeps: Mapping[str, FieldSupport]) -> list[str]:
-    """What is wrong with a launcher's table, in words: every field of a spec is in exactly one class, with a reason."""
+    """The faults of a launcher's table, in words: every field of a spec is in exactly one class, with a reason."""
     wrong = [f"`{name}` is not in the table" for name in leaf_fields() if name not in keeps]
     wrong += [f"`{name}` is no field of a spec" for name in keeps if name not in leaf_fields()]
     for name, support in keeps.items():
@@ -74,7 +74,7 @@ def check_keeps(keeps: Mapping[str, FieldSupport]) -> list[str]:
 
 
 def check_plan(plan: LaunchPlan) -> list[str]:
-    """What is wrong with a plan, in words."""
+    """The faults of a plan, in words."""
     wrong = [
         f"part `{part.name}` submits no artefact of the plan"
         for part in plan.parts
@@ -119,7 +119,7 @@ class LauncherSuite:
         assert bench.launcher.kind == bench.case.kind
 
     def test_plan_is_equal_each_time_and_touches_nothing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        bench.plan("sh", "main.sh")  # what is imported on first use may look around
+        bench.plan("sh", "main.sh")  # imports on first use may read files
         before = _look(bench.folder)
 
         def refuse(*_: object, **__: object) -> None:
@@ -230,7 +230,7 @@ class LauncherSuite:
     def test_failures_are_retried_until_the_budget_is_spent(self, bench: Bench) -> None:
         bench.require("retry.failure")
         pause = Backoff(min=timedelta(seconds=0.1), max=timedelta(seconds=0.2))
-        # Pauses are the backend's own where it cannot be told.
+        # A backend without this field has its own pauses.
         retry = Retry(failure=1, backoff=pause) if bench.keeps("retry.backoff.min") else Retry(failure=1)
 
         job = bench.start("sh", "-c", "exit $((2 - RUNTIME_ATTEMPT))", retry=retry)
@@ -249,10 +249,10 @@ class LauncherSuite:
     def test_failure_is_tried_again_after_all_that_launched_and_followed_was_killed(self, bench: Bench) -> None:
         bench.require("retry.failure")
         pause = {"backoff": {"min": "1s", "max": "1s"}} if bench.keeps("retry.backoff.min") else {}
-        # The first attempt fails when it is told to, and by then nobody is left who could ask for another.
+        # The first attempt fails on request, after the last process that could ask for another is killed.
         waits = "until [ -e $RUNTIME_CHECKPOINT_DIR/fail ]; do sleep 0.2; done; exit 1"
         if is_bucket(bench.case.records):
-            waits = "sleep 30; exit 1"  # what others put into the bucket does not come to it while it runs
+            waits = "sleep 30; exit 1"  # a running command does not see new objects of the bucket
         command = f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {waits}; }}"
         spec = {"command": ["sh", "-c", command], "retry": {"failure": 1, **pause}}
         with bench.launch_elsewhere(spec, follow=True) as follower:
@@ -264,7 +264,7 @@ class LauncherSuite:
             os.killpg(follower.pid, signal.SIGKILL)
 
         job.files.create(f"{ledger.job_folder(job.id)}/runs/0/checkpoint/fail", b"")
-        # Files are read, and the backend is not asked.
+        # This reads files and does not ask the backend.
         _wait_for(lambda: bool(ledger.read_outcomes(job.files, job.id)), bench.case.patience_s)
 
         assert (still_follows, follower.returncode) == (True, -signal.SIGKILL)
@@ -347,7 +347,7 @@ class LauncherSuite:
         assert bench.end(job).state is JobState.SUCCEEDED
         assert read_log(job) == "attempt 1\nattempt 2\n"
         assert job.attempts() == [1, 2]
-        # One that was started, and whose launcher died before it could note it, may have ended before the next looked.
+        # A native job whose launcher died before it could note it may have ended before the next look.
         assert [each.epoch for each in job.entry().natives] in ([1, 2], *([[1]] if point == "resubmitted" else []))
 
     def test_array_that_is_gone_is_taken_up_where_it_was(self, bench: Bench) -> None:
@@ -379,7 +379,7 @@ class LauncherSuite:
         assert set(again.entry().outcomes) == {0}, "it is final now"
 
     def test_job_that_runs_and_whose_folder_is_gone_is_found_by_its_name(self, bench: Bench) -> None:
-        """The backend is asked before every submission, whatever the record root and this machine know."""
+        """The backend is asked before every submission, even if the record root and this machine know no job."""
         job = bench.start("sleep", "600")
         _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
         natives = [(each.name, each.native_id) for each in job.entry().natives]
@@ -417,7 +417,7 @@ class LauncherSuite:
 
 
 def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, Any]]:
-    """A field that the launcher refuses, and a spec's change that sets it alone."""
+    """A field that the launcher refuses, and a change of a spec that sets only this field."""
     from runtime.jobs.spec import EnvironmentManager, Gpus, JobResources, Outputs, Placement, Priority, Tpu
 
     changes: dict[str, dict[str, Any]] = {

@@ -634,7 +634,7 @@ def test_gpu_that_others_use_or_that_is_not_visible_is_seen_before_the_command_s
 
 def total_of(lab: Lab, number: int) -> float:
     lease = Cluster("lab", str(lab.kubeconfig)).get("leases", lab.namespace, lease_name(Gpu("node-1", number)))
-    return sum(each.total for each in read_table(lease))
+    return sum(each.slots * each.share for each in read_table(lease))
 
 
 # workers

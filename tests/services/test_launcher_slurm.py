@@ -40,8 +40,8 @@ from runtime.jobs.spec import (
     Retry,
 )
 from runtime.launchers.slurm.bundle import export_bundle
+from runtime.launchers.slurm.explain import SubmitRefused
 from runtime.launchers.slurm.launcher import SlurmLauncher
-from runtime.launchers.slurm.refusal import SubmitRefused
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite

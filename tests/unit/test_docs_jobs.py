@@ -10,9 +10,10 @@ import pytest
 from runtime.jobs.spec import parse_spec
 from runtime.jobs.spec_fields import leaf_fields
 from runtime.jobs.spec_file import load_yaml
-from runtime.launchers.processes.base import PROCESS_SETTINGS
+from runtime.launchers.processes.base import ProcessSettings
 from runtime.reasons import EndReason
 from runtime.shim.words import AGAIN, DONE, DUPLICATE, FAILED, LOST, NEVER, REFUSED
+from runtime.values import fields
 from tests.commands_support import find_command_lines, find_problem
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -53,7 +54,7 @@ def test_job_file_of_the_page_is_one() -> None:
 def test_targets_page_has_every_setting_of_a_local_target() -> None:
     local = read("targets.md").split("## local", 1)[1]
 
-    assert sorted(first_cells(local, "key")) == sorted(PROCESS_SETTINGS)
+    assert sorted(first_cells(local, "key")) == sorted(each.name for each in fields(ProcessSettings))
 
 
 def test_shim_page_has_every_exit_code() -> None:

@@ -11,10 +11,10 @@ from runtime.client.jobs.handle import JobHandle, find_native, read_backend_log
 from runtime.client.jobs.status import AfterView, AttemptView, describe_after, read_after, read_attempts, tell_attempts
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
-from runtime.jobs.heartbeat import Heartbeat, HeartbeatWatch, describe_heartbeat
 from runtime.jobs.hosts.base import Room, read_tail
 from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder, newest_natives
 from runtime.jobs.plan import NativeState
+from runtime.jobs.runs import Heartbeat, HeartbeatWatch, describe_heartbeat
 from runtime.jobs.spec import JobState
 from runtime.jobs.traces import Raised, describe_code, find_raised
 from runtime.launchers.standing import ask

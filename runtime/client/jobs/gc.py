@@ -25,7 +25,7 @@ from runtime.jobs.plan import Started
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, Sweeps
 from runtime.launchers.standing import ask, judge_many
-from runtime.shim.fold import FOLDED
+from runtime.shim.files import FOLDED
 from runtime.shim.program import build_shim
 from runtime.values import dataclass
 

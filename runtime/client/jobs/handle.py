@@ -96,7 +96,7 @@ class JobHandle(OpenTarget):
         """Yield the log of an index, the first by default: every attempt in turn, or one. `follow` goes on until the job
         has ended, and passes the job's status to `tell` at each look."""
         from runtime.jobs.hosts.bucket import look_again_s
-        from runtime.jobs.run_log import RunLog, read_limit
+        from runtime.jobs.runs import RunLog, read_limit
 
         index = self.entry().first_index if index is None else index
         log = RunLog(self.files, self.id, index, read_limit(self.files, self.id), rank=rank)
@@ -306,7 +306,7 @@ def follow_all(
     """Yield whole lines of rank 0 of every run as they come, each with its index, until all runs have ended. `tell` gets
     the job's status at each look."""
     from runtime.jobs.hosts.bucket import look_again_s
-    from runtime.jobs.run_log import RunLog, read_limit
+    from runtime.jobs.runs import RunLog, read_limit
 
     entry = job.entry()
     limit, logs = read_limit(job.files, job.id), dict[int, RunLog]()

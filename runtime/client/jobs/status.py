@@ -23,7 +23,7 @@ from runtime.jobs.spec import Dependency, JobState, When
 from runtime.launchers.base import RemembersStarts
 from runtime.launchers.standing import judge_many
 from runtime.reasons import EndReason
-from runtime.shim.fold import FOLDED
+from runtime.shim.files import FOLDED
 from runtime.values import dataclass, replace
 
 NEWEST: Final = 10

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Files and commands on the machine where it runs; the other end of `SshHost`, and what `LocalHost` calls directly.
+"""Files and commands on the machine where it runs; the other end of `RemoteHost`, which `LocalHost` calls directly.
 
 One file of the standard library, for Python 3.6 to 3.14: it is sent over the connection and never installed. Requests
-are lines of JSON on standard input, answers lines on standard output behind a mark that the other end chose, so that
-what a login shell prints does no harm.
+are lines of JSON on standard input. Answers are lines on standard output after a mark of the other end, so that output of
+a login shell does no harm.
 """
 
 import base64
@@ -25,13 +25,13 @@ BLOCK = 1 << 20
 FOLDING_S = 10.0
 """How long a folder may change while it is removed."""
 MARKER = "record-root"
-"""File of a record root that is in use. Its first line is the root's id, which no other root bears."""
+"""File of a record root that is in use. Its first line is the root's unique id."""
 MAKING = ("create", "link", "make_folder", "write", "write_many")
-"""Calls that begin to use a root."""
+"""Calls that may begin the use of a root."""
 
 
 class StrangeRoot(Exception):
-    """The root is none of those that it should be: it bears the id `found`, or none, or it is not there."""
+    """The root is not the expected one: it has the id `found`, or none, or it does not exist."""
 
     def __init__(self, found: Optional[str], there: bool) -> None:
         Exception.__init__(self, "this is not the record root that it was")
@@ -45,7 +45,7 @@ def new_marker() -> bytes:
 
 
 def read_marker(content: bytes) -> str:
-    """The id that a marker holds, whatever it holds."""
+    """The id in a marker; a hash of it if its first line is no id."""
     text = content.partition(b"\n")[0].decode("utf-8", "replace").strip()
     return text if re.match(r"[\w.-]{1,64}$", text, re.ASCII) else "sha256-" + hashlib.sha256(content).hexdigest()[:24]
 
@@ -56,24 +56,20 @@ class Place(object):
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(os.path.expanduser(os.path.expandvars(root)))
         self.known = None  # type: Optional[List[str]]
-        """Ids one of which the root has to bear; where there are none, it is marked on first use. None does not look."""
+        """Ids, one of which the root must have; if empty, the root is marked on first use. None skips the check."""
         self.id = None  # type: Optional[str]
-        """What it bears; from then on no other will do."""
+        """The root's id; from then on no other is accepted."""
         self._seen = None  # type: Any
-        """What the system says of the marker that was read."""
+        """Device, inode and time of the marker that was read."""
 
     def look(self, making: bool = False) -> None:
-        """Raise `StrangeRoot` if this is not the root that it should be. For a call that is `making` something a root
-        that bears no id, and of which none is known, is made and marked."""
+        """Raise `StrangeRoot` if this is not the expected root. A call that is `making` something marks a new root."""
         if self.known is None:
             return
-        marker = os.path.join(self.root, MARKER)
         try:
-            status = os.stat(marker)
+            status = os.stat(os.path.join(self.root, MARKER))
             seen = (status.st_dev, status.st_ino, status.st_mtime_ns)  # type: Any
-        except OSError as problem:
-            if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
-                raise
+        except (FileNotFoundError, NotADirectoryError):
             seen = None
         if seen is not None and seen == self._seen:
             return
@@ -88,7 +84,7 @@ class Place(object):
         self.id, self.known, self._seen = found, [str(found)], seen
 
     def _mark(self) -> Optional[bytes]:
-        """Make the root and its marker; what stands there, which may be another's. None where there is no room for it."""
+        """Make the root and its marker; returns the marker, which may be another's, or None if there is no room for it."""
         there = os.path.isdir(self.root)
         try:
             self.write_many([[MARKER, new_marker(), 0o644, True]])
@@ -111,27 +107,26 @@ class Place(object):
         return self._read(name, 0, None)
 
     def _read(self, name: str, offset: int, limit: Optional[int]) -> Optional[bytes]:
-        """The bytes of a file or of a folded one, None where there is neither or it is a folder."""
-        for _ in range(2):  # one that is being unfolded may go from the one place before it is found at the other
+        """The bytes of a file or of a folded one, None if there is neither or it is a folder."""
+        for _ in range(2):  # a file that is being unfolded may move between the two looks
             try:
                 with io.open(self.path(name), "rb") as opened:
                     opened.seek(offset)
                     return opened.read(-1 if limit is None else limit)
-            except (IOError, OSError) as problem:
-                if problem.errno == errno.EISDIR:
-                    return None
-                if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
-                    raise
+            except IsADirectoryError:
+                return None
+            except (FileNotFoundError, NotADirectoryError):
+                pass
             folded = self._read_folded(name, offset, limit)
             if folded is not None:
                 return folded
         return None
 
-    # Shims put the small files of what has ended into one (`fold` of shim.py); here they are where they were.
+    # Shims fold the small files of a job that has ended into one (`fold` in runtime/shim/files.py); callers do not see it.
 
     def _folded(self, name: str) -> Dict[str, Any]:
-        """Name in the folder of a job → file that it lies in, where it begins there and how long it is; of the folded
-        files that `name` may be in. A length of None is that of the whole file."""
+        """Name in a job's folder → file, offset and length, of all files folded with `name`. A length of None means the
+        whole file."""
         parts = os.path.relpath(self.path(name), self.root).split(os.sep)
         if parts[0] != "jobs" or len(parts) < 2:
             return {}
@@ -147,7 +142,7 @@ class Place(object):
                 places = json.loads(line.decode("utf-8"))
             except ValueError:
                 continue  # damaged
-            except (IOError, OSError) as problem:
+            except OSError as problem:
                 if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                     raise
                 continue
@@ -173,13 +168,11 @@ class Place(object):
             with io.open(path, "rb") as opened:
                 opened.seek(begin + offset)
                 return opened.read(-1 if length is None else length)
-        except (IOError, OSError) as problem:
-            if problem.errno != errno.ENOENT:
-                raise
+        except FileNotFoundError:
             return None
 
     def read_many(self, names: List[str]) -> Dict[str, bytes]:
-        """Those that are there and that we may read: what lies in another user's job is none of ours."""
+        """The files that exist and that we may read; files in another user's job are left out."""
         found = {}
         for name in names:
             try:
@@ -199,7 +192,7 @@ class Place(object):
         return self._put([[name, data, mode, True]], lasting)[0]
 
     def link(self, there: str, name: str) -> bool:
-        """Give a file another name too. False where there is none, or it is another user's, or links cannot be had."""
+        """Give a file another name. False if there is no file, it is another user's, or links are not possible."""
         path = self.path(name)
         self._make_parents(path)
         try:
@@ -216,21 +209,21 @@ class Place(object):
         self._put([[name, data, mode, False]])
 
     def write_many(self, files: List[Any]) -> None:
-        """Each is `[name, data, mode, once]`; all of it lasts, names too, when this returns."""
+        """Write `[name, data, mode, once]` of each file; contents and names are durable when this returns."""
         self._put(files)
         for folder in sorted({os.path.dirname(self.path(each[0])) for each in files}):
             descriptor = os.open(folder, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             except OSError as problem:
-                if problem.errno != errno.EINVAL:  # a file system whose folders need none
+                if problem.errno != errno.EINVAL:  # a file system whose folders need no fsync
                     raise
             finally:
                 os.close(descriptor)
 
     def _put(self, files: List[Any], lasting: bool = True) -> List[bool]:
-        """Whether each was put under its name, in this order; none before the bytes of all are on disk, if they have to
-        last."""
+        """Put each file under its name, in this order, once the bytes of all are on disk if they are `lasting`; returns
+        whether each was put."""
         beside = []  # type: List[str]
         try:
             self._write_beside(files, beside, lasting)
@@ -239,12 +232,11 @@ class Place(object):
                 for temporary, (name, _, _, once) in zip(beside, files)  # noqa: B905 - `strict` is of Python 3.10
             ]
         finally:
-            for temporary in beside:  # on a full disk the pieces would be in the way of everybody
+            for temporary in beside:  # on a full disk the pieces would block everybody
                 try:
                     os.unlink(temporary)
-                except OSError as problem:
-                    if problem.errno != errno.ENOENT:
-                        raise
+                except FileNotFoundError:
+                    pass
 
     def _place(self, temporary: str, path: str, once: bool) -> bool:
         name = os.path.relpath(path, self.root)
@@ -255,10 +247,8 @@ class Place(object):
             return False
         try:
             os.link(temporary, path)
-        except OSError as problem:
-            # An answer that was lost on the way looks like a refusal of our own link; the link count tells.
-            if problem.errno != errno.EEXIST:
-                raise
+        except FileExistsError:
+            # If the answer to our own link was lost, a second try looks refused; the link count shows which it is.
             return os.stat(temporary).st_nlink > 1
         if self._find_folded(name) is not None:
             os.unlink(path)  # it was folded a moment ago
@@ -266,7 +256,7 @@ class Place(object):
         return True
 
     def _write_beside(self, files: List[Any], beside: List[str], lasting: bool) -> None:
-        """Write each to a temporary file, whose names are added to `beside`."""
+        """Write each file to a temporary one, and add its name to `beside`."""
         opened = []  # type: List[int]
         try:
             for name, data, mode, _ in files:
@@ -276,12 +266,12 @@ class Place(object):
                 opened.append(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
                 beside.append(temporary)
                 if mode & 0o077:
-                    os.fchmod(opened[-1], mode)  # for others too, whatever the umask
+                    os.fchmod(opened[-1], mode)  # for others too, despite the umask
                 rest = memoryview(data)
                 while rest:
                     rest = rest[os.write(opened[-1], rest) :]
             if len(opened) > 1 and hasattr(os, "posix_fadvise"):
-                # Begins to write them without waiting, so that the first fsync commits all to the journal at once.
+                # This begins the writes without waiting, so that the first fsync commits all of them at once.
                 for descriptor in opened:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             for descriptor in opened if lasting else ():
@@ -295,43 +285,37 @@ class Place(object):
         missing = []
         while not os.path.isdir(folder):
             if self.id is not None and not folder.startswith(self.root + os.sep):
-                raise OSError(
-                    errno.ENOENT, os.strerror(errno.ENOENT), self.root
-                )  # a root that was used is not made anew
+                # A root that was used is never made again.
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), self.root)
             missing.append(folder)
             folder = os.path.dirname(folder)
         for each in reversed(missing):
             self._make_folder(each)
 
     def _make_folder(self, path: str) -> None:
-        """Folders of a job are its owner's alone; those below the root are for all who may write to the root, and the
-        root itself and what lies above is made as the umask says."""
+        """Make a folder: a job's for its owner alone, one right below the root for all who may write to the root, and the
+        root and its parents by the umask."""
         below = os.path.relpath(path, self.root).split(os.sep)
         try:
             os.mkdir(path, 0o700 if below[0] == "jobs" and len(below) > 1 else 0o777)
             if len(below) == 1 and below[0] not in (os.curdir, os.pardir):
                 os.chmod(path, stat.S_IMODE(os.stat(self.root).st_mode))
-        except OSError as problem:
-            if problem.errno != errno.EEXIST:
-                raise
+        except FileExistsError:
+            pass
 
     def make_folder(self, name: str, mode: int) -> bool:
         path = self.path(name)
         self._make_parents(path)
         try:
             os.mkdir(path, mode)
-        except OSError as problem:
-            if problem.errno == errno.EEXIST:
-                return False
-            raise
-        return True
+            return True
+        except FileExistsError:
+            return False
 
     def names(self, folder: str, prefix: str) -> List[str]:
         try:
             found = set(os.listdir(self.path(folder)))
-        except OSError as problem:
-            if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
-                raise
+        except (FileNotFoundError, NotADirectoryError):
             found = set()
         parts = [part for part in folder.split("/") if part]
         if parts[:1] == ["jobs"] and len(parts) > 1:
@@ -353,7 +337,7 @@ class Place(object):
                 except OSError as problem:
                     _raise_unless_gone(problem)
                     continue
-                if stat.S_ISREG(status.st_mode):  # whoever reads a pipe waits for ever
+                if stat.S_ISREG(status.st_mode):  # a reader of a pipe would wait for ever
                     found.append([os.path.relpath(path, top), status.st_size])
         parts = [part for part in folder.split("/") if part]
         above = "".join(part + "/" for part in parts[2:])
@@ -372,12 +356,11 @@ class Place(object):
             return
         try:
             os.unlink(path)
-        except OSError as problem:
-            if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
-                raise
+        except (FileNotFoundError, NotADirectoryError):
+            pass
 
     def _remove_tree(self, path: str) -> None:
-        """A shim that has just ended may still fold what is removed here."""
+        """Remove a folder, even while a shim that has just ended still folds it."""
         until = time.time() + FOLDING_S
         while True:
             try:
@@ -395,7 +378,7 @@ class Place(object):
             time.sleep(0.02)
 
     def room(self) -> List[Optional[int]]:
-        """Free bytes and free entries; None for entries where the file system does not count them."""
+        """Free bytes and free entries; None if the file system does not count entries."""
         folder = self.root
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
@@ -404,21 +387,20 @@ class Place(object):
 
 
 def _raise_unless_gone(problem: OSError) -> None:
-    """Of what is below a folder nothing is left out but what went since it was listed, a link to nowhere, and what is
-    not open to us."""
+    """Leave out of a tree only files that were removed since the listing, dead links, and files not open to us."""
     if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
         raise problem
 
 
 def in_bytes(words: List[str]) -> List[bytes]:
-    """An old Python that is started without a locale would refuse what is not ASCII."""
+    """Encode words: an old Python without a locale would refuse text that is not ASCII."""
     return [word.encode("utf-8", "surrogateescape") for word in words]
 
 
 def run(words: List[str], stdin: bytes, timeout_s: float, env: Optional[Dict[str, Optional[str]]]) -> Any:
-    """Exit code, output and errors of a command; code None where it did not end in time and was killed.
+    """Run a command; returns exit code, output and errors. The code is None if it was killed at its time limit.
 
-    `env` adds variables; one whose value is None is taken away.
+    `env` adds variables; a value of None removes one.
     """
     try:
         child = subprocess.Popen(
@@ -441,17 +423,12 @@ def run(words: List[str], stdin: bytes, timeout_s: float, env: Optional[Dict[str
 
 
 def _environment(env: Optional[Dict[str, Optional[str]]]) -> Dict[str, str]:
-    found = dict(os.environ)
-    for name, value in (env or {}).items():
-        if value is None:
-            found.pop(name, None)
-        else:
-            found[name] = value
-    return found
+    merged = dict(os.environ, **(env or {}))  # type: Dict[str, Any]
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, Optional[str]]]) -> int:
-    """Start a process in a session of its own and leave it; its pid. The folder of its log is made."""
+    """Start a process in a session of its own, and make the folder of its log; returns the pid."""
     if not os.path.isdir(os.path.dirname(log)):
         os.makedirs(os.path.dirname(log), 0o700)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -468,12 +445,12 @@ def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, Optio
         )
     finally:
         os.close(descriptor)
-    child.returncode = 0  # It outlives us; nobody has to wait for it.
+    child.returncode = 0  # it outlives us: Popen must not wait for it
     return child.pid
 
 
 def wait(pid: int, seconds: float) -> bool:
-    """Whether a process that was spawned from here ends within so many seconds; it says so at once."""
+    """Whether a process that was spawned from here ends within `seconds`; returns as soon as it does."""
     until, pause = time.time() + seconds, 0.001
     descriptor = -1
     open_process = getattr(os, "pidfd_open", None)  # of Python 3.9 on
@@ -481,7 +458,7 @@ def wait(pid: int, seconds: float) -> bool:
         try:
             descriptor = open_process(pid)
         except OSError:
-            pass  # an old system, or it is no child of ours or was waited for
+            pass  # an old system, or no child of ours, or one that was waited for
     try:
         while True:
             try:
@@ -506,7 +483,7 @@ def wait(pid: int, seconds: float) -> bool:
 
 
 def pack(value: Any) -> Any:
-    """What JSON cannot carry: bytes."""
+    """Encode a value whose bytes JSON cannot hold."""
     if isinstance(value, bytes):
         return {"b64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, dict):
@@ -526,17 +503,13 @@ def unpack(value: Any) -> Any:
     return value
 
 
-def answer(place: Place, request: Any) -> Any:
-    do, args = request["do"], unpack(request["args"])
+def answer(place: Place, do: str, args: Any) -> Any:
     if do == "run":
         return run(*args)
-    if do == "spawn":
-        place.look()
-        return spawn(*args)
     if do == "wait":
         return wait(*args)
     place.look(making=do in MAKING)
-    return getattr(place, do)(*args)
+    return spawn(*args) if do == "spawn" else getattr(place, do)(*args)
 
 
 def serve(mark: str, root: str) -> None:
@@ -550,10 +523,14 @@ def serve(mark: str, root: str) -> None:
         if place.id is None:
             place.known = request.get("known")
         try:
-            said = {"id": request["id"], "value": pack(answer(place, request)), "root": place.id}
+            said = {
+                "id": request["id"],
+                "value": pack(answer(place, request["do"], unpack(request["args"]))),
+                "root": place.id,
+            }
         except StrangeRoot as strange:
             said = {"id": request["id"], "strange": [strange.found, strange.there]}
-        except Exception as problem:  # whatever it is, the other end has to hear of it
+        except Exception as problem:  # the other end has to get any error
             said = {"id": request["id"], "error": str(problem), "errno": getattr(problem, "errno", None)}
         sys.stdout.write("%s %s\n" % (mark, json.dumps(said)))
         sys.stdout.flush()

@@ -1,12 +1,13 @@
-"""Where launchers act: a machine that runs commands, and the files of a record root.
+"""The places where launchers act: a machine that runs commands, and the files of a record root.
 
-`LocalHost` is this machine, `SshHost` another through the system's `ssh`. Both answer the same Protocols, so a Slurm
-launcher does not know whether it runs on the login node.
+`LocalHost` is this machine, `SshHost` another through the system's `ssh`. Both fulfil the same Protocols, so a Slurm
+launcher does not depend on whether it runs on the login node.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
@@ -15,12 +16,12 @@ from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.values import dataclass
 
 LOG_TAIL: Final = 4096
-"""Bytes of the end of a log that an explanation rests on."""
+"""Bytes of the end of a log for an explanation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command said."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -29,98 +30,98 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class FileToWrite:
-    """One of many files that are written together."""
+    """One of several files that are written together."""
 
     name: str
     data: bytes
     mode: int = 0o600
     once: bool = False
-    """It stays as it is where it is there already."""
+    """An existing file stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is free in a record root; None has no limit, or none that is told."""
+    """Free space in a record root; None for no limit, or an unknown one."""
 
     bytes: int | None = None
     files: int | None = None
 
 
 class RootWatch(Protocol):
-    """Which record root is meant, by the ids that it may bear."""
+    """The expected record root, by the ids that it may have."""
 
     known: Sequence[str]
     """Empty before the first use."""
 
     def saw(self, identity: str) -> None:
-        """The root bears this id, one of those that are known or the first."""
+        """Note the root's id, one of the known ones or the first."""
 
     def refusal(self, found: str | None, *, there: bool) -> InfrastructureFailure:
-        """What is raised for a root with another id, or without one; `there` says whether there is such a folder."""
+        """The error for a root with another id, or without one; `there` is whether the folder exists."""
 
 
 class Files(Protocol):
     """Files below one root, by relative names with `/`. Nothing here locks, and all of it is safe on NFS.
 
-    Every method raises `StoreUnavailable` where the place does not answer.
+    Every method raises `StoreUnavailable` if the place does not answer.
     """
 
     address: str
-    """What the root is called here, whoever asks; the same for all targets that mean it."""
+    """The root's name on this machine; the same for all targets that mean it."""
 
     @property
     def root(self) -> str:
-        """In full, as the nodes see it."""
+        """The full path, as the nodes see it."""
 
     def keep_to(self, watch: RootWatch) -> None:
-        """Before the first use: let no call through to another root than the `watch` knows, and mark one that is new.
+        """Let no call through to another root than the `watch` knows, and mark a new one; called before the first use.
 
-        That takes no exchange of its own. From then on every method raises the watch's refusal for a root that is
-        another, has lost its marker, or is not there; it is never made again.
+        It takes no exchange of its own. From then on every method raises the watch's refusal for another root, or one
+        that lost its marker or does not exist; it is never made again.
         """
 
     def read(self, name: str) -> bytes | None:
-        """None where there is no such file."""
+        """The bytes of a file; None if there is none."""
 
     def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Those of the files that there are and that may be read, in one exchange."""
+        """The files that exist and that we may read, in one exchange."""
 
     def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
-        """At most `limit` bytes from `offset`; empty at the end and where there is no such file."""
+        """At most `limit` bytes from `offset`; empty at the end and if there is no file."""
 
     def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
-        """Create the file whole, folders above included; False if it is there already. The first of many wins.
+        """Create the whole file and the folders above it; False if it exists. The first of many wins.
 
-        One that need not be `lasting` may be gone or empty after a power failure, and does not wait for the disk.
+        A file that is not `lasting` does not wait for the disk, and may be missing or empty after a power failure.
         """
 
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
-        """Create or replace it, whole."""
+        """Create or replace the whole file."""
 
     def write_many(self, files: Sequence[FileToWrite]) -> None:
-        """Create or replace each, whole, in one exchange. The last appears after all others, and all of them last when
-        this returns. A call that was cut off leaves any of them out and none half, and may be made again."""
+        """Create or replace each whole file in one exchange. The last appears after all others, and all are durable when
+        this returns. A call that was cut off leaves out files, never half of one, and may be repeated."""
 
     def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
-        """False if it is there already. The first of many wins."""
+        """Make a folder; False if it exists. The first of many wins."""
 
     def names(self, folder: str, prefix: str = "") -> list[str]:
-        """Names in the folder that begin with `prefix`, sorted; empty where there is none."""
+        """Sorted names in the folder that begin with `prefix`; empty if there is no folder."""
 
     def tree(self, folder: str) -> list[tuple[str, int]]:
-        """Relative name and size in bytes of every file below; links to files count as files, pipes and the like not."""
+        """Relative name and size in bytes of every file below, and of links to files, but not of pipes and the like."""
 
     def download(self, name: str, to: BinaryIO) -> None:
-        """Copy a file's bytes to one of this machine, which is open for writing and empty.
+        """Copy a file's bytes to an empty file of this machine that is open for writing.
 
-        Where a file of this machine lies is for the caller to say: `LocalFolder` makes safe places of remote names.
+        The caller chooses its place: `LocalFolder` makes safe places of remote names.
         """
 
     def remove(self, name: str) -> None:
         """Delete a file or a folder with all below; already gone is success."""
 
     def room(self) -> Room:
-        """What may still be written there."""
+        """The space that is left."""
 
 
 @runtime_checkable
@@ -128,14 +129,14 @@ class Links(Protocol):
     """Files that may have more than one name."""
 
     def link(self, there: str, name: str) -> bool:
-        """Give the file `there` another name too. False where there is none, or it is not ours to link."""
+        """Give the file `there` another name. False if there is none, or it is not ours to link."""
 
 
 class Host(Protocol):
-    """A machine that runs commands for us, and the record root as seen from it."""
+    """A machine that runs commands, and the record root as seen from it."""
 
     name: str
-    """`localhost`, or as `ssh` knows it."""
+    """`localhost`, or the name for `ssh`."""
     files: Files
 
     def run(
@@ -146,28 +147,109 @@ class Host(Protocol):
         timeout_s: float = 60,
         env: Mapping[str, str | None] | None = None,
     ) -> Answer:
-        """Run a command to its end; a variable whose value is None is taken away from it. Raises `HostUnavailable`
-        where the host cannot be reached or does not answer in time; then it is not known whether the command ran."""
+        """Run a command to its end; a value of None removes a variable. Raises `HostUnavailable` if the host cannot be
+        reached or does not answer in time; then it is not known whether the command ran."""
 
     def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
-        """Start a process that outlives us and our connection, in a session of its own; its pid. The folder of its log
-        is made."""
+        """Start a process that outlives us and our connection, and make the folder of its log; returns the pid."""
 
     def wait(self, pid: int, seconds: float) -> bool:
-        """Whether a process that was spawned through this very object ends within so many seconds; says so at once.
+        """Whether a process that was spawned through this object ends within `seconds`; returns as soon as it does.
 
-        Whoever else asks this host for something may have to wait as long, the lock of a launch too: ask in short turns.
+        Other calls of this host, those of a launch's lock too, wait meanwhile: ask in short turns.
         """
 
     def close(self) -> None: ...
 
 
-class AgentHost(ABC):
-    """Processes of a machine that the agent answers for: `ask` brings it one request at a time."""
+class AgentFiles(ABC):
+    """`Files` of a machine where the agent runs: `ask` brings the agent one request."""
+
+    address: str
 
     @abstractmethod
-    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
-        """Make one request to the agent and return its answer."""
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any: ...
+
+    @functools.cached_property
+    def root(self) -> str:
+        found: str = self.ask("where")
+        return found
+
+    def read(self, name: str) -> bytes | None:
+        found: bytes | None = self.ask("read", name)
+        return found
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = self.ask("read_many", list(names))
+        return found
+
+    def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
+        found: bytes = self.ask("read_from", name, offset, limit)
+        return found
+
+    def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
+        made: bool = self.ask("create", name, data, mode, lasting, patience_s=600)
+        return made
+
+    def link(self, there: str, name: str) -> bool:
+        linked: bool = self.ask("link", there, name)
+        return linked
+
+    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+        self.ask("write", name, data, mode, patience_s=600)
+
+    def write_many(self, files: Sequence[FileToWrite]) -> None:
+        fields = [[each.name, each.data, each.mode, each.once] for each in files]
+        self.ask("write_many", fields, patience_s=600)
+
+    def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
+        made: bool = self.ask("make_folder", name, mode)
+        return made
+
+    def names(self, folder: str, prefix: str = "") -> list[str]:
+        return [str(name) for name in self.ask("names", folder, prefix)]
+
+    def tree(self, folder: str) -> list[tuple[str, int]]:
+        return [(str(name), int(size)) for name, size in self.ask("tree", folder)]
+
+    def download(self, name: str, to: BinaryIO) -> None:
+        offset = 0
+        while chunk := self.read_from(name, offset):
+            to.write(chunk)
+            offset += len(chunk)
+
+    def remove(self, name: str) -> None:
+        self.ask("remove", name, patience_s=600)
+
+    def room(self) -> Room:
+        return Room(*self.ask("room"))
+
+
+class AgentHost(ABC):
+    """A machine where the agent runs: `ask` brings the agent one request."""
+
+    name: str
+    files: Files
+
+    @abstractmethod
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any: ...
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Answer:
+        code, out, err = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
+        if code is None:
+            raise HostUnavailable(
+                f"`{words[0]}` did not end on `{self.name}` within {timeout_s:g} s and was killed",
+                facts=(err.strip().splitlines() or out.strip().splitlines())[-1:],
+                hint=f"try it by hand on `{self.name}`",
+            )
+        return Answer(code, out, err)
 
     def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
         pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
@@ -183,36 +265,20 @@ class HostUnavailable(InfrastructureFailure):
 
 
 class AccessDenied(StoreUnavailable):
-    """A file or folder belongs to somebody else and is not open to us."""
+    """A file or folder belongs to another user and is not open to us."""
 
 
 def read_tail(files: Files, name: str, lines: int = 3) -> list[str]:
-    """The last lines of a file that say anything."""
+    """The last lines of a file that are not blank."""
     folder, _, own = name.rpartition("/")
     size = next((size for relative, size in files.tree(folder) if relative == own), 0)
     text = files.read_from(name, max(0, size - LOG_TAIL), LOG_TAIL).decode("utf-8", "replace")
     return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
 
 
-def list_fields(files: Sequence[FileToWrite]) -> list[list[Any]]:
-    return [[each.name, each.data, each.mode, each.once] for each in files]
-
-
-def check_ended(host: str, words: Sequence[str], code: int | None, out: str, err: str, timeout_s: float) -> Answer:
-    if code is None:
-        raise HostUnavailable(
-            f"`{words[0]}` did not end on `{host}` within {timeout_s:g} s and was killed",
-            facts=(err.strip().splitlines() or out.strip().splitlines())[-1:],
-            hint=f"try it by hand on `{host}`",
-        )
-    return Answer(code, out, err)
-
-
 def explain_refusal(root: str, said: str, number: int | None) -> StoreUnavailable:
     hints = {
-        errno.EACCES: "name another record root: `records` of the target",
-        errno.EPERM: "name another record root: `records` of the target",
-        errno.EROFS: "name another record root: `records` of the target",
+        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name another record root: `records` of the target"),
         errno.ENOSPC: "free some space, or `runtime gc`",
         errno.EDQUOT: "the quota is spent: free some space, or name another record root",
     }

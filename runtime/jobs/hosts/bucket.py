@@ -1,11 +1,11 @@
-"""A record root in a bucket, as its reader sees it: the files of a folder, whose logs lie there in numbered chunks."""
+"""A record root in a bucket, which a reader sees as files of a folder; its logs are numbered chunks."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 from runtime.errors import InvalidValue
 from runtime.jobs.hosts.agent import MARKER, new_marker, read_marker
@@ -32,7 +32,7 @@ def is_bucket(records: str | None) -> bool:
 
 
 def look_again_s(files: Files) -> float:
-    """How long whoever follows a log waits until the next look, in seconds: those at a bucket are paid for."""
+    """Seconds between two looks at a log that is followed: looks at a bucket cost money."""
     return 2.0 if is_bucket(files.root) else 0.3
 
 
@@ -42,8 +42,11 @@ def check_bucket(target: Target) -> None:
         raise InvalidValue(f"targets.{target.name}.records", target.records, "gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
 
 
-def _reading(method: Callable[Concatenate[BucketFiles, P], T]) -> Callable[Concatenate[BucketFiles, P], T]:
-    """The marker of the root is asked for beside what the call asks, so the first one takes no longer for it."""
+Method: TypeAlias = Callable[Concatenate["BucketFiles", P], T]
+
+
+def _reading(method: Method[P, T]) -> Method[P, T]:
+    """Ask for the root's marker beside the call's own request, so that the first call takes no longer."""
 
     @functools.wraps(method)
     def call(self: BucketFiles, /, *args: P.args, **more: P.kwargs) -> T:
@@ -55,7 +58,7 @@ def _reading(method: Callable[Concatenate[BucketFiles, P], T]) -> Callable[Conca
     return call
 
 
-def _making(method: Callable[Concatenate[BucketFiles, P], T]) -> Callable[Concatenate[BucketFiles, P], T]:
+def _making(method: Method[P, T]) -> Method[P, T]:
     @functools.wraps(method)
     def call(self: BucketFiles, /, *args: P.args, **more: P.kwargs) -> T:
         self._ask_for_marker()
@@ -66,9 +69,9 @@ def _making(method: Callable[Concatenate[BucketFiles, P], T]) -> Callable[Concat
 
 
 class BucketFiles:
-    """Objects below `gs://BUCKET/PREFIX` or `s3://BUCKET/PREFIX`; nothing is asked before the first use.
+    """Objects below `gs://BUCKET/PREFIX` or `s3://BUCKET/PREFIX`; the first use opens the bucket.
 
-    A folder is there as long as something lies in it, so making one says nothing about who was first.
+    A folder exists while an object lies in it, so making one does not show who was first.
     """
 
     def __init__(self, url: str) -> None:
@@ -118,12 +121,12 @@ class BucketFiles:
     def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
         if self._blobs.create(name, data):
             return True
-        # Of a write that was retried the answer is that of the second: what is equal and not empty is our own.
+        # A repeated write has the answer of its second try: an equal object that is not empty is our own.
         return bool(data) and self._blobs.get(name) == data
 
     @_making
     def link(self, there: str, name: str) -> bool:
-        """A copy, which the service makes by itself, over what is there: the same code lies under both names."""
+        """Make a copy within the service, over an existing object: the same code lies under both names."""
         return self._blobs.copy(there, name)
 
     @_making
@@ -143,7 +146,7 @@ class BucketFiles:
     def names(self, folder: str, prefix: str = "") -> list[str]:
         above = f"{folder}/" if folder else ""
         if folder == "done" and prefix:
-            # Of a flat folder the service picks out the names: there is one for each run of everybody.
+            # The service filters the names of a flat folder, which has one for each run of every user.
             return [key[len(above) :] for key in self._blobs.list_keys(above + prefix)]
         found = (_CHUNK.sub(r"\1.log", above + name)[len(above) :] for name in self._blobs.list_folder(above))
         return sorted({name for name in found if name.startswith(prefix)})
@@ -172,7 +175,7 @@ class BucketFiles:
         self._each(self._blobs.delete, [name, *self._blobs.list_keys(f"{name}/"), *self._chunks(name)])
 
     def room(self) -> Room:
-        """A bucket has no end of its own."""
+        """A bucket has no limit of its own."""
         return Room()
 
     def _ask_for_marker(self) -> None:
@@ -185,7 +188,7 @@ class BucketFiles:
         pool.shutdown(wait=False)
 
     def _ensure_known(self, *, making: bool) -> None:
-        """Raise the watch's refusal for another root than it knows; mark one that is new before it is used."""
+        """Raise the watch's refusal for an unknown root; mark a new one before its use."""
         if self._watch is None or self._looking is None or self._is_known:
             return
         content = self._looking.result()

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final
+from typing import IO, Any, Final
 
-from runtime.jobs.hosts import agent
-from runtime.jobs.hosts.base import (
-    AgentHost,
-    Answer,
-    Files,
-    FileToWrite,
-    HostUnavailable,
-    Room,
-    RootWatch,
-    check_ended,
-    explain_refusal,
-    list_fields,
-)
+from runtime.jobs.hosts.base import Files, HostUnavailable
+from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_agent
 
 _SOCKET_PATH: Final = 104
 _SOCKET_NAME: Final = 58
-"""Letters of `/%C` and of the ending that ssh gives it until the socket is ready."""
+"""Letters of `/%C` and of ssh's ending for a socket that is not ready."""
 
 
-class SshHost(AgentHost):
-    """A machine behind the system's `ssh`: its settings, its agent, its jump hosts and its known hosts are the user's.
+class SshHost(RemoteHost):
+    """A machine behind the system's `ssh`, with the user's settings, agent, jump hosts and known hosts.
 
-    One connection carries everything. Host keys are checked as the user's ssh checks them.
+    One connection carries everything. The user's ssh checks the host keys.
     """
 
     def __init__(
@@ -47,45 +35,25 @@ class SshHost(AgentHost):
         options: Sequence[str] = (),
         control_folder: Path | None = None,
     ) -> None:
-        """`control_folder` keeps a connection that later commands share, so that a second factor is asked for once;
-        not used where the user's own settings for this host share one already."""
+        """`control_folder` keeps a connection for later commands, so that a second factor is asked for once; it is not
+        used if the user's own settings for this host share a connection."""
+        super().__init__()
         self.name = name
         self._python, self._options, self._control = python, list(options), control_folder
         self._root = root
-        self.watch: RootWatch | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = ""
-        self._count = 0
-        self._lock = threading.Lock()
-        self.files: Files = SshFiles(self, root)
+        self.files: Files = RemoteFiles(self, f"{name}:{root}")
 
-    def run(
-        self,
-        words: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float = 60,
-        env: Mapping[str, str | None] | None = None,
-    ) -> Answer:
-        code, out, err = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
-        return check_ended(self.name, words, code, out, err, timeout_s)
-
-    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
-        """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
-        with self._lock:
-            process = self._process or self._connect()
-            self._count += 1
-            try:
-                assert process.stdin is not None
-                process.stdin.write(render_request(self._count, do, args, self.watch))
-                process.stdin.flush()
-                said = self._hear(process, patience_s)
-            except (OSError, EOFError) as problem:
-                raise self._lost(process) from problem
-        check_root(said, self.watch)
-        if "error" in said:
-            raise explain_refusal(f"{self.name}:{self._root}", said["error"], said["errno"])
-        return agent.unpack(said["value"])
+    def exchange(self, request: bytes, patience_s: float) -> dict[str, Any]:
+        process = self._process or self._connect()
+        try:
+            assert process.stdin is not None
+            process.stdin.write(request)
+            process.stdin.flush()
+            return self._hear(process, patience_s)
+        except (OSError, EOFError) as problem:
+            raise self._lost(process) from problem
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -106,19 +74,8 @@ class SshHost(AgentHost):
 
     def _connect(self) -> subprocess.Popen[bytes]:
         self._mark = f"=={os.urandom(12).hex()}=="
-        source = Path(agent.__file__).read_bytes()
-        program = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode())"
-        words = [
-            "ssh",
-            "-T",
-            *self._connection_options(),
-            self.name,
-            "exec",
-            self._python,
-            "-u",
-            "-c",
-            shlex.quote(program),
-        ]
+        words = ["ssh", "-T", *self._connection_options(), self.name]
+        words += ["exec", self._python, "-u", "-c", shlex.quote(PROGRAM)]
         import tempfile
 
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
@@ -138,28 +95,20 @@ class SshHost(AgentHost):
                 retryable=False,
             ) from problem
         self._process = process
-        call = f"\nserve({self._mark!r}, {self._root!r})\n".encode()
         assert process.stdin is not None
         try:
-            process.stdin.write(b"%d\n" % (len(source) + len(call)) + source + call)
+            process.stdin.write(render_agent(self._mark, self._root))
             process.stdin.flush()
         except OSError as problem:
             raise self._lost(process) from problem
         return process
 
     def _connection_options(self) -> list[str]:
-        options = [
-            *self._options,
-            "-o",
-            "ConnectTimeout=20",
-            "-o",
-            "ServerAliveInterval=15",
-            "-o",
-            "ServerAliveCountMax=4",
-        ]
+        options = [*self._options, "-o", "ConnectTimeout=20"]
+        options += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
         if not _has_terminal():
             options += ["-o", "BatchMode=yes"]
-        # A longer path than a socket can have would make ssh give up altogether.
+        # ssh fails if the path is too long for a socket.
         short = self._control is not None and len(str(self._control)) + _SOCKET_NAME <= _SOCKET_PATH
         if self._control is not None and short and not self._shares_connection():
             self._control.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -169,11 +118,11 @@ class SshHost(AgentHost):
     def _shares_connection(self) -> bool:
         asked = subprocess.run(["ssh", "-G", *self._options, self.name], capture_output=True, text=True, check=False)
         settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
-        # With a path of theirs and `ControlMaster no`, a connection that they opened by hand is used all the same.
+        # With a path of theirs and `ControlMaster no`, ssh still uses a connection that they opened by hand.
         return settings.get("controlpath", "none") != "none"
 
     def _hear(self, process: subprocess.Popen[bytes], patience_s: float) -> dict[str, Any]:
-        """The next answer, whatever else is printed; `EOFError` where none comes."""
+        """The next answer; other output is skipped. Raises `EOFError` if none comes."""
         assert process.stdout is not None
         timer = threading.Timer(patience_s, process.kill)
         timer.start()
@@ -210,95 +159,6 @@ class SshHost(AgentHost):
     _errors: IO[bytes] | None = None
 
 
-def render_request(number: int, do: str, args: Sequence[Any], watch: RootWatch | None) -> bytes:
-    """A line for an agent. It tells which root is meant, so that looking for its marker takes no exchange."""
-    request = {"id": number, "do": do, "args": agent.pack(list(args))}
-    if watch is not None:
-        request["known"] = list(watch.known)
-    return json.dumps(request).encode() + b"\n"
-
-
-def check_root(said: Mapping[str, Any], watch: RootWatch | None) -> None:
-    """Raise the watch's refusal if an agent's answer tells of another root."""
-    if watch is None:
-        return
-    if "strange" in said:
-        found, there = said["strange"]
-        raise watch.refusal(found, there=there)
-    if said.get("root"):
-        watch.saw(said["root"])
-
-
-class SshFiles:
-    """A folder of another machine."""
-
-    def __init__(self, host: SshHost, root: str, address: str | None = None) -> None:
-        self._host = host
-        self.address = address or f"{host.name}:{root}"
-
-    def keep_to(self, watch: RootWatch) -> None:
-        self._host.watch = watch
-
-    @functools.cached_property
-    def root(self) -> str:
-        found: str = self._host.ask("where")
-        return found
-
-    def read(self, name: str) -> bytes | None:
-        found: bytes | None = self._host.ask("read", name)
-        return found
-
-    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = self._host.ask("read_many", list(names))
-        return found
-
-    def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
-        found: bytes = self._host.ask("read_from", name, offset, limit)
-        return found
-
-    def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
-        made: bool = self._host.ask("create", name, data, mode, lasting, patience_s=600)
-        return made
-
-    def link(self, there: str, name: str) -> bool:
-        linked: bool = self._host.ask("link", there, name)
-        return linked
-
-    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
-        self._host.ask("write", name, data, mode, patience_s=600)
-
-    def write_many(self, files: Sequence[FileToWrite]) -> None:
-        self._host.ask("write_many", list_fields(files), patience_s=600)
-
-    def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
-        made: bool = self._host.ask("make_folder", name, mode)
-        return made
-
-    def names(self, folder: str, prefix: str = "") -> list[str]:
-        return [str(name) for name in self._host.ask("names", folder, prefix)]
-
-    def tree(self, folder: str) -> list[tuple[str, int]]:
-        found = self._host.ask("tree", folder)
-        try:
-            return [(str(name), int(size)) for name, size in found]
-        except (TypeError, ValueError):
-            raise HostUnavailable(
-                f"`{self._host.name}` answers with no list of files", hint=f"try it by hand: ssh {self._host.name} true"
-            ) from None
-
-    def download(self, name: str, to: BinaryIO) -> None:
-        offset = 0
-        while chunk := self.read_from(name, offset):
-            to.write(chunk)
-            offset += len(chunk)
-
-    def remove(self, name: str) -> None:
-        self._host.ask("remove", name, patience_s=600)
-
-    def room(self) -> Room:
-        return Room(*self._host.ask("room"))
-
-
 def _hint(name: str, said: str, python: str) -> str:
     text = said.lower()
     if "host key verification failed" in text:
@@ -311,5 +171,5 @@ def _hint(name: str, said: str, python: str) -> str:
 
 
 def _has_terminal() -> bool:
-    """Whether somebody can answer what ssh asks."""
+    """Whether a person can answer ssh's questions."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,7 +1,7 @@
-"""The Kubernetes API as plain JSON: what a launcher asks of it, and what its refusals mean.
+"""The Kubernetes API as plain JSON: a launcher's requests, and the meaning of its refusals.
 
-The library is imported on use. Objects are dictionaries as the API has them, for its model classes take longer to build
-than a thousand pods take to arrive.
+The library is imported on use. Objects stay dictionaries, since its model classes take longer to build than a thousand
+pods take to arrive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PATIENCE_S: Final = 30
 
 
 class KubernetesUnavailable(InfrastructureFailure):
-    """The API does not answer; nothing is concluded from that."""
+    """The API does not answer: nothing is known about any job."""
 
 
 class ApiRefused(NotPossible):
@@ -42,10 +42,10 @@ class ApiRefused(NotPossible):
 
 
 class Cluster:
-    """One cluster, as a context of the user's kubeconfig reaches it."""
+    """One cluster, reached by a context of the user's kubeconfig."""
 
     def __init__(self, context: str | None, kubeconfig: str | None) -> None:
-        """`kubeconfig` is what the variable KUBECONFIG says; None for the usual place."""
+        """`kubeconfig` is the value of the variable KUBECONFIG; None for the usual place."""
         self.context, self._kubeconfig = context, kubeconfig
         self._client: Any = None
 
@@ -55,77 +55,55 @@ class Cluster:
             connection.rest_client.pool_manager.clear()
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        try:
-            return self._read(f"get the {_one(kind)} `{name}`", _path(kind, namespace, name))
-        except ApiRefused as refused:
-            if refused.status == 404:
-                return None
-            raise
+        return self._read(f"get the {_one(kind)} `{name}`", _path(kind, namespace, name), absent=404)
 
     def list(self, kind: str, namespace: str, *, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
         query = [(key, value) for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value]
-        found: list[dict[str, Any]] = self._read(f"list the {kind}", _path(kind, namespace), query).get("items", [])
+        answer = self._read(f"list the {kind}", _path(kind, namespace), query) or {}
+        found: list[dict[str, Any]] = answer.get("items", [])
         return found
 
     def create(self, kind: str, namespace: str, body: Object, *, dry_run: bool = False) -> dict[str, Any] | None:
-        """The new object; None where one of that name is there already."""
+        """The new object; None if one of that name exists already."""
+        what, query = f"create the {_one(kind)} `{body['metadata']['name']}`", [("dryRun", "All")] if dry_run else []
         try:
-            return self._ask(
-                f"create the {_one(kind)} `{body['metadata']['name']}`",
-                "POST",
-                _path(kind, namespace),
-                [("dryRun", "All")] if dry_run else [],
-                body,
-            )
+            return self._ask(what, "POST", _path(kind, namespace), query, body)
         except ApiRefused as refused:
-            # 409 is also how a namespace that is going refuses what is new.
+            # A namespace that is being deleted refuses new objects with 409, too.
             if refused.status == 409 and "already exists" in refused.said:
                 return None
             raise
 
     def replace(self, kind: str, namespace: str, body: Object) -> bool:
-        """Write a changed object back; False where another has changed it since it was read."""
+        """Write a changed object back; False if it was changed since it was read."""
         name = body["metadata"]["name"]
-        try:
-            self._ask(f"replace the {_one(kind)} `{name}`", "PUT", _path(kind, namespace, name), [], body)
-        except ApiRefused as refused:
-            if refused.status == 409:
-                return False
-            raise
-        return True
+        what = f"replace the {_one(kind)} `{name}`"
+        return self._ask(what, "PUT", _path(kind, namespace, name), body=body, absent=409) is not None
 
     def patch(self, kind: str, namespace: str, name: str, changes: Object) -> bool:
-        """Merge changes into an object; False where there is none."""
-        try:
-            self._ask(f"change the {_one(kind)} `{name}`", "PATCH", _path(kind, namespace, name), [], changes)
-        except ApiRefused as refused:
-            if refused.status == 404:
-                return False
-            raise
-        return True
+        """Merge changes into an object; False if there is none."""
+        what = f"change the {_one(kind)} `{name}`"
+        return self._ask(what, "PATCH", _path(kind, namespace, name), body=changes, absent=404) is not None
 
     def delete(self, kind: str, namespace: str, name: str, *, grace_s: int | None = None) -> None:
-        """Ask for its end, and that of all it owns; already gone is success."""
+        """Delete an object and all that it owns; already gone is success."""
         options: dict[str, Any] = {"propagationPolicy": "Foreground" if kind == "jobs" else "Background"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        try:
-            self._ask(f"delete the {_one(kind)} `{name}`", "DELETE", _path(kind, namespace, name), [], options)
-        except ApiRefused as refused:
-            if refused.status != 404:
-                raise
+        what = f"delete the {_one(kind)} `{name}`"
+        self._ask(what, "DELETE", _path(kind, namespace, name), body=options, absent=404)
 
     def evict(self, namespace: str, pod: str) -> None:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
-        self._ask(f"evict the pod `{pod}`", "POST", f"{_path('pods', namespace, pod)}/eviction", [], body)
+        self._ask(f"evict the pod `{pod}`", "POST", f"{_path('pods', namespace, pod)}/eviction", body=body)
 
     def open_exec(self, namespace: str, pod: str, words: Sequence[str]) -> Any:
-        """A websocket to a command in the pod's first container: channel 0 is its input, 1 its output, 2 its errors."""
+        """Open a websocket to a command in the pod's first container: channel 0 is its input, 1 its output, 2 its errors."""
         from kubernetes import client
         from kubernetes.client.exceptions import ApiException
         from kubernetes.stream import stream
 
-        # The library swaps a method of its client while it connects, so this one is nobody else's.
+        # The library swaps a method of its client while it connects, so the client is not shared.
         api = client.CoreV1Api(client.ApiClient(self._connection().configuration))
         try:
             return stream(
@@ -148,17 +126,15 @@ class Cluster:
             ) from problem
 
     def run(self, namespace: str, pod: str, words: Sequence[str]) -> str:
-        """Run a command in the pod to its end; its output and errors."""
+        """Run a command in the pod to its end; returns its output and errors."""
         socket = self.open_exec(namespace, pod, words)
         socket.run_forever(timeout=_PATIENCE_S)
         said = (socket.read_channel(1) or b"") + (socket.read_channel(2) or b"")
         close_exec(socket)
         return bytes(said).decode("utf-8", "replace")
 
-    # asking
-
     def read_log(self, namespace: str, pod: str, lines: int) -> str:
-        """The last lines that a pod's only container printed; empty if it has begun nothing, or is gone."""
+        """The last lines that a pod's only container printed; empty if it has not begun, or is gone."""
         try:
             answer = self._raw("GET", f"{_path('pods', namespace, pod)}/log", [("tailLines", str(lines))], None)
         except ApiRefused as refused:
@@ -167,22 +143,31 @@ class Cluster:
             raise
         return bytes(answer.data).decode("utf-8", "replace")
 
-    def _read(self, what: str, path: str, query: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-        for again in range(_READ_TRIES):
+    def _read(
+        self, what: str, path: str, query: Sequence[tuple[str, str]] = (), absent: int = 0
+    ) -> dict[str, Any] | None:
+        for again in range(1, _READ_TRIES):
             try:
-                return self._ask(what, "GET", path, query, None)
+                return self._ask(what, "GET", path, query, absent=absent)
             except KubernetesUnavailable:
-                if again == _READ_TRIES - 1:
-                    raise
-                time.sleep(0.3 * 2**again)
-        raise AssertionError("unreachable")
+                time.sleep(0.15 * 2**again)
+        return self._ask(what, "GET", path, query, absent=absent)
 
     def _ask(
-        self, what: str, method: str, path: str, query: Sequence[tuple[str, str]], body: Object | None
-    ) -> dict[str, Any]:
+        self,
+        what: str,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]] = (),
+        body: Object | None = None,
+        absent: int = 0,
+    ) -> dict[str, Any] | None:
+        """The answer of the API; None for the status `absent`."""
         try:
             answer = self._raw(method, path, query, body)
         except ApiRefused as refused:
+            if refused.status == absent:
+                return None
             raise ApiRefused(what, refused.status, refused.said, hint=refused.hint) from None
         found: dict[str, Any] = json.loads(answer.data)
         return found
@@ -192,7 +177,7 @@ class Cluster:
 
         from urllib3.exceptions import HTTPError
 
-        # The library's own way to ask differs from version to version; its connections, keys and tokens do not.
+        # The library's own calls differ between versions; its connections, keys and tokens do not.
         connection = self._connection()
         headers = {"Accept": "application/json, */*", "User-Agent": "research-runtime"}
         for auth in connection.configuration.auth_settings().values():
@@ -243,11 +228,8 @@ class Cluster:
         return f"context `{self.context}`" if self.context else "the current context"
 
     def _connection(self) -> Any:
-        if self._client is None:
-            self._client = self._connect()
-        return self._client
-
-    def _connect(self) -> Any:
+        if self._client is not None:
+            return self._client
         try:
             from kubernetes import client, config
         except ModuleNotFoundError as problem:
@@ -268,14 +250,15 @@ class Cluster:
         if urlsplit(configuration.host).hostname in ("127.0.0.1", "localhost", "::1"):
             # A proxy of the environment leads away from this machine.
             configuration.proxy = None
-        return client.ApiClient(configuration)
+        self._client = client.ApiClient(configuration)
+        return self._client
 
 
 def close_exec(socket: Any) -> None:
-    """Whatever state the connection is in, nothing of it stays open."""
+    """Close a connection in any state."""
     try:
         socket.close()
-    except Exception:  # the other end is gone: there is nobody to say good-bye to
+    except Exception:  # the other end is gone
         pass
     socket.sock.shutdown()
 

@@ -1,12 +1,13 @@
-"""Reads the older practice of several seeds on shared GPUs: a ReplicaSet template and a list RUNS become one job array.
+"""Converts the older practice of several seeds on shared GPUs: a ReplicaSet template and a list RUNS become one job array.
 
-A ReplicaSet started what had finished again, for ever; in the job each seed is a run that ends once.
+A ReplicaSet starts finished pods again, for ever; in the job each seed is a run that ends once.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,23 +20,15 @@ GPU_VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 HOSTNAME: Final = "kubernetes.io/hostname"
 _KEYS: Final = ("name", "gpu_id", "node", "replicas", "cmd")
 _CONTAINER: Final = (
-    "name",
-    "image",
-    "command",
-    "args",
-    "env",
-    "volumeMounts",
-    "tty",
-    "stdin",
-    "imagePullPolicy",
-    "resources",
+    *("name", "image", "command", "args", "env", "volumeMounts"),
+    *("tty", "stdin", "imagePullPolicy", "resources"),
 )
 _POD: Final = ("containers", "volumes", "nodeSelector", "imagePullSecrets", "serviceAccountName", "restartPolicy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One entry of RUNS: so many pods of one command on one GPU."""
+    """One entry of RUNS: `replicas` pods of one command on one GPU."""
 
     name: str
     gpu_id: int
@@ -49,11 +42,11 @@ class Converted:
     spec: Mapping[str, Any]
     """A job file, as data."""
     lines: tuple[Mapping[str, Any], ...]
-    """Parameters of each index, where the runs differ in more than their seed; the spec's `array.file`."""
+    """Parameters of each index if the runs differ in more than their seed; the spec's `array.file`."""
     gpus: Mapping[str, int]
     """Nodes and GPUs that the target has to name."""
     notes: tuple[str, ...]
-    """What changes, and what was left out."""
+    """The changes, and the parts that were left out."""
 
 
 def read_runs(text: str, *, source: str) -> list[dict[str, Any]]:
@@ -114,8 +107,12 @@ def convert(template: object, runs: Sequence[Mapping[str, Any]] = (), *, lines_f
         spec["command"] = list(all_runs[0].cmd)
         spec["array"] = {"seeds": count}
     else:
-        prefix = _common_prefix([each.cmd for each in all_runs])
-        spec["command"] = [*prefix, "{cmd}"]
+        prefixes = {each[:-1] for each in commands}
+        if len(prefixes) != 1:
+            raise NotPossible(
+                "the runs' commands differ in more than their last word", hint="write each as one line of shell: cmd"
+            )
+        spec["command"] = [*prefixes.pop(), "{cmd}"]
         spec["array"] = {"file": lines_file}
         lines = tuple(
             {"run": each.name, "seed": seed, "cmd": each.cmd[-1]} for each in all_runs for seed in range(each.replicas)
@@ -124,7 +121,9 @@ def convert(template: object, runs: Sequence[Mapping[str, Any]] = (), *, lines_f
         spec["env"] = env
     if mounts := _mounts(pod, container):
         spec["mounts"] = mounts
-    spec["resources"] = {"gpus": {"count": _share(sharing)}, **_memory(container)}
+    # Rounded down, so that as many runs share a GPU as before.
+    share = 1 if sharing == 1 else int(10000 / sharing) / 10000
+    spec["resources"] = {"gpus": {"count": share}, **_memory(container)}
     nodes = sorted({each.node for each in all_runs if each.node})
     if nodes:
         spec["placement"] = {"nodes": nodes}
@@ -155,7 +154,7 @@ def render_lines(converted: Converted) -> str:
 # reading
 
 
-# What is read of a template, and what it has to be where it is there; names have to be.
+# The parts of a template that are read, with their types; the names are required.
 _SCALAR: Final = (str, int, float)
 _SHAPE: Final[Mapping[str, Any]] = {
     "metadata": {},
@@ -181,12 +180,8 @@ _SHAPE: Final[Mapping[str, Any]] = {
 
 def _read_template(template: object) -> dict[str, Any]:
     """The template, with everything that is read of it in its place."""
-    if not isinstance(template, Mapping) or template.get("kind") not in (
-        "ReplicaSet",
-        "Deployment",
-        "ReplicationController",
-    ):
-        kind = template.get("kind") if isinstance(template, Mapping) else template
+    kind = template.get("kind") if isinstance(template, Mapping) else template
+    if not isinstance(template, Mapping) or kind not in ("ReplicaSet", "Deployment", "ReplicationController"):
         raise InvalidValue("kind", kind, "ReplicaSet", hint="the file that was given to `kubectl apply`")
     found: dict[str, Any] = _shaped(template, _SHAPE, "")
     containers = found["spec"]["template"]["spec"]["containers"]
@@ -255,28 +250,12 @@ def _whole(field: str, value: object, *, least: int) -> int:
     return int(text)
 
 
-def _sharing(runs: Sequence[Run]) -> dict[tuple[str, int], int]:
+def _sharing(runs: Sequence[Run]) -> Counter[tuple[str, int]]:
     """How many pods each GPU had at once."""
-    found: dict[tuple[str, int], int] = {}
+    found = Counter[tuple[str, int]]()
     for each in runs:
-        key = (each.node, each.gpu_id)
-        found[key] = found.get(key, 0) + each.replicas
+        found[each.node, each.gpu_id] += each.replicas
     return found
-
-
-def _share(sharing: int) -> float | int:
-    # Rounded down, so that as many fit as did.
-    return 1 if sharing == 1 else int(10000 / sharing) / 10000
-
-
-def _common_prefix(commands: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """All words but the last, which has to be the only one that differs."""
-    prefixes = {each[:-1] for each in commands}
-    if len(prefixes) != 1:
-        raise NotPossible(
-            "the runs' commands differ in more than their last word", hint="write each as one line of shell: cmd"
-        )
-    return next(iter(prefixes))
 
 
 def _env(container: Mapping[str, Any], notes: list[str]) -> dict[str, str]:

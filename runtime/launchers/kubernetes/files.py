@@ -1,7 +1,7 @@
-"""The record root on a claim, as a machine outside of the cluster reaches it: through a small pod that mounts it.
+"""The record root on a claim, reached from outside the cluster through a small pod that mounts it.
 
-The pod is shared by all launches of its owner into a namespace, waits for commands, and ends by itself when it has had
-none for some minutes. Its Job goes after it, whether anybody is there or not.
+All launches of an owner into a namespace share the pod. It waits for commands, and ends by itself after some minutes
+without one; its Job is removed after it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ import hashlib
 import json
 import re
 import secrets
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.jobs.hosts import agent
-from runtime.jobs.hosts.base import AgentHost, Answer, Files, HostUnavailable, RootWatch
+from runtime.jobs.hosts.base import Files, HostUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
-from runtime.jobs.hosts.ssh import SshFiles, check_root, render_request
+from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_agent
 from runtime.jobs.spec import JobState
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.render import render_files_job
@@ -29,14 +25,13 @@ from runtime.launchers.kubernetes.states import NAME_OF_JOB, is_unfinished, newe
 from runtime.launchers.kubernetes.sweep import END_S, wait_until_gone
 
 START_S: Final = 180
-"""How long the pod may take to run: a first pull of its image is in it."""
+"""How long the pod may take to run, a first pull of its image included."""
 _SECRET: Final = re.compile(r"jobs/[^/]+/secrets/[^/]+")
 _FRAME: Final = 1 << 18
-_PROGRAM: Final = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode('utf-8'))"
 
 
 class JobFiles(BucketFiles):
-    """A bucket that secrets of jobs do not enter: they wait here until a Secret of the namespace takes them."""
+    """A bucket without the secrets of jobs, which wait in memory until a Secret of the namespace takes them."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -49,57 +44,42 @@ class JobFiles(BucketFiles):
             super().write(name, data, mode=mode)
 
     def secrets_of(self, job: str) -> dict[str, bytes]:
-        """Name → value of those that were written for a job through this very object."""
+        """Name → value of the secrets that were written for a job through this object."""
         prefix = f"jobs/{job}/secrets/"
         return {name[len(prefix) :]: data for name, data in self._secrets.items() if name.startswith(prefix)}
 
 
-class KubernetesHost(AgentHost):
+class KubernetesHost(RemoteHost):
     """A pod that sees the record root. Nothing is started before the first request, and none for a bucket."""
 
     def __init__(self, place: Place, cluster: Cluster, owner: str) -> None:
+        super().__init__()
         self.place, self.cluster = place, cluster
         self.name = f"{place.context or 'kubernetes'}/{place.namespace}"
         self._owner = owner
-        self._lock = threading.Lock()
         self._socket: Any = None
         self._mark = b""
         self._rest = b""
         self._errors = b""
-        self._count = 0
-        self.watch: RootWatch | None = None
         address = f"{self.name}/{place.records}"
-        self.files: Files = JobFiles(place.bucket) if place.bucket else SshFiles(self, place.root, address)  # type: ignore[arg-type]
+        self.files: Files = JobFiles(place.bucket) if place.bucket else RemoteFiles(self, address)
 
-    def run(
-        self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None
-    ) -> Answer:
-        said = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
-        code, out, err = said
-        if code is None:
-            raise HostUnavailable(f"`{words[0]}` did not end in `{self.name}` within {timeout_s:g} s and was killed")
-        return Answer(code, out, err)
-
-    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
-        """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
+    def exchange(self, request: bytes, patience_s: float) -> dict[str, Any]:
         if self.place.bucket:
             raise HostUnavailable(f"no pod in `{self.name}` runs commands: its jobs lie in a bucket", retryable=False)
-        with self._lock:
-            if self._socket is None:
-                self._connect()
-            self._count += 1
-            try:
-                self._send(render_request(self._count, do, args, self.watch))
-                said = self._hear(patience_s)
-            except Exception as problem:
-                raise self._lost(problem) from problem
-        check_root(said, self.watch)
-        if "error" in said:
-            raise StoreUnavailable(
-                f"the record root `{self.place.root}` of claim `{self.place.claim}` refuses: {said['error']}",
-                hint="`runtime targets check` tries every step",
-            )
-        return agent.unpack(said["value"])
+        if self._socket is None:
+            self._connect()
+        try:
+            self._send(request)
+            return self._hear(patience_s)
+        except Exception as problem:
+            raise self._lost(problem) from problem
+
+    def explain(self, said: str, number: int | None) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the record root `{self.place.root}` of claim `{self.place.claim}` refuses: {said}",
+            hint="`runtime targets check` tries every step",
+        )
 
     def close(self) -> None:
         self._hang_up()
@@ -116,18 +96,16 @@ class KubernetesHost(AgentHost):
         pod = self._ensure_pod()
         self._mark = f"=={secrets.token_hex(12)}==".encode()
         self._rest = self._errors = b""
-        source = Path(agent.__file__).read_bytes()
-        call = f"\nserve({self._mark.decode()!r}, {self.place.root!r})\n".encode()
-        words = [self.place.python, "-u", "-c", _PROGRAM]
+        words = [self.place.python, "-u", "-c", PROGRAM]
         self._socket = self.cluster.open_exec(self.place.namespace, pod, words)
-        self._send(b"%d\n" % (len(source) + len(call)) + source + call)
+        self._send(render_agent(self._mark.decode(), self.place.root))
 
     def _send(self, data: bytes) -> None:
         for at in range(0, len(data), _FRAME):
             self._socket.write_channel(0, data[at : at + _FRAME])
 
     def _hear(self, patience_s: float) -> dict[str, Any]:
-        """The next answer, whatever else is printed."""
+        """The next answer; other output is skipped."""
         until = time.monotonic() + patience_s
         parts = [self._rest]
         while True:
@@ -161,22 +139,24 @@ class KubernetesHost(AgentHost):
 
     def _ensure_pod(self) -> str:
         """Name of a pod that runs and sees the claim."""
-        name = files_job_name(self.place, self._owner)
+        place = self.place
+        # The same for the same owner, claim and image, so that launches share it.
+        said = "\0".join((self._owner, place.claim, str(place.image), place.python, str(place.run_as_user)))
+        name = f"runtime-files-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
         until = time.monotonic() + START_S
         namespace, asked = self.place.namespace, False
         while True:
             job = self.cluster.get("jobs", namespace, name)
             if job is None:
-                asked = (
-                    self.cluster.create("jobs", namespace, render_files_job(self.place, name, self._owner)) is not None
-                )
+                wanted = render_files_job(self.place, name, self._owner)
+                asked = self.cluster.create("jobs", namespace, wanted) is not None
                 continue
             pods = self.cluster.list("pods", namespace, labels=f"{NAME_OF_JOB}={name}")
             view = read_pod(newest_pods(pods)[0]) if pods else None
             going = bool(job["metadata"].get("deletionTimestamp"))
             if view is not None and view.raw == "Running" and not going:
                 if "activeDeadlineSeconds" in job["spec"]:
-                    # It has begun in time; from here on it ends when it has nothing to do.
+                    # It has begun in time; from now on it ends once it has nothing to do.
                     self.cluster.patch("jobs", namespace, name, {"spec": {"activeDeadlineSeconds": None}})
                 return view.name
             if not is_unfinished(job) and not going:
@@ -201,9 +181,3 @@ class KubernetesHost(AgentHost):
     def _end_files(self, name: str) -> None:
         self.cluster.delete("jobs", self.place.namespace, name)
         wait_until_gone(self.cluster, self.place.namespace, {name}, END_S)
-
-
-def files_job_name(place: Place, owner: str) -> str:
-    """The same for the same owner, claim and image, so that launches share it."""
-    said = "\0".join((owner, place.claim, str(place.image), place.python, str(place.run_as_user)))
-    return f"runtime-files-{hashlib.sha256(said.encode()).hexdigest()[:16]}"

@@ -1,8 +1,8 @@
-"""Parts of GPUs: a Lease for each GPU whose annotation says which Jobs have how much of it.
+"""Parts of GPUs: a Lease for each GPU, with an annotation that lists its Jobs and the share of each.
 
-Written by compare-and-swap on the Lease's version. An entry counts only while its Job is there and has not ended, so
-nothing has to be renewed or given back. A Job waits suspended until it is in the table; one whose launch was killed
-meanwhile counts for a while only.
+Launches write it by compare-and-swap on the Lease's version. An entry counts only while its Job exists and has not ended,
+so nothing has to be renewed or given back. A Job waits suspended until it is in the table; if its launch was killed
+meanwhile, the entry counts for `PATIENCE`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime.values import dataclass
 
 TABLE: Final = "research-runtime/slots"
 PATIENCE: Final = timedelta(minutes=15)
-"""How long a Job that was not let go keeps its slots; a launch that goes on later takes them anew."""
+"""How long a suspended Job keeps its slots; a launch that goes on later takes them again."""
 _TRIES: Final = 20
 _CLOSE: Final = 1e-6
 
@@ -47,24 +47,20 @@ class Holder:
     """NAMESPACE/NAME"""
     slots: int
     share: float
-    """Of the GPU, each slot."""
-
-    @property
-    def total(self) -> float:
-        return self.slots * self.share
+    """Share of the GPU of each slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one Job serves of a job."""
+    """The runs of a job that one Job serves."""
 
     gpu: Gpu | None = None
-    """None where runs share no GPU."""
+    """None if runs share no GPU."""
     first: int = 0
-    """Its first run, as the job counts from 0."""
+    """The first run, counted from 0."""
     count: int
     parallel: int
-    """How many of them at a time."""
+    """How many runs at a time."""
 
 
 def lease_name(gpu: Gpu) -> str:
@@ -80,17 +76,16 @@ def read_table(lease: Mapping[str, Any] | None) -> list[Holder]:
 
 
 def write_table(holders: Sequence[Holder]) -> str:
-    return json.dumps(
-        {each.uid: {"job": each.job, "slots": each.slots, "share": each.share} for each in holders}, sort_keys=True
-    )
+    table = {each.uid: {"job": each.job, "slots": each.slots, "share": each.share} for each in holders}
+    return json.dumps(table, sort_keys=True)
 
 
 def grant(holders: Sequence[Holder], uid: str, job: str, wanted: int, share: float) -> tuple[int, list[Holder]]:
-    """How many slots of the GPU the Job gets, at most `wanted`, and the table with it; a Job that has some keeps them."""
-    mine = next((each for each in holders if each.uid == uid), None)
-    if mine is not None:
-        return mine.slots, list(holders)
-    free = 1 - sum(each.total for each in holders)
+    """The slots of the GPU that the Job gets, at most `wanted`, and the table with it; a Job that has some keeps them."""
+    for each in holders:
+        if each.uid == uid:
+            return each.slots, list(holders)
+    free = 1 - sum(each.slots * each.share for each in holders)
     got = min(wanted, int((free + _CLOSE) / share))
     if got < 1:
         return 0, list(holders)
@@ -100,7 +95,7 @@ def grant(holders: Sequence[Holder], uid: str, job: str, wanted: int, share: flo
 def living(
     holders: Sequence[Holder], find_job: Callable[[str], Mapping[str, Any] | None], now: datetime
 ) -> list[Holder]:
-    """Those whose Job is there, is the same one, has not ended, and was let go or may still be."""
+    """The holders whose Job is the same one, has not ended, and is released or waits for less than `PATIENCE`."""
     found = []
     for each in holders:
         job = find_job(each.job)
@@ -112,7 +107,7 @@ def living(
 
 
 def is_waiting(job: Mapping[str, Any]) -> bool:
-    """Whether a Job that is to get slots of a GPU, or its shim, was not let go yet."""
+    """Whether a Job still waits for slots of a GPU or for its shim."""
     annotations = job["metadata"].get("annotations") or {}
     return WAITING in (annotations.get(SLOTS), annotations.get(FILES))
 
@@ -120,7 +115,7 @@ def is_waiting(job: Mapping[str, Any]) -> bool:
 def take_slots(
     cluster: Cluster, namespace: str, gpu: Gpu, *, uid: str, job: str, wanted: int, share: float
 ) -> tuple[int, list[Holder]]:
-    """Write the Job into the GPU's table: how many slots it has now, and who has the GPU. Safe to repeat."""
+    """Write the Job into the GPU's table; returns its slots and the table. Safe to repeat."""
     name = lease_name(gpu)
 
     def find_job(native: str) -> Mapping[str, Any] | None:
@@ -151,7 +146,7 @@ def take_slots(
 
 
 def deal(gpus: Sequence[Gpu], slots: int, count: int, at_once: int | None = None) -> list[Share]:
-    """As many GPUs as the runs that may go at once fill, each with its even share of all runs, in a row."""
+    """Share all runs evenly, in a row, over as many GPUs as the runs that may go at once fill."""
     together = min(count, at_once or count)
     used = list(gpus)[: max(1, min(len(gpus), -(-together // slots)))]
     counts = divide(count, len(used))

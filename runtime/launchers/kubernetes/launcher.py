@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, cast
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host
+from runtime.jobs.identity import owner_name
 from runtime.jobs.order import activation_lines, make_order
 from runtime.jobs.plan import (
     FieldSupport,
@@ -23,31 +24,19 @@ from runtime.jobs.plan import (
 )
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.kubernetes import render
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
 from runtime.launchers.kubernetes.gpu_leases import Gpu, Share, deal, is_waiting, take_slots
-from runtime.launchers.kubernetes.render import (
-    FILES,
-    JOB,
-    RECORD,
-    SLOTS,
-    bind_gpu,
-    check_code,
-    job_name,
-    name_afresh,
-    name_record,
-    render_job,
-    render_secrets,
-    render_shim,
-    slots_of_gpu,
-)
 from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, Place, check_settings, read_place
 from runtime.launchers.kubernetes.states import (
     FINALIZER,
     NAME_OF_JOB,
     OFFSET,
+    created_at,
+    has_ended,
     is_unfinished,
     native_id,
     newest_pods,
@@ -64,7 +53,7 @@ _TRIES: Final = 3
 
 
 TOLD: Final = "/dev/termination-log"
-"""Where the shim leaves the result for whoever reads the pod and not the record root."""
+"""Where the shim leaves the result for readers of the pod."""
 # The shim is the first process of its container.
 _RING: Final = "import os, signal; os.kill(1, signal.SIGALRM)"
 _KILL: Final = """
@@ -91,32 +80,33 @@ class KubernetesLauncher:
         check_settings(target)
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
-        from runtime.jobs.identity import owner_name
-
         place = read_place(target, context)
         return KubernetesHost(place, Cluster(place.context, context.environ.get("KUBECONFIG")), owner_name())
 
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
-        check_code(spec)
+        render.check_code(spec)
         place = read_place(target, context)
         indices = read_indices(spec.array, context.base)
         offset = spec.array.offset if spec.array else 0
         order = _order(spec, job, indices, context, place)
         parts: list[NativePart] = []
         artefacts: dict[str, str] = {}
-        for number, share in enumerate(_share_out(spec, place, len(indices))):
+        slots = render.slots_of_gpu(spec)
+        shares = [Share(count=len(indices), parallel=len(indices))]
+        if slots is not None:
+            most = spec.array.max_parallel if spec.array else None
+            shares = deal(_gpus_of(spec, place), slots, len(indices), most)
+        for number, share in enumerate(shares):
             first = offset + share.first
-            manifest = render_job(
-                spec, place, job, part=number, offset=first, count=share.count, slots=slots_of_gpu(spec)
-            )
+            manifest = render.render_job(spec, place, job, part=number, offset=first, count=share.count, slots=slots)
             name, native = "job.yaml", {}
             if share.gpu is not None:
-                manifest = bind_gpu(manifest, share.gpu.node, share.gpu.number, share.parallel)
+                manifest = render.bind_gpu(manifest, share.gpu.node, share.gpu.number, share.parallel)
                 name, native = f"job-{number}.yaml", {"gpu": [share.gpu.node, share.gpu.number]}
             artefacts[name] = _yaml(manifest)
             parts.append(
                 NativePart(
-                    name=job_name(job, place, number),
+                    name=render.job_name(job, place, number),
                     artefact=name,
                     offset=first,
                     count=share.count,
@@ -136,26 +126,26 @@ class KubernetesLauncher:
         )
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
-        cluster, place = _cluster(host), _place(host)
+        pods = _opened(host)
         if "gpu" in part.native:
-            return _submit_to_slots(plan, part, cast(KubernetesHost, host))
-        job = _ensure_job(_read_yaml(plan.artefacts[part.artefact]), plan, host)
-        if place.bucket and is_waiting(job):
+            return _submit_to_slots(plan, part, pods)
+        job = _ensure_job(_read_yaml(plan.artefacts[part.artefact]), plan, pods)
+        if pods.place.bucket and is_waiting(job):
             try:
-                _let_go(job, cast(KubernetesHost, host))
+                _let_go(job, pods)
             except NotPossible as refused:
-                _take_back([part.name], cluster, place, refused)
+                _take_back([part.name], pods, refused)
                 raise
-        return f"{place.namespace}/{part.name}"
+        return f"{pods.place.namespace}/{part.name}"
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
-        cluster, namespace = _cluster(host), _place(host).namespace
+        cluster, namespace = _opened(host).cluster, _opened(host).place.namespace
         if len(names) <= _FEW:
             jobs = [job for name in names if (job := cluster.get("jobs", namespace, name)) is not None]
         else:
             jobs = cluster.list("jobs", namespace, labels=MANAGED_JOBS)
         wanted = set(names)
-        # One that still waits for its slots was not let go: submitting it again goes on with it.
+        # A Job that still waits for its slots is left out: submitting it again goes on with it.
         return {
             job["metadata"]["name"]: native_id(job)
             for job in jobs
@@ -163,76 +153,77 @@ class KubernetesLauncher:
         }
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
-        cluster, namespace = _cluster(host), _place(host).namespace
         labels = _selector(native_ids)
-        jobs = cluster.list("jobs", namespace, labels=labels)
-        pods = cluster.list("pods", namespace, labels=labels)
+        jobs, pods = (
+            _opened(host).cluster.list(kind, _opened(host).place.namespace, labels=labels) for kind in ("jobs", "pods")
+        )
         return read_states(jobs, pods, native_ids)
 
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
         if indices is not None:
-            # Its shim looks for the mark; one whose pod has not started yet finds it when it does.
+            # Its shim looks for the mark, at once or when its pod starts.
             return []
-        cluster, namespace = _cluster(host), _place(host).namespace
-        return _delete_jobs([native.partition("/")[2] for native in native_ids], cluster, namespace)
+        return _delete_jobs([native.partition("/")[2] for native in native_ids], _opened(host))
 
     def list_started(self, target: Target, host: Host, *, owner: str | None = None) -> list[Started]:
-        return list_started(_cluster(host), _place(host), owner)
+        return list_started(_opened(host).cluster, _opened(host).place, owner)
 
     def sweep(self, target: Target, job: str, host: Host) -> list[str]:
-        return sweep(_cluster(host), _place(host), job)
+        return sweep(_opened(host).cluster, _opened(host).place, job)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
-        cluster = _cluster(host)
+        cluster = _opened(host).cluster
         namespace, _, name = native.native_id.partition("/")
-        job = cluster.get("jobs", namespace, name)
-        pods = sorted(_pods_of(cluster, namespace, name, native.index, job), key=_age)
+        job, pods = _list_pods(cluster, native.native_id, native.index)
         events: list[Object] = []
         for each in [name, *(pod["metadata"]["name"] for pod in pods[-1:])]:
-            events += sorted(cluster.list("events", namespace, fields=f"involvedObject.name={each}"), key=_last_seen)
+            found = cluster.list("events", namespace, fields=f"involvedObject.name={each}")
+            events += sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
         return explain_index(native, job, pods, events)
 
     def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
-        cluster = _cluster(host)
-        namespace, _, name = native.native_id.partition("/")
-        job = cluster.get("jobs", namespace, name)
-        pods = sorted(_pods_of(cluster, namespace, name, native.index, job), key=_age)
+        cluster = _opened(host).cluster
+        _, pods = _list_pods(cluster, native.native_id, native.index)
+        namespace = native.native_id.partition("/")[0]
         return cluster.read_log(namespace, pods[-1]["metadata"]["name"], 100) if pods else ""
 
     def release(self, target: Target, native_ids: Sequence[str], index: int, host: Host) -> list[str]:
-        """Let an index go that a pod on a dead node keeps: the pod is deleted without waiting for its node, and the Job
-        makes another. The old run may still go on there; the record's create-only commit decides."""
-        cluster = _cluster(host)
+        """Release an index that a pod on a dead node keeps: delete the pod without waiting for its node.
+
+        The Job makes another pod. The old run may still go on; the record's create-only commit decides.
+        """
+        cluster = _opened(host).cluster
         released = []
         for native in native_ids:
-            namespace, _, name = native.partition("/")
-            job = cluster.get("jobs", namespace, name)
-            for pod in _pods_of(cluster, namespace, name, index, job):
-                if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            for pod in _list_pods(cluster, native, index)[1]:
+                if has_ended(pod):
                     continue
                 metadata = pod["metadata"]
-                cluster.delete("pods", namespace, metadata["name"], grace_s=0)
+                place = metadata["namespace"], metadata["name"]
+                cluster.delete("pods", *place, grace_s=0)
                 kept = [each for each in metadata.get("finalizers", ()) if each != FINALIZER]
-                cluster.patch("pods", namespace, metadata["name"], {"metadata": {"finalizers": kept or None}})
-                released.append((namespace, metadata["name"], metadata["uid"]))
+                cluster.patch("pods", *place, {"metadata": {"finalizers": kept or None}})
+                released.append((*place, metadata["uid"]))
         if not released:
             raise NotPossible(
                 f"no pod keeps index {index}", hint="`runtime explain` says what it waits for; `status` where it stands"
             )
         until = time.monotonic() + END_S
-        while left := [each for each in released if _is_there(cluster, *each)]:
-            if time.monotonic() >= until:
-                return [f"the pod {namespace}/{name} is still there" for namespace, name, _ in left]
-            time.sleep(_LOOK_S)
+        while released:
+            pods = [(each, cluster.get("pods", *each[:2])) for each in released]
+            released = [each for each, pod in pods if pod is not None and pod["metadata"]["uid"] == each[2]]
+            if released and time.monotonic() >= until:
+                return [f"the pod {namespace}/{name} is still there" for namespace, name, _ in released]
+            time.sleep(_LOOK_S if released else 0)
         return []
 
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
-        cluster, place = _cluster(host), _place(host)
-        namespace, _, name = native_id.partition("/")
-        job = cluster.get("jobs", namespace, name)
+        cluster, python = _opened(host).cluster, _opened(host).place.python
+        namespace = native_id.partition("/")[0]
+        job, pods = _list_pods(cluster, native_id, index)
         running = [
             pod
-            for pod in newest_pods(_pods_of(cluster, namespace, name, index, job)).values()
+            for pod in newest_pods(pods).values()
             if pod.get("spec", {}).get("nodeName") and pod["status"].get("phase") in ("Pending", "Running")
         ]
         if not running:
@@ -244,23 +235,23 @@ class KubernetesLauncher:
             elif how == "node-loss":
                 cluster.delete("pods", namespace, pod_name, grace_s=0)
             elif how == "timeout":
-                cluster.run(namespace, pod_name, [place.python, "-c", _RING])
+                cluster.run(namespace, pod_name, [python, "-c", _RING])
             elif how == "oom":
                 _note_memory(job or {}, pod, host)
-                cluster.run(namespace, pod_name, [place.python, "-c", _KILL])
+                cluster.run(namespace, pod_name, [python, "-c", _KILL])
             else:
                 raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")
 
 
 def _let_go(job: Object, host: KubernetesHost, changes: Mapping[str, Any] | None = None) -> None:
-    """Give a suspended Job its shim and secrets, where it brings its own, and start it with `changes`. Safe to repeat."""
+    """Start a suspended Job with `changes`, after its shim and secrets if it brings its own. Safe to repeat."""
     cluster, place = host.cluster, host.place
     annotations = dict((changes or {}).get("annotations", {}))
     if place.bucket:
-        _bring("configmaps", render_shim(job, build_shim()), cluster, place)
-        if values := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][JOB]):
-            _bring("secrets", render_secrets(job, values), cluster, place)
-        annotations[FILES] = "sent"
+        _bring("configmaps", render.render_shim(job, build_shim()), cluster, place)
+        if values := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][render.JOB]):
+            _bring("secrets", render.render_secrets(job, values), cluster, place)
+        annotations[render.FILES] = "sent"
     patch = {"metadata": {"annotations": annotations}, "spec": {"suspend": False, **(changes or {}).get("spec", {})}}
     cluster.patch("jobs", place.namespace, job["metadata"]["name"], patch)
 
@@ -271,29 +262,28 @@ def _bring(kind: str, body: Mapping[str, Any], cluster: Cluster, place: Place) -
     except ApiRefused as refused:
         if "blockOwnerDeletion" not in refused.said:
             raise
-        # Where the cluster guards it, as OpenShift does, a launcher may not set it: it goes soon after its Job then.
+        # OpenShift forbids a launcher to set it: the object then goes soon after its Job.
         metadata = body["metadata"]
         owners = [{**each, "blockOwnerDeletion": False} for each in metadata["ownerReferences"]]
         cluster.create(kind, place.namespace, {**body, "metadata": {**metadata, "ownerReferences": owners}})
 
 
-def _ensure_job(manifest: Mapping[str, Any], plan: LaunchPlan, host: Host) -> Object:
+def _ensure_job(manifest: Mapping[str, Any], plan: LaunchPlan, host: KubernetesHost) -> Object:
     """The Job of a manifest, made now or by a launch of the same record that was cut off.
 
-    One of its name that has ended for another record, which was removed since, makes room.
+    A Job of its name that has ended for another record, which was removed since, is deleted.
     """
-    cluster, place = _cluster(host), _place(host)
-    manifest = name_afresh(manifest, secrets.token_hex(3)) if place.bucket else dict(manifest)
-    record = name_record(host.files.read(f"{plan.folder}/intent.json"))
+    cluster, place = host.cluster, host.place
+    manifest = render.name_afresh(manifest, secrets.token_hex(3)) if place.bucket else dict(manifest)
+    record = render.name_record(host.files.read(f"{plan.folder}/intent.json"))
     metadata = manifest["metadata"]
-    manifest["metadata"] = {**metadata, "annotations": {**metadata["annotations"], RECORD: record}}
+    manifest["metadata"] = {**metadata, "annotations": {**metadata["annotations"], render.RECORD: record}}
     for _ in range(_TRIES):
-        job = cluster.create("jobs", place.namespace, manifest) or cluster.get(
-            "jobs", place.namespace, metadata["name"]
-        )
+        job = cluster.create("jobs", place.namespace, manifest)
+        job = job or cluster.get("jobs", place.namespace, metadata["name"])
         if job is not None and _serves(job, host):
             return job
-        if job is not None and (left := _delete_jobs([metadata["name"]], cluster, place.namespace)):
+        if job is not None and (left := _delete_jobs([metadata["name"]], host)):
             raise InfrastructureFailure(
                 f"an earlier Job of the name `{metadata['name']}` is in the way", facts=left, hint="launch it again"
             )
@@ -303,23 +293,20 @@ def _ensure_job(manifest: Mapping[str, Any], plan: LaunchPlan, host: Host) -> Ob
 
 
 def _serves(job: Object, host: Host) -> bool:
-    """Whether a Job of a name that we would give serves the record which is there now.
-
-    One that has not ended does, for it reads and writes there; one that has only if it was made for it.
-    """
+    """Whether a Job of our name serves the current record: it has not ended, or was made for this record."""
     metadata = job["metadata"]
     if metadata.get("deletionTimestamp"):
         return False
     if is_unfinished(job):
         return True
-    intent = host.files.read(f"jobs/{metadata['labels'][JOB]}/intent.json")
-    return bool(metadata.get("annotations", {}).get(RECORD) == name_record(intent))
+    intent = host.files.read(f"jobs/{metadata['labels'][render.JOB]}/intent.json")
+    return bool(metadata.get("annotations", {}).get(render.RECORD) == render.name_record(intent))
 
 
-def _take_back(names: Sequence[str], cluster: Cluster, place: Place, refused: NotPossible) -> None:
-    """Delete Jobs of a launch that was refused. Raises `InfrastructureFailure` where they do not go: as long as anything
-    is there, nothing is said to have failed."""
-    if left := _delete_jobs(names, cluster, place.namespace):
+def _take_back(names: Sequence[str], host: KubernetesHost, refused: NotPossible) -> None:
+    """Delete Jobs of a launch that was refused. Raises `InfrastructureFailure` while any of them is left, since the launch
+    has not failed yet."""
+    if left := _delete_jobs(names, host):
         raise InfrastructureFailure(
             f"a launch was refused, and what it had begun does not go: {refused.message}",
             facts=left,
@@ -327,8 +314,9 @@ def _take_back(names: Sequence[str], cluster: Cluster, place: Place, refused: No
         ) from refused
 
 
-def _delete_jobs(names: Sequence[str], cluster: Cluster, namespace: str) -> list[str]:
-    """Delete Jobs and see that they and their pods are gone; what is left over, in words."""
+def _delete_jobs(names: Sequence[str], host: KubernetesHost) -> list[str]:
+    """Delete Jobs and wait until they and their pods are gone; returns what is left, in words."""
+    cluster, namespace = host.cluster, host.place.namespace
     jobs = [job for name in names if (job := cluster.get("jobs", namespace, name)) is not None]
     for job in jobs:
         cluster.delete("jobs", namespace, job["metadata"]["name"])
@@ -339,8 +327,7 @@ def _delete_jobs(names: Sequence[str], cluster: Cluster, namespace: str) -> list
 
 
 def _submit_to_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> str:
-    """Let one part go with the slots that it got, after every part of the job got some: a job is started as a whole,
-    or refused as a whole."""
+    """Start one part with its slots, once every part of the job has some: a job starts, or is refused, as a whole."""
     cluster, place = host.cluster, host.place
     try:
         for each in plan.parts:
@@ -348,25 +335,29 @@ def _submit_to_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -
         job = cluster.get("jobs", place.namespace, part.name)
         if job is not None and is_waiting(job):
             gpu, got = _ensure_slots(plan, part, host)
-            changes = {"annotations": {SLOTS: f"{gpu}: {got}"}, "spec": {"parallelism": got}}
+            changes = {"annotations": {render.SLOTS: f"{gpu}: {got}"}, "spec": {"parallelism": got}}
             _let_go(job, host, changes)
     except NotPossible as refused:
-        _drop_waiting(plan, cluster, place, refused)
+        jobs = [cluster.get("jobs", place.namespace, each.name) for each in plan.parts]
+        _take_back([job["metadata"]["name"] for job in jobs if job and is_waiting(job)], host, refused)
         raise
     return f"{place.namespace}/{part.name}"
 
 
 def _ensure_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> tuple[Gpu | None, int]:
-    """The GPU and the slots of a part, whose Job is made suspended and written into the table of a GPU. Safe to repeat."""
+    """Make the Job of a part, suspended, and write it into the table of a GPU; returns GPU and slots. Safe to repeat."""
     cluster, place = host.cluster, host.place
     native = f"{place.namespace}/{part.name}"
     assert plan.spec.resources.gpus is not None
     share = plan.spec.resources.gpus.count
     manifest = _read_yaml(plan.artefacts[part.artefact])
     busy: list[str] = []
-    for other in _other_gpus(plan, Gpu(*part.native["gpu"]), place):
-        job = _ensure_job(_rebind(manifest, other), plan, host)
-        # An earlier launch of it was cut off at another GPU: that one is gone on with first.
+    meant = {Gpu(*each.native["gpu"]) for each in plan.parts}
+    # The planned GPU first, then those that no part of the job is planned for.
+    for other in [Gpu(*part.native["gpu"]), *(gpu for gpu in _gpus_of(plan.spec, place) if gpu not in meant)]:
+        bound = render.bind_gpu(manifest, other.node, other.number, manifest["spec"]["parallelism"])
+        job = _ensure_job(bound, plan, host)
+        # If an earlier launch was cut off at another GPU, that one comes first.
         gpu = _gpu_of(job) or other
         if not is_waiting(job):
             return gpu, int(job["spec"]["parallelism"])
@@ -382,18 +373,12 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> t
         if got:
             return gpu, got
         busy.append(f"{gpu}: " + ", ".join(f"{each.job} has {each.slots} of {each.share:g}" for each in holders))
-        _delete_jobs([part.name], cluster, place.namespace)
+        _delete_jobs([part.name], host)
     raise NoFreeSlot(
         f"no GPU of target `{place.target}` has a free slot of {share:g}",
         facts=busy,
         hint="wait until one of these has ended, or name more GPUs: `gpus` of the target",
     )
-
-
-def _drop_waiting(plan: LaunchPlan, cluster: Cluster, place: Place, refused: NotPossible) -> None:
-    """Give back what the parts hold that were not let go."""
-    jobs = [cluster.get("jobs", place.namespace, part.name) for part in plan.parts]
-    _take_back([job["metadata"]["name"] for job in jobs if job and is_waiting(job)], cluster, place, refused)
 
 
 # deciding
@@ -408,25 +393,17 @@ def _order(
     if spec.resources.gpus and place.check_gpus:
         count = spec.resources.gpus.count
         backend["gpu_check"] = {"count": max(1, int(count)), "share": min(1.0, count)}
-    # A pod that Kubernetes makes once more begins with the shim of the job's folder, which goes when that is folded.
+    # A pod that Kubernetes makes again begins with the shim of the job's folder, which folding removes.
     backend["fold"] = False
     order = make_order(spec, job, indices, context, retries="backend", environ=context.environ, **backend)
     if spec.code.mode is CodeMode.IMAGE:
         order["code"] = {"path": "."}
-    # The pod gets these itself; nobody but the cluster reads them.
+    # The pod gets these itself; only the cluster reads them.
     mine = {each.name for each in spec.secrets if each.source.startswith("kubernetes://")}
     if kept := {name: path for name, path in order.pop("secrets", {}).items() if name not in mine}:
         # With a bucket the Job brings them, beside its shim.
         order["secrets"] = {name: f"{SECRETS_MOUNT}/{name}" for name in kept} if place.bucket else kept
     return order
-
-
-def _share_out(spec: JobSpec, place: Place, count: int) -> list[Share]:
-    """What each Job serves: one all, or one for each GPU where runs share them."""
-    slots = slots_of_gpu(spec)
-    if slots is None:
-        return [Share(count=count, parallel=count)]
-    return deal(_gpus_of(spec, place), slots, count, spec.array.max_parallel if spec.array else None)
 
 
 def _gpus_of(spec: JobSpec, place: Place) -> list[Gpu]:
@@ -446,21 +423,6 @@ def _gpus_of(spec: JobSpec, place: Place) -> list[Gpu]:
     return found
 
 
-def _other_gpus(plan: LaunchPlan, planned: Gpu, place: Place) -> list[Gpu]:
-    """The planned one first, then those that no other part of the job is meant for."""
-    meant = {Gpu(*part.native["gpu"]) for part in plan.parts}
-    return [planned, *(gpu for gpu in _gpus_of(plan.spec, place) if gpu not in meant)]
-
-
-def _rebind(manifest: dict[str, Any], gpu: Gpu) -> dict[str, Any]:
-    import copy
-
-    made = copy.deepcopy(manifest)
-    container = made["spec"]["template"]["spec"]["containers"][0]
-    container["env"] = [each for each in container["env"] if not each["name"].endswith("_VISIBLE_DEVICES")]
-    return bind_gpu(made, gpu.node, gpu.number, made["spec"]["parallelism"])
-
-
 def _gpu_of(job: Object) -> Gpu | None:
     pod = job["spec"]["template"]["spec"]
     node = pod.get("nodeSelector", {}).get("kubernetes.io/hostname")
@@ -472,51 +434,34 @@ def _gpu_of(job: Object) -> Gpu | None:
 # doing
 
 
-def _is_there(cluster: Cluster, namespace: str, name: str, uid: str) -> bool:
-    found = cluster.get("pods", namespace, name)
-    return found is not None and found["metadata"]["uid"] == uid
-
-
 def _note_memory(job: Object, pod: Object, host: Host) -> None:
-    """The shim takes a killed command for one that was killed for memory where the attempt's folder says so."""
+    """Leave the file by which the shim takes a killed command for one that was killed for memory."""
     labels = job.get("metadata", {}).get("labels", {})
-    run = f"jobs/{labels.get(JOB)}/runs/{int(labels.get(OFFSET, 0)) + pod_index(pod)}"
+    run = f"jobs/{labels.get(render.JOB)}/runs/{int(labels.get(OFFSET, 0)) + pod_index(pod)}"
     attempts = host.files.names(run, "a")
     if attempts:
         host.files.write(f"{run}/{attempts[-1]}/oom", b"")
 
 
-def _pods_of(
-    cluster: Cluster, namespace: str, name: str, index: int | None, job: Object | None
-) -> list[dict[str, Any]]:
-    """Pods of a Job, of one of the job's indices if `index` is given."""
+def _list_pods(cluster: Cluster, native: str, index: int | None) -> tuple[Object | None, list[dict[str, Any]]]:
+    """A Job and its pods, oldest first; those of one of the job's indices if `index` is given."""
+    namespace, _, name = native.partition("/")
+    job = cluster.get("jobs", namespace, name)
     labels = f"{NAME_OF_JOB}={name}"
     if index is not None:
         offset = int(((job or {}).get("metadata", {}).get("labels") or {}).get(OFFSET, 0))
         labels += f",batch.kubernetes.io/job-completion-index={index - offset}"
-    return cluster.list("pods", namespace, labels=labels)
+    return job, sorted(cluster.list("pods", namespace, labels=labels), key=created_at)
 
 
 def _selector(native_ids: Sequence[str]) -> str:
-    """The label selector that lists little more than these Jobs: by job id while they are few."""
+    """A label selector for these Jobs, by job id while they are few."""
     jobs = sorted({native.partition("/")[2].rsplit("-", 2)[0] for native in native_ids})
-    return f"{MANAGED_JOBS},{JOB} in ({','.join(jobs)})" if len(jobs) <= _FEW else MANAGED_JOBS
+    return f"{MANAGED_JOBS},{render.JOB} in ({','.join(jobs)})" if len(jobs) <= _FEW else MANAGED_JOBS
 
 
-def _cluster(host: Host) -> Cluster:
-    return cast(KubernetesHost, host).cluster
-
-
-def _place(host: Host) -> Place:
-    return cast(KubernetesHost, host).place
-
-
-def _age(pod: Object) -> str:
-    return str(pod["metadata"].get("creationTimestamp") or "")
-
-
-def _last_seen(event: Object) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+def _opened(host: Host) -> KubernetesHost:
+    return cast(KubernetesHost, host)
 
 
 def _yaml(manifest: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import math
 import re
@@ -30,35 +31,35 @@ OWNER: Final = "research-runtime/owner"
 PART: Final = "research-runtime/part"
 ACCOUNT: Final = "research-runtime/account"
 SLOTS: Final = "research-runtime/slots"
-"""Annotation of a Job that shares GPUs: `WAITING`, then the slots that it was let go with."""
+"""Annotation of a Job that shares GPUs: `WAITING`, then the slots that it was released with."""
 RECORD: Final = "research-runtime/record"
-"""Annotation of a Job: which record of its job it was made for (`name_record`)."""
+"""Annotation of a Job: the record of its job that it was made for (`name_record`)."""
 FILES: Final = "research-runtime/files"
-"""Annotation of a Job that brings its shim itself: `WAITING` until it has it."""
+"""Annotation of a Job that brings its shim itself: `WAITING` until the shim is there."""
 WAITING: Final = "waiting"
 HOSTNAME: Final = "kubernetes.io/hostname"
 
 KEPT: Final = timedelta(days=7)
-"""How long the API remembers a Job that has ended, where the spec does not say."""
+"""How long the API remembers a Job that has ended, if the spec does not set it."""
 START: Final = timedelta(minutes=15)
 """Added to the pod's own deadline, whose clock starts before its image is pulled."""
 NOTE_S: Final = 10
 """Added to the grace, for the shim to write down how the attempt ended."""
 SEND_S: Final = 60
-"""Added as well where the end of the log and outputs are still to be sent to a bucket."""
+"""Added as well if the end of the log and outputs are still to be sent to a bucket."""
 LOSSES: Final = 3
-"""So many lost attempts in a row end a run (`LOST_IN_A_ROW` of the shim); pods that never began one come on top."""
+"""Lost attempts in a row that end a run (`LOST_IN_A_ROW` of the shim); pods that never began one come on top."""
 _MOST: Final = (1 << 31) - 1
 READ: Final = timedelta(minutes=1)
-"""How long the API remembers what is of no use once it has ended: a probe, or a pod that served files."""
+"""How long the API remembers an object without use once it has ended: a probe, or a pod that served files."""
 FILES_START: Final = timedelta(minutes=5)
-"""The pod that serves files has run by then or is ended, whoever asked for it."""
+"""The pod that serves files runs by then, or is ended."""
 NEVER_AGAIN: Final = (1, 2, 3, 11, 126, 127, 128)
 """Exit codes that no further pod would change: the shim's own, and those of a container that cannot start."""
 
 _NATIVE: Final = "RUNTIME_NATIVE_JOB"
 _FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
-"""Annotation of a pod: how many before it failed at this index in a way that `podFailurePolicy` does not ignore."""
+"""Annotation of a pod: the earlier failures at this index that `podFailurePolicy` does not ignore."""
 FILES_IDLE_S: Final = 300
 _WAIT: Final = """
 import os, signal, sys, time
@@ -75,13 +76,13 @@ while idle < most:
 def render_job(
     spec: JobSpec, place: Place, job: JobIdentity, *, part: int, offset: int, count: int, slots: int | None = None
 ) -> dict[str, Any]:
-    """The Indexed Job that serves `count` indices from `offset` on; `slots` of one GPU run at a time where it is shared."""
+    """The Indexed Job that serves `count` indices from `offset` on; at most `slots` run at a time if they share a GPU."""
     name = job_name(job, place, part)
     labels = {**_labels(job.owner), JOB: job.id, PART: str(part), OFFSET: str(offset)}
     if spec.account:
         labels[ACCOUNT] = label_value(spec.account)
     parallel = min(slots or count, spec.array.max_parallel or count if spec.array else count, count)
-    # The shim says what is final: a limit that was reached before would make a failure of pods that were lost.
+    # The shim decides what is final: a lower limit would count lost pods as a failure.
     limit = min(spec.retry.failure + spec.retry.preemption + LOSSES, _MOST)
     kept = spec.ttl_after_finished or (KEPT if job.lifetime is None else READ)
     made: dict[str, Any] = {
@@ -95,10 +96,7 @@ def render_job(
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 # The shim has charged the attempt to its budget in the record root.
-                {
-                    "action": "Ignore",
-                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [AGAIN]},
-                },
+                {"action": "Ignore", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [AGAIN]}},
                 {
                     "action": "FailIndex",
                     "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(NEVER_AGAIN)},
@@ -119,7 +117,7 @@ def render_job(
         "annotations": {"research-runtime/name": job.name, "research-runtime/root": place.records},
     }
     if place.bucket:
-        # The deadline of a suspended Job does not run; pods that begin before its files are there wait for them.
+        # The deadline of a suspended Job does not run; pods that begin before its files exist wait for them.
         made["suspend"] = job.lifetime is None
         metadata["annotations"][FILES] = WAITING
     if slots is not None:
@@ -129,22 +127,20 @@ def render_job(
 
 
 def render_shim(job: Mapping[str, Any], shim: bytes) -> dict[str, Any]:
-    """The shim as a file that the Job's pods mount, and that goes when the Job goes."""
+    """The shim as a file that the Job's pods mount and that is removed with the Job."""
     name = _brought(job, "shim")["configMap"]["name"]
     return {**_owned(job, "ConfigMap", name), "data": {"shim.py": shim.decode()}}
 
 
 def render_secrets(job: Mapping[str, Any], values: Mapping[str, bytes]) -> dict[str, Any]:
-    """The secrets of a spec, likewise."""
+    """The secrets of a spec as files that the Job's pods mount and that are removed with the Job."""
     data = {name: base64.b64encode(value).decode("ascii") for name, value in values.items()}
     name = _brought(job, "secrets")["secret"]["secretName"]
     return {**_owned(job, "Secret", name), "type": "Opaque", "data": data}
 
 
 def name_afresh(job: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """The Job with names of its own for what it brings: what one of its name brought that is gone may still be there."""
-    import copy
-
+    """The Job with new names for its shim and secrets: those of a deleted Job of its name may still exist."""
     made: dict[str, Any] = copy.deepcopy(dict(job))
     for volume in made["spec"]["template"]["spec"]["volumes"]:
         if volume["name"] == "shim":
@@ -166,41 +162,22 @@ def _owned(job: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
         "kind": "Job",
         "name": metadata["name"],
         "uid": metadata["uid"],
-        # A Job that is deleted goes after it: where no Job is left, no Secret of it is.
+        # A Job that is deleted goes last: once no Job is left, none of its Secrets is.
         "blockOwnerDeletion": True,
     }
     labels = {name: metadata["labels"][name] for name in (MANAGED_BY, OWNER, JOB)}
     return {
         "apiVersion": "v1",
         "kind": kind,
-        "metadata": {
-            "name": name,
-            "namespace": metadata["namespace"],
-            "labels": labels,
-            "ownerReferences": [owner],
-        },
+        "metadata": {"name": name, "namespace": metadata["namespace"], "labels": labels, "ownerReferences": [owner]},
         "immutable": True,
     }
-
-
-def shim_name(job: str) -> str:
-    return f"{job}-shim"
-
-
-def secrets_name(job: str) -> str:
-    return f"{job}-secrets"
-
-
-def carried_secrets(spec: JobSpec) -> list[str]:
-    """Names of secrets whose values the launching machine brings: all but those that the cluster has."""
-    return [each.name for each in secret_refs(spec) if not each.source.startswith("kubernetes://")]
 
 
 def render_files_job(place: Place, name: str, owner: str) -> dict[str, Any]:
     """The Job of the pod that reads and writes the record root for machines outside.
 
-    It ends by itself when it has had nothing to do for some minutes, and when its pod does not come to run, and is
-    removed then: nobody has to be there for it.
+    It ends by itself, and is removed, if it has nothing to do for some minutes or its pod does not come to run.
     """
     if place.image is None:
         raise NotPossible(
@@ -229,7 +206,7 @@ def render_files_job(place: Place, name: str, owner: str) -> dict[str, Any]:
         "metadata": {"name": name, "namespace": place.namespace, "labels": _labels(owner)},
         "spec": {
             "backoffLimit": 0,
-            # Whoever sees the pod run takes this away.
+            # The launch that sees the pod run removes this.
             "activeDeadlineSeconds": int(FILES_START.total_seconds()),
             "ttlSecondsAfterFinished": int(READ.total_seconds()),
             "template": {"metadata": {"labels": _labels(owner)}, "spec": pod},
@@ -238,17 +215,17 @@ def render_files_job(place: Place, name: str, owner: str) -> dict[str, Any]:
 
 
 def job_name(job: JobIdentity, place: Place, part: int) -> str:
-    """A hash of all that the job is and of where its records lie: whoever launches it again finds it by this name."""
+    """A hash of the job and of its record root, by which a repeated launch finds the Job."""
     return f"{job.id}-{root_mark(place)}-{part}"
 
 
 def root_mark(place: Place) -> str:
-    """Tells the Jobs of one record root from those of another."""
+    """A mark in names that tells the Jobs of one record root from those of another."""
     return hashlib.sha256(place.records.encode()).hexdigest()[:6]
 
 
 def name_record(intent: bytes | None) -> str:
-    """The value of `RECORD` for a job whose ledger has this intent: one that was removed and made anew has another."""
+    """The value of `RECORD` for a job whose ledger has this intent; a job that was removed and made again has another."""
     return hashlib.sha256(intent or b"").hexdigest()[:16]
 
 
@@ -266,23 +243,22 @@ def quantity(amount: int) -> str:
 
 
 def bind_gpu(manifest: Mapping[str, Any], node: str, gpu: int, slots: int) -> dict[str, Any]:
-    """The Job with its pods on one GPU of a node, `slots` at a time; both variables, for frameworks look at one and
-    container runtimes at the other."""
-    import copy
+    """The Job with its pods on one GPU of a node, `slots` at a time.
 
+    Both variables are set, since frameworks look at one and container runtimes at the other.
+    """
     made: dict[str, Any] = copy.deepcopy(dict(manifest))
     made["spec"]["parallelism"] = min(slots, made["spec"]["parallelism"])
     pod = made["spec"]["template"]["spec"]
     pod["nodeSelector"] = {**pod.get("nodeSelector", {}), HOSTNAME: node}
-    pod["containers"][0]["env"] += [
-        {"name": "CUDA_VISIBLE_DEVICES", "value": str(gpu)},
-        {"name": "NVIDIA_VISIBLE_DEVICES", "value": str(gpu)},
-    ]
+    container, variables = pod["containers"][0], ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+    kept = [each for each in container["env"] if each["name"] not in variables]
+    container["env"] = kept + [{"name": name, "value": str(gpu)} for name in variables]
     return made
 
 
 def slots_of_gpu(spec: JobSpec) -> int | None:
-    """How many runs share a GPU; None where each has whole ones, or none."""
+    """How many runs share a GPU; None if each has whole ones, or none."""
     gpus = spec.resources.gpus
     return math.floor(1 / gpus.count + 1e-9) if gpus and gpus.count < 1 else None
 
@@ -293,6 +269,7 @@ def slots_of_gpu(spec: JobSpec) -> int | None:
 def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) -> dict[str, Any]:
     folder = f"{MOUNT if place.bucket else place.root}/jobs/{job.id}"
     index = "$(JOB_COMPLETION_INDEX)"
+    secret = {"prefix": RECORDS_VARIABLES, "secretRef": {"name": place.records_secret}}
     volumes, mounts = _volumes(spec, place, job, part)
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -320,7 +297,7 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
                 "name": "RUNTIME_POD_FAILURES",
                 "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{_FAILURES}']"}},
             },
-            # What holds in the end, where the namespace has limits of its own too.
+            # The effective amounts: a namespace may have limits of its own, too.
             *(
                 {
                     "name": f"RUNTIME_DISK_{which.upper()}",
@@ -334,7 +311,7 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
             ),
             *_secrets(spec),
         ],
-        **_records_secret(place),
+        **({"envFrom": [secret]} if place.records_secret else {}),
         **_resources(spec, place),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -357,12 +334,6 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
     if spec.priority is not Priority.NORMAL:
         pod["priorityClassName"] = _priority_class(spec, place)
     return pod
-
-
-def _records_secret(place: Place) -> dict[str, Any]:
-    if place.records_secret is None:
-        return {}
-    return {"envFrom": [{"prefix": RECORDS_VARIABLES, "secretRef": {"name": place.records_secret}}]}
 
 
 def image_of(spec: JobSpec, place: Place) -> str:
@@ -430,14 +401,15 @@ def _volumes(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     mounts: list[dict[str, Any]] = [{"name": "records", "mountPath": MOUNT}]
     names: dict[str, str] = {}
+    name = job_name(job, place, part)
     if place.bucket:
         volumes: list[dict[str, Any]] = [
             {"name": "records", "emptyDir": {}},
-            {"name": "shim", "configMap": {"name": shim_name(job_name(job, place, part))}},
+            {"name": "shim", "configMap": {"name": f"{name}-shim"}},
         ]
         mounts.append({"name": "shim", "mountPath": SHIM_MOUNT, "readOnly": True})
-        if carried_secrets(spec):
-            volumes.append({"name": "secrets", "secret": {"secretName": secrets_name(job_name(job, place, part))}})
+        if any(not each.source.startswith("kubernetes://") for each in secret_refs(spec)):
+            volumes.append({"name": "secrets", "secret": {"secretName": f"{name}-secrets"}})
             mounts.append({"name": "secrets", "mountPath": SECRETS_MOUNT, "readOnly": True})
     else:
         names[place.claim] = "records"
@@ -505,7 +477,7 @@ def _affinity(spec: JobSpec) -> dict[str, Any]:
 
 
 def _priority_class(spec: JobSpec, place: Place) -> str:
-    found = place.priority_classes.get(spec.priority.value)
+    found: str | None = place.priority_classes.get(spec.priority.value)
     if found is None:
         raise NotPossible(
             f"target `{place.target}` has no priority class for `{spec.priority.value}`",

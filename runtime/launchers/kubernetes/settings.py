@@ -1,4 +1,4 @@
-"""Where a target leads: context, namespace, images, claims and slots, by its settings and its stack's contract."""
+"""The place that a target names: context, namespace, images, claims and slots, by its settings and its stack."""
 
 from __future__ import annotations
 
@@ -10,79 +10,80 @@ from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.hosts.bucket import check_bucket, is_bucket
 from runtime.jobs.plan import PlanContext, Target
 from runtime.jobs.spec import looks_secret
+from runtime.launchers.settings import read_target_settings
 from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
-from runtime.values import dataclass, field
+from runtime.values import dataclass, field, fields
 
 MOUNT: Final = "/runtime-records"
-"""Where pods see the claim of the record root; of one in a bucket what they have of it themselves."""
+"""Where pods see the claim of the record root, or their own files of a root in a bucket."""
 SHIM_MOUNT: Final = "/runtime-shim"
-"""Where they see the shim, which such a Job brings itself."""
+"""Where pods with a root in a bucket see the shim, which their Job brings."""
 SECRETS_MOUNT: Final = "/runtime-secrets"
-"""Where they see its secrets, likewise."""
+"""Where pods with a root in a bucket see the secrets, which their Job brings."""
 RECORDS_VARIABLES: Final = "RUNTIME_RECORDS_"
-"""What variables begin with that are for the shim and not for commands (`OWN` of runtime/shim/cloud.py)."""
+"""Prefix of variables for the shim that commands do not see (`OWN` of runtime/shim/cloud.py)."""
 CLAIM_SCHEME: Final = "claim://"
 REGISTRY_SCHEME: Final = "registry://"
 
 _GPU: Final = "nvidia.com/gpu"
-_TEXTS: Final = (
-    "cluster",
-    "context",
-    "namespace",
-    "image",
-    "image_pull_policy",
-    "image_pull_secret",
-    "service_account",
-    "python",
-    "gpu_resource",
-    "slot_namespace",
-    "records_secret",
-)
-_TABLES: Final = ("gpus", "gpu_types", "node_selector", "priority_classes", "labels", "records_env")
-SETTINGS: Final = (*_TEXTS, *_TABLES, "setup", "tolerations", "run_as_user", "check_gpus")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_EXPECTED: Final = {
+    "gpus": "how many GPUs the node has",
+    "gpu_types": "LABEL=VALUE of its nodes",
+    "setup": "a list",
+    "tolerations": "a list",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A target, resolved."""
+class KubernetesSettings:
+    """The settings of a target, as a project's file has them."""
 
-    target: str
-    context: str | None
-    namespace: str
-    claim: str
-    """Of the record root; empty where that is a bucket."""
-    path: str
-    """Of the record root, in the claim."""
-    image: str | None
-    bucket: str | None = None
-    """URL of the record root where that is no claim."""
-    records_secret: str | None = None
-    """Secret of the namespace whose keys are variables by which pods reach the bucket."""
-    records_env: Mapping[str, str] = field(default_factory=dict)
-    """More such variables, which are no secret."""
+    cluster: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+    image: str | None = None
     python: str = "python3"
     image_pull_policy: str | None = None
     image_pull_secret: str | None = None
     service_account: str | None = None
-    claims: Mapping[str, str] = field(default_factory=dict)
-    """Name that users say → name of the claim."""
-    registries: Mapping[str, str] = field(default_factory=dict)
-    """Name of a registry of the stack → its address."""
+    records_secret: str | None = None
+    """Secret of the namespace whose keys are variables by which pods reach the bucket."""
+    records_env: Mapping[str, str] = field(default_factory=dict)
+    """More such variables, which are no secret."""
     gpu_resource: str = _GPU
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Node → how many GPUs it has that are shared in slots."""
-    gpu_types: Mapping[str, Any] = field(default_factory=dict)
-    """What a spec calls a GPU → label and value of its nodes."""
-    slot_namespace: str = ""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    priority_classes: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    run_as_user: int | None = None
-    check_gpus: bool = False
+    gpu_types: Mapping[str, str] = field(default_factory=dict)
+    """Name of a GPU in specs → label and value of its nodes."""
+    slot_namespace: str | None = None
+    node_selector: Mapping[str, Any] = field(default_factory=dict)
+    tolerations: tuple[Any, ...] = ()
+    priority_classes: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    run_as_user: Any = None
+    check_gpus: bool | None = None
     """Whether the shim looks at its GPUs with nvidia-smi before it starts the command."""
-    setup: tuple[str, ...] = ()
+    setup: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place(KubernetesSettings):
+    """A target, resolved."""
+
+    target: str
+    namespace: str
+    claim: str
+    """Claim of the record root; empty if that is a bucket."""
+    path: str
+    """Path of the record root in the claim."""
+    bucket: str | None = None
+    """URL of the record root if that is no claim."""
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """Name in specs → name of the claim."""
+    registries: Mapping[str, str] = field(default_factory=dict)
+    """Name of a registry of the stack → its address."""
+    slot_namespace: str
 
     def find_image(self, image: str) -> str:
         """The image by its full name; `registry://NAME/REST` is one in a registry of the stack."""
@@ -100,57 +101,39 @@ class Place:
 
     @property
     def records(self) -> str:
-        """The record root by a name that is its own in the namespace."""
+        """The record root by a name that is unique in the namespace."""
         return self.bucket or f"{self.claim}/{self.path}"
 
 
 def check_settings(target: Target) -> None:
     """Raise `UnknownName` or `InvalidValue` for a setting that cannot be used; nothing is asked."""
-    where, settings = f"targets.{target.name}", target.settings
-    for name in settings:
-        if name not in SETTINGS:
-            raise UnknownName("setting", name, SETTINGS, where=f"for target `{target.name}`")
-    for name in _TEXTS:
-        if name in settings and not (isinstance(settings[name], str) and settings[name]):
-            raise InvalidValue(f"{where}.{name}", settings[name], "text")
-    for name in _TABLES:
-        if name in settings and not isinstance(settings[name], Mapping):
-            raise InvalidValue(f"{where}.{name}", settings[name], "a table")
-    for node, count in settings.get("gpus", {}).items():
-        if type(count) is not int or count < 1:
-            raise InvalidValue(f"{where}.gpus.{node}", count, "how many GPUs the node has")
-    for gpu, label in settings.get("gpu_types", {}).items():
-        if not isinstance(label, str) or not label:
-            raise InvalidValue(f"{where}.gpu_types.{gpu}", label, "LABEL=VALUE of its nodes")
-    for name in ("setup", "tolerations"):
-        if not isinstance(settings.get(name, []), list | tuple):
-            raise InvalidValue(f"{where}.{name}", settings[name], "a list")
-    user = settings.get("run_as_user")
-    if user is not None and (type(user) is not int or user < 0):
-        raise InvalidValue(f"{where}.run_as_user", user, "the number of a user")
-    if not isinstance(settings.get("check_gpus", True), bool):
-        raise InvalidValue(f"{where}.check_gpus", settings["check_gpus"], "true or false")
-    for name, value in settings.get("records_env", {}).items():
-        if not isinstance(value, str):
-            raise InvalidValue(f"{where}.records_env.{name}", value, "text")
-        if looks_secret(name):
-            raise InvalidValue(
-                f"{where}.records_env",
-                name,
-                "variables that are no secret",
-                hint="keep it in a Secret of the namespace, under this name, and name that: records_secret",
-            )
-    if not is_bucket(target.records) and (given := {"records_secret", "records_env"} & settings.keys()):
+    where, settings = f"targets.{target.name}", _read(target)
+    if settings.run_as_user is not None and (type(settings.run_as_user) is not int or settings.run_as_user < 0):
+        raise InvalidValue(f"{where}.run_as_user", settings.run_as_user, "the number of a user")
+    for gpu, label in settings.gpu_types.items():
+        if not label:
+            raise InvalidValue(f"{where}.gpu_types.{gpu}", label, _EXPECTED["gpu_types"])
+    if secret := next(filter(looks_secret, settings.records_env), None):
         raise InvalidValue(
-            f"{where}.{min(given)}", settings[min(given)], "nothing: only pods that reach a bucket read it"
+            f"{where}.records_env",
+            secret,
+            "variables that are no secret",
+            hint="keep it in a Secret of the namespace, under this name, and name that: records_secret",
         )
-    policy = settings.get("image_pull_policy")
-    if policy not in (None, "Always", "IfNotPresent", "Never"):
-        raise InvalidValue(f"{where}.image_pull_policy", policy, "Always, IfNotPresent or Never")
+    if not is_bucket(target.records) and (given := {"records_secret", "records_env"} & target.settings.keys()):
+        raise InvalidValue(
+            f"{where}.{min(given)}", target.settings[min(given)], "nothing: only pods that reach a bucket read it"
+        )
+    if settings.image_pull_policy not in (None, "Always", "IfNotPresent", "Never"):
+        raise InvalidValue(f"{where}.image_pull_policy", settings.image_pull_policy, "Always, IfNotPresent or Never")
     if is_bucket(target.records):
         check_bucket(target)
     elif target.records is not None:
         split_records(target)
+
+
+def _read(target: Target) -> KubernetesSettings:
+    return read_target_settings(KubernetesSettings, target, where=f"for target `{target.name}`", expected=_EXPECTED)
 
 
 def split_records(target: Target) -> tuple[str, str]:
@@ -168,8 +151,8 @@ def split_records(target: Target) -> tuple[str, str]:
 
 
 def read_place(target: Target, context: PlanContext) -> Place:
-    """Settings first, then what the stack exports. Raises `NotPossible` for what neither says."""
-    settings = target.settings
+    """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has."""
+    settings = _read(target)
     outputs, cluster, namespace, exported = _contract(target, context)
     claims = {name: each.claim for name, each in exported.claims.items()} if exported else {}
     claim = path = ""
@@ -186,38 +169,27 @@ def read_place(target: Target, context: PlanContext) -> Place:
             facts=[f"claims of the stack: {', '.join(sorted(claims)) or 'none'}"],
             hint='set records = "claim://NAME/PATH" or "gs://BUCKET/PATH" for the target; docs/kubernetes.md',
         )
+    resolved = {
+        "context": settings.context or (cluster.context if cluster else None),
+        "image_pull_secret": settings.image_pull_secret or (exported.image_pull_secret if exported else None),
+        "service_account": settings.service_account or (exported.service_account if exported else None),
+        "slot_namespace": settings.slot_namespace or (cluster and cluster.slot_namespace) or namespace,
+        "check_gpus": settings.gpu_resource == _GPU if settings.check_gpus is None else settings.check_gpus,
+        "namespace": namespace,
+    }
     return Place(
         target=target.name,
-        context=settings.get("context") or (cluster.context if cluster else None),
-        namespace=namespace,
         claim=claim,
         path=path,
         bucket=(target.records or "").rstrip("/") if is_bucket(target.records) else None,
-        records_secret=settings.get("records_secret"),
-        records_env=dict(settings.get("records_env", {})),
-        image=settings.get("image"),
-        python=settings.get("python", "python3"),
-        image_pull_policy=settings.get("image_pull_policy"),
-        image_pull_secret=settings.get("image_pull_secret") or (exported.image_pull_secret if exported else None),
-        service_account=settings.get("service_account") or (exported.service_account if exported else None),
         claims=claims,
         registries=_registries(outputs) if outputs else {},
-        gpu_resource=settings.get("gpu_resource", _GPU),
-        gpus=dict(settings.get("gpus", {})),
-        gpu_types=dict(settings.get("gpu_types", {})),
-        slot_namespace=settings.get("slot_namespace") or (cluster and cluster.slot_namespace) or namespace,
-        node_selector=dict(settings.get("node_selector", {})),
-        tolerations=tuple(settings.get("tolerations", ())),
-        priority_classes=dict(settings.get("priority_classes", {})),
-        labels=dict(settings.get("labels", {})),
-        run_as_user=settings.get("run_as_user"),
-        check_gpus=settings.get("check_gpus", settings.get("gpu_resource", _GPU) == _GPU),
-        setup=tuple(settings.get("setup", ())),
+        **{each.name: getattr(settings, each.name) for each in fields(settings)} | resolved,
     )
 
 
 def _registries(outputs: StackOutputs) -> dict[str, str]:
-    """Those that have one region, or one where the stack is."""
+    """The registries with one region, or with one in the stack's own region."""
     found = {}
     for name, regions in outputs.registries.items():
         near = regions.get(outputs.region or "") or (next(iter(regions.values())) if len(regions) == 1 else None)
@@ -229,7 +201,8 @@ def _registries(outputs: StackOutputs) -> dict[str, str]:
 def _contract(
     target: Target, context: PlanContext
 ) -> tuple[StackOutputs | None, KubernetesOutput | None, str, NamespaceOutput | None]:
-    """The contract, and of it cluster, namespace and what it says of it; without a stack what the settings say."""
+    """The stack's contract, its cluster, the namespace and its part of the contract; the settings' namespace without a
+    stack."""
     named = target.settings.get("namespace")
     if target.stack is None:
         if named is None:

@@ -1,4 +1,4 @@
-"""What Kubernetes says of Jobs and pods, in our words: pure functions of one list of each.
+"""Reads Jobs and pods of Kubernetes into our states: pure functions of one list of each.
 
 Every state, reason and condition that the job controller, the scheduler and the kubelet set has a place here.
 """
@@ -37,8 +37,8 @@ _SHIM_CODES: Final = {
     12: EndReason.LOST,
 }
 
-# A container that waits: reasons of the kubelet that do not pass by themselves, and those that do. None of them is an
-# end: the pod keeps what it was given, and runs as soon as somebody makes the image or the Secret that it waits for.
+# A container that waits: reasons of the kubelet that do not pass by themselves. None of them is an
+# end: the pod keeps its machine, and runs as soon as the image or the Secret that it waits for exists.
 _WAITING: Final = {
     "ImagePullBackOff": EndReason.IMAGE_FAILED,
     "ErrImagePull": EndReason.IMAGE_FAILED,
@@ -49,18 +49,6 @@ _WAITING: Final = {
     "CreateContainerConfigError": EndReason.CONFIG_INVALID,
     "CreateContainerError": EndReason.CONFIG_INVALID,
 }
-_PASSING: Final = frozenset(
-    {
-        "ContainerCreating",
-        "PodInitializing",
-        "RegistryUnavailable",
-        "NetworkPluginNotReady",
-        "PreCreateHookError",
-        "PreStartHookError",
-        "RunContainerError",
-        "CrashLoopBackOff",
-    }
-)
 # A pull that fails for a reason of the network is tried again by the kubelet, and may succeed.
 _NETWORK = re.compile(
     r"timeout|timed out|refused|no such host|temporary|reset by peer|unreachable|server misbehaving|EOF|"
@@ -105,12 +93,9 @@ _ENDED: Final = {
     "StartError": EndReason.CONFIG_INVALID,
     "ContainerStatusUnknown": EndReason.NODE_FAILED,
 }
-# `reason` of a Job's condition Failed, where no pod is left to tell more. That pods failed too often says nothing about
-# the command: a run that failed by itself has its result in the record root.
-_JOB_REASONS: Final = {
-    "MaxFailedIndexesExceeded": EndReason.SIBLING_FAILED,
-    "DeadlineExceeded": EndReason.TIMEOUT,
-}
+# `reason` of a Job's condition Failed, if no pod is left to show more. Pods that failed too often prove nothing about the
+# command: a run that failed by itself has its result in the record root.
+_JOB_REASONS: Final = {"MaxFailedIndexesExceeded": EndReason.SIBLING_FAILED, "DeadlineExceeded": EndReason.TIMEOUT}
 _ABSENT = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
 _OWN_DISK = re.compile(r"exceed(s|ed) (its|the total|the)?.*limit", re.IGNORECASE)
 
@@ -124,19 +109,18 @@ class PodView:
     """As the Job counts, from 0."""
     state: JobState
     reason: EndReason | None
-    """Why it ended; of one that waits for what does not come by itself, what it would end as."""
+    """Why it ended; for a pod that waits for a change that does not come by itself, the reason it would end with."""
     raw: str
     message: str
     exit_code: int | None
     started_at: datetime | None
     where: str
-    created_at: str
 
 
 def read_states(jobs: Sequence[Object], pods: Sequence[Object], wanted: Iterable[str]) -> list[NativeState]:
-    """A state for each index of those Jobs that are there; native ids are `NAMESPACE/NAME`.
+    """A state for each index of the Jobs that exist; native ids are `NAMESPACE/NAME`.
 
-    Of a Job that is gone, a state for each index whose pod is not: it still has its machine.
+    If a Job is gone, a state for each index whose pod is left: it still has its machine.
     """
     by_job: dict[str, list[Object]] = {}
     for pod in pods:
@@ -169,13 +153,13 @@ def _without_job(pod: Object, native: str) -> NativeState:
 
 
 def job_of(pod: Object) -> str:
-    """The native id of the Job that made it."""
+    """The native id of the Job that made a pod."""
     metadata = pod["metadata"]
     return f"{metadata.get('namespace', '')}/{metadata.get('labels', {}).get(NAME_OF_JOB, '')}"
 
 
 def has_ended(pod: Object) -> bool:
-    """Whether it has given its machine back."""
+    """Whether a pod has given its machine back."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
@@ -211,7 +195,7 @@ def _judge(
 ) -> tuple[JobState, EndReason | None, str, str]:
     if succeeded:
         return JobState.SUCCEEDED, EndReason.SUCCEEDED, "Complete", ""
-    # A pod that is there has its machine, whatever its Job already says.
+    # A pod that is left has its machine, even if its Job has ended.
     if (failed or over is not None) and (view is None or view.state.terminal):
         return _judge_ended(failed, over, view)
     if view is None:
@@ -234,7 +218,7 @@ def _judge_ended(
 ) -> tuple[JobState, EndReason | None, str, str]:
     said = over.get("reason", "") if over is not None else ""
     known = None if failed else _JOB_REASONS.get(said)
-    # Of a pod that was killed because its Job ended, the Job knows why.
+    # If a pod was killed because its Job ended, the Job has the reason.
     if view is not None and view.state is JobState.FAILED and (known is None or view.reason is not EndReason.LOST):
         return JobState.FAILED, view.reason, view.raw, view.message
     if over is not None and over["type"] == "Complete":
@@ -245,7 +229,7 @@ def _judge_ended(
 
 
 def ended_condition(job: Object) -> Object | None:
-    """The condition that says the Job has ended: Complete or Failed, and not what announces them."""
+    """The condition of a Job that has ended: Complete or Failed, and not the ones that announce them."""
     conditions = {
         each["type"]: each for each in job.get("status", {}).get("conditions", ()) if each["status"] == "True"
     }
@@ -259,9 +243,13 @@ def is_unfinished(job: Object) -> bool:
 def newest_pods(pods: Iterable[Object]) -> dict[int, Object]:
     """The latest pod of each index, as the Job counts."""
     newest: dict[int, Object] = {}
-    for pod in sorted(pods, key=lambda each: str(each["metadata"].get("creationTimestamp") or "")):
+    for pod in sorted(pods, key=created_at):
         newest[pod_index(pod)] = pod
     return newest
+
+
+def created_at(pod: Object) -> str:
+    return str(pod["metadata"].get("creationTimestamp") or "")
 
 
 def pod_index(pod: Object) -> int:
@@ -292,7 +280,6 @@ def read_pod(pod: Object) -> PodView:
         exit_code=code,
         started_at=parse_time(started) if started else None,
         where=pod.get("spec", {}).get("nodeName", ""),
-        created_at=str(pod["metadata"].get("creationTimestamp") or ""),
     )
 
 
@@ -312,15 +299,14 @@ def _read_pod(pod: Object) -> Read:
         return JobState.SUCCEEDED, EndReason.SUCCEEDED, "Succeeded", "", 0
     if phase == "Failed":
         return _read_failed(pod)
-    # `Unknown`: the kubelet has not been heard of; nothing is concluded about the run.
+    # `Unknown`: the kubelet does not answer; nothing is concluded about the run.
     message = status.get("message") or "the node's kubelet does not answer"
     return JobState.RUNNING, None, f"{phase}/{status.get('reason', 'NodeLost')}", message, None
 
 
 def _read_pending(pod: Object) -> Read:
     status = pod.get("status", {})
-    waiting = _waiting(pod)
-    if waiting is not None:
+    if (waiting := _waiting(pod)) is not None:
         word, message = waiting.get("reason", "ContainerCreating"), waiting.get("message", "")
         reason = _WAITING.get(word)
         if word in ("ImagePullBackOff", "ErrImagePull") and _NETWORK.search(message):
@@ -336,18 +322,16 @@ def _read_pending(pod: Object) -> Read:
 
 
 def _read_ending(pod: Object, state: JobState) -> Read:
-    """It was told to end: its kubelet has not confirmed it, and on a dead node never will."""
+    """A pod that was asked to end: its kubelet has not confirmed it, and on a dead node never will."""
     disruption = _disruption(pod) or {}
     message = disruption.get("message", "") or "it was told to end and has not yet"
     return state, None, f"Terminating/{disruption.get('reason', 'Deleted')}", message, None
 
 
 def _read_running(pod: Object) -> Read:
-    ended = _ended_container(pod)
-    if ended is not None:
+    if _ended_container(pod) is not None:
         return JobState.RUNNING, None, "Running/Ending", "its container has ended", None
-    waiting = _waiting(pod)
-    if waiting is not None:
+    if (waiting := _waiting(pod)) is not None:
         word = waiting.get("reason", "ContainerCreating")
         return JobState.PENDING, None, f"Pending/{word}", waiting.get("message", ""), None
     return JobState.RUNNING, None, "Running", "", None
@@ -376,8 +360,7 @@ def _read_failed(pod: Object) -> Read:
 def _read_ended(ended: Object, word: str, message: str) -> Read:
     said, code = ended.get("reason", ""), ended.get("exitCode")
     text = ended.get("message", "") or message
-    told = read_told(text)
-    if told is not None:
+    if (told := read_told(text)) is not None:
         return JobState.FAILED, told[0], f"Error/{code}", told[1], code
     if said in ("StartError", "ContainerCannotRun") and _ABSENT.search(text):
         return JobState.FAILED, EndReason.IMAGE_FAILED, said, f"the image has no Python that could run: {text}", code
@@ -388,38 +371,34 @@ def _read_ended(ended: Object, word: str, message: str) -> Read:
     if code in _SHIM_CODES and code != 0:
         return JobState.FAILED, _SHIM_CODES[code], f"Error/{code}", text, code
     if code > 128:
-        # A signal, and the shim had no time to say why: nothing is proven by it.
+        # A signal, and the shim had no time to note why: it proves nothing.
         return JobState.FAILED, EndReason.LOST, f"Error/{code}", text or f"killed by signal {code - 128}", code
     return JobState.FAILED, EndReason.APP_FAILED, f"Error/{code}", text, code
 
 
 def read_told(text: str) -> tuple[EndReason, str] | None:
-    """Reason and message that the shim left as the container's termination message; None for any other text."""
+    """Reason and message of the shim's termination message; None for any other text."""
     try:
         found = json.loads(text)
         reason, message = str(found["reason"]), str(found.get("message", ""))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     if reason == EndReason.SUCCEEDED:
-        # Said before it is committed, and a pod that committed it has not failed.
+        # The shim writes it before it commits it, and a pod that committed it has not failed.
         return EndReason.LOST, "the run ended well, and its record could not be written"
     known = _ENDS_OF_SHIM.get(reason) or (EndReason(reason) if reason in set(EndReason) else None)
     return (known, message) if known else None
 
 
 def left_result(pod: Object) -> bool:
-    """Whether the last word of its container is the shim's own result."""
+    """Whether the termination message of a pod's container is the shim's own result."""
     ended = _ended_container(pod)
     return ended is not None and read_told(ended.get("message", "")) is not None
 
 
-# What the shim says of attempts that are not the last. One that was asked to stop cannot know by whom, and where it was
-# for a disruption the pod has a condition that says so.
-_ENDS_OF_SHIM: Final = {
-    "stopped": EndReason.LOST,
-    "checkpointed": EndReason.TIMEOUT,
-    "requeue": EndReason.APP_FAILED,
-}
+# Ends of attempts that are not the last. A shim that was asked to stop cannot know why; if a disruption was the reason,
+# the pod has a condition for it.
+_ENDS_OF_SHIM: Final = {"stopped": EndReason.LOST, "checkpointed": EndReason.TIMEOUT, "requeue": EndReason.APP_FAILED}
 _SENTENCES: Final = {"OOMKilled": "the container used more memory than its limit"}
 
 

@@ -1,4 +1,4 @@
-"""What was started for a job, found by labels whatever is written down of it; and its end, which is read back."""
+"""Finds the objects of a job by their labels, independent of the ledger, and removes them until none is left."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from runtime.launchers.kubernetes.states import NAME_OF_JOB, has_ended, is_unfin
 from runtime.units import parse_time
 
 MANAGED_JOBS: Final = f"{MANAGED_BY}={MANAGED},{JOB}"
-"""Selects everything that was started for jobs."""
+"""Selects every object of a job."""
 END_S: Final = 30
-"""Beyond the grace of the pods: how long is waited until all is gone."""
+"""How long to wait, beyond the grace of the pods, until all is gone."""
 _LOOK_S: Final = 0.2
 _GRACE_S: Final = 30
-"""That of pods which name none."""
+"""The grace of pods that name none."""
 
 
 def list_started(cluster: Cluster, place: Place, owner: str | None) -> list[Started]:
-    """Each job of this record root, and of an owner, of which a Job or a pod is there."""
+    """Each job of this record root, and of an owner, that still has a Job or a pod."""
     found: dict[str, list[tuple[Object, bool]]] = {}
     labels = MANAGED_JOBS if owner is None else f"{MANAGED_JOBS},{OWNER}={label_value(owner)}"
     for each in cluster.list("jobs", place.namespace, labels=labels):
@@ -44,19 +44,19 @@ def list_started(cluster: Cluster, place: Place, owner: str | None) -> list[Star
 
 
 def sweep(cluster: Cluster, place: Place, job: str) -> list[str]:
-    """End and remove the Jobs of a job, and what was theirs. What is left over, in words. Safe to repeat."""
+    """Remove the Jobs of a job and all that they own; returns what is left, in words. Safe to repeat."""
     namespace, labels = place.namespace, f"{MANAGED_BY}={MANAGED},{JOB}={job}"
     jobs = [each for each in cluster.list("jobs", namespace, labels=labels) if _is_of(each["metadata"]["name"], place)]
     pods = [each for each in cluster.list("pods", namespace, labels=labels) if _is_of(_native_name(each), place)]
     for each in jobs:
-        # What it owns, Secrets too, goes before it does.
+        # The objects that it owns, Secrets too, go before it does.
         cluster.delete("jobs", namespace, each["metadata"]["name"])
     names = {each["metadata"]["name"] for each in jobs}
     files = cluster.list("configmaps", namespace, labels=labels)
     files = [each for each in files if _is_of(each["metadata"]["name"], place)]
     for kind, objects in (("pods", pods), ("configmaps", files)):
         for each in objects:
-            # Somebody deleted its Job and left it alone.
+            # Its Job was deleted without it.
             if not names & {owner["name"] for owner in each["metadata"].get("ownerReferences", ())}:
                 cluster.delete(kind, namespace, each["metadata"]["name"])
     names |= {_native_name(each) for each in pods}
@@ -64,7 +64,7 @@ def sweep(cluster: Cluster, place: Place, job: str) -> list[str]:
 
 
 def wait_until_gone(cluster: Cluster, namespace: str, names: set[str], patience_s: float) -> list[str]:
-    """What is still there of Jobs of these names, and of their pods, after so long, in words."""
+    """Wait until the Jobs of these names and their pods are gone; returns what is left after `patience_s`, in words."""
     until = time.monotonic() + patience_s
     while left := list(_list_left(cluster, namespace, sorted(names))):
         if time.monotonic() >= until:
@@ -74,7 +74,7 @@ def wait_until_gone(cluster: Cluster, namespace: str, names: set[str], patience_
 
 
 def grace_of(found: Object) -> float:
-    """Seconds that the pods of a Job, or a pod, have to end."""
+    """The grace in seconds of a pod, or of the pods of a Job."""
     spec: Mapping[str, Any] = found["spec"]
     return float(spec.get("template", {"spec": spec})["spec"].get("terminationGracePeriodSeconds", _GRACE_S))
 
@@ -90,7 +90,7 @@ def _list_left(cluster: Cluster, namespace: str, names: Sequence[str]) -> Iterat
 
 
 def _is_of(name: str, place: Place) -> bool:
-    """Whether a Job of that name, or what it brought, is of this record root: jobs of two roots may have one id."""
+    """Whether a Job of that name, or an object that it brought, is of this record root: jobs of two roots may share an id."""
     return re.match(rf"j-[^-]+-{root_mark(place)}-\d+(-|$)", name) is not None
 
 

@@ -1,6 +1,6 @@
-"""What launchers that start plain processes share: `local` on this machine, `ssh` on others.
+"""The common part of launchers that start plain processes: `local` on this machine, `ssh` on others.
 
-A native id is `TOKEN@BOOT`: the token is on the shim's command line, so one listing of processes says which jobs live,
+A native id is `TOKEN@BOOT`: the token is on the shim's command line, so one listing of processes shows which jobs live,
 and the boot id tells a reboot from a death.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeVar
 
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
 from runtime.jobs.array import read_indices
@@ -19,7 +20,6 @@ from runtime.jobs.hosts.base import Host, HostUnavailable
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
-    Fidelity,
     FieldSupport,
     JobIdentity,
     LaunchPlan,
@@ -30,73 +30,207 @@ from runtime.jobs.plan import (
     check_record_folder,
 )
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
-from runtime.jobs.spec_fields import leaf_fields, set_fields
-from runtime.launchers.processes.interrupt import Process, job_of, list_shims, signal_processes
-from runtime.reasons import EndReason
+from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.settings import read_target_settings
+from runtime.launchers.support import ALARM, COMMON, by_client, by_shim, native, refused
+from runtime.reasons import EndReason, Explanation
+from runtime.values import dataclass, replace
+
+PROCESS_INTERRUPTS: Final[Mapping[str, FieldSupport]] = {
+    "preempt": by_client("TERM to the shim, which this command then starts anew"),
+    "timeout": ALARM,
+    "node-loss": native("KILL to the shim and everything below it at once"),
+    "oom": by_shim("KILL to the command, and a note that memory was the reason"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    parent: int
+    state: str
+    """The state in `ps`, such as `S` or `T+`."""
+    line: str
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state.startswith("T")
+
+    @property
+    def is_shim(self) -> bool:
+        return "shim.py" in self.line and "--native" in self.line
+
+
+def interrupt_processes(native_id: str, index: int | None, how: str, host: Host) -> None:
+    """Interrupt the job that a native id stands for, or one run of it. Raises `NotPossible` if nothing of it runs."""
+    processes = list_processes(host)
+    shims = [each for each in processes if each.is_shim and native_id in each.line]
+    if not shims:
+        raise NotPossible(f"nothing of `{native_id}` runs on `{host.name}`", hint="`runtime status` shows what does")
+    # The shim that the launcher started; the others serve single runs.
+    top = _tops(shims)[0]
+    runs = [each for each in shims if each.pid != top.pid]
+    served = _served(job_of(top.line), [top, *runs], index, host)
+    chosen = _choose(top, runs, index, served)
+    if how == "preempt":
+        signal_processes(host, "TERM", chosen if index is not None else [top])
+    elif how == "timeout":
+        signal_processes(host, "ALRM", chosen)
+    elif how == "node-loss":
+        # The shim first: it would take its command's death for the end of the attempt.
+        roots = chosen if index is not None else [top]
+        job = job_of(top.line)
+        signal_processes(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
+    elif how == "oom":
+        _note_memory(job_of(top.line), chosen, served, host)
+        signal_processes(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
+    else:
+        raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(PROCESS_INTERRUPTS)}")
+
+
+def stop_processes(native_ids: Sequence[str], host: Host) -> None:
+    """TERM to the shims of these native jobs; already gone is success."""
+    signal_processes(host, "TERM", _tops(list_shims(native_ids, host)))
+
+
+def list_processes(host: Host) -> list[Process]:
+    found = []
+    for line in host.run(["ps", "-ww", "-A", "-o", "pid=,ppid=,stat=,args="]).out.splitlines():
+        words = line.split(None, 3)
+        if len(words) == 4 and words[0].isdigit() and words[1].isdigit():
+            found.append(Process(int(words[0]), int(words[1]), words[2], words[3]))
+    return found
+
+
+def list_shims(native_ids: Sequence[str], host: Host) -> list[Process]:
+    """The shims of these native jobs, with the copies that each made of itself."""
+    return [each for each in list_processes(host) if each.is_shim and any(one in each.line for one in native_ids)]
+
+
+def _tops(shims: Sequence[Process]) -> list[Process]:
+    """The shims that no other of them started."""
+    pids = {each.pid for each in shims}
+    return [each for each in shims if each.parent not in pids]
+
+
+def _served(job: str, shims: Sequence[Process], index: int | None, host: Host) -> dict[int, int]:
+    """Process id of a shim → its index, for one index or all, by the newest attempts: the copies that a shim makes of
+    itself have the same command line."""
+    folder = f"jobs/{job}/runs"
+    newest: dict[str, int] = {}
+    for run in [str(index)] if index is not None else host.files.names(folder):
+        names = host.files.names(f"{folder}/{run}")
+        attempts = [name for name in names if name[0] == "a" and name[1:].isdigit()]
+        if attempts and "result" not in names:
+            newest[f"{folder}/{run}/{attempts[-1]}/start.json"] = int(run)
+    pids = {each.pid for each in shims}
+    found = {json.loads(text)["pid"]: newest[name] for name, text in host.files.read_many(newest).items()}
+    return {pid: served for pid, served in found.items() if pid in pids}
+
+
+def _choose(top: Process, runs: Sequence[Process], index: int | None, served: Mapping[int, int]) -> list[Process]:
+    if "--indices" not in top.line:
+        return [top]
+    if index is None:
+        return list(runs)
+    chosen = [each for each in runs if served.get(each.pid) == index]
+    if not chosen:
+        raise NotPossible(f"run {index} does not run now", hint="`runtime status` shows which do")
+    return chosen
+
+
+def _below(roots: Iterable[Process], processes: Sequence[Process]) -> list[Process]:
+    """The descendants of `roots`, nearest first."""
+    found: list[Process] = []
+    parents = {each.pid for each in roots}
+    while parents:
+        children = [each for each in processes if each.parent in parents]
+        found += children
+        parents = {each.pid for each in children}
+    return found
+
+
+def _marked(job: str, index: int | None, processes: Sequence[Process], host: Host) -> list[Process]:
+    """Processes outside the tree that have the job's variables, if the system shows them."""
+    wanted = [f"RUNTIME_JOB_ID={job}"] + ([f"RUNTIME_ARRAY_INDEX={index}"] if index is not None else [])
+    pids: set[int] | None = None
+    for text in wanted:
+        said = host.run(["sh", "-c", 'grep -lzs -x -F -e "$0" /proc/[0-9]*/environ || true', text]).out
+        found = {int(path.split("/")[2]) for path in said.split()}
+        pids = found if pids is None else pids & found
+    return [each for each in processes if each.pid in (pids or ())]
+
+
+def _note_memory(job: str, chosen: Sequence[Process], served: Mapping[int, int], host: Host) -> None:
+    """Leave the file by which the shim takes a killed command for one that was killed for memory."""
+    for shim in chosen:
+        if shim.pid in served:
+            run = f"jobs/{job}/runs/{served[shim.pid]}"
+            host.files.write(f"{run}/{host.files.names(run, 'a')[-1]}/oom", b"")
+
+
+def job_of(line: str) -> str:
+    """The job that a shim's command line names. Raises `NotPossible` if it names none."""
+    found = re.search("j-[0-9a-f]{24}", line)
+    if found is None:
+        raise NotPossible("the shim's command line names no job", hint="look at it with `ps`")
+    return found[0]
+
+
+def signal_processes(host: Host, name: str, processes: Sequence[Process]) -> None:
+    """Signal the processes that still exist."""
+    if processes:
+        pids = list(dict.fromkeys(str(each.pid) for each in processes))
+        host.run(["sh", "-c", 'kill -s "$0" "$@" 2>/dev/null || true', name, *pids])
+
 
 MOST_RANKS: Final = 256
-"""Ranks of a run on one machine: the shim starts them at once, and holds two files open for each."""
+"""Ranks of a run on one machine: the shim starts all at once, with two open files for each."""
 START_S: Final = 30.0
 """How long a shim may take to claim its job."""
 APPEAR_S: Final = 5.0
-"""One that is in no listing of processes after so long has ended."""
+"""A shim that is in no listing of processes after this time has ended."""
 LOOK_S: Final = 0.1
 LOOK_MOST_S: Final = 2.0
-"""Pause between two looks at shims that are to end: the first, and the longest, since each lists all processes."""
+"""Pause between two looks at shims that must end: the first, and the longest, since each lists all processes."""
 GRACE_S: Final = 60.0
-"""Of a shim whose order cannot be read."""
+"""Grace of a shim whose order cannot be read."""
 WAKE_S: Final = 10.0
-"""How long beyond its grace a shim that was stopped may take to end."""
+"""How long beyond its grace a stopped shim may take to end."""
 
 _BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
 _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
-# Whatever of /proc there is and may be read; a process that asks bears variables of its own job.
+# Reads the environments in /proc that are open to us; grep itself has the variables of a job that it runs in.
 _BEARING: Final = 'grep -ahzsxF "$0" "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u'
 
-_SHIM: Final = FieldSupport(fidelity=Fidelity.SHIM, how="the shim")
-_NO_LIMIT: Final = FieldSupport(fidelity=Fidelity.REFUSED, how="nothing on a plain machine holds a process to it")
-_NO_SCHEDULER: Final = FieldSupport(
-    fidelity=Fidelity.REFUSED, how="there is no scheduler: what is launched runs at once"
-)
+_NO_LIMIT: Final = refused("nothing on a plain machine holds a process to it")
+_NO_SCHEDULER: Final = refused("there is no scheduler: what is launched runs at once")
 
 PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
-    **dict.fromkeys(leaf_fields(), _SHIM),
-    "command": FieldSupport(fidelity=Fidelity.NATIVE, how="a process"),
-    "name": FieldSupport(fidelity=Fidelity.NATIVE, how="the ledger"),
-    "image": FieldSupport(fidelity=Fidelity.REFUSED, how="processes of this machine run without a container"),
-    "mounts": FieldSupport(
-        fidelity=Fidelity.REFUSED,
-        how="a path of the machine is there already: name it in the command, which reads a bucket by itself",
-    ),
-    "resources.cpus": FieldSupport(
-        fidelity=Fidelity.SHIM, how="as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"
-    ),
-    "resources.memory": FieldSupport(
-        fidelity=Fidelity.SHIM, how="as a limit: a run that holds more is ended, and none is set aside"
-    ),
+    **COMMON,
+    "command": native("a process"),
+    "name": native("the ledger"),
+    "image": refused("processes of this machine run without a container"),
+    "mounts": refused("a path of the machine is there already: name it in the command, which reads a bucket by itself"),
+    "resources.cpus": by_shim("as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"),
+    "resources.memory": by_shim("as a limit: a run that holds more is ended, and none is set aside"),
     "resources.disk": _NO_LIMIT,
-    "resources.shared_memory": FieldSupport(fidelity=Fidelity.NATIVE, how="the machine's own /dev/shm"),
-    "resources.gpus.count": FieldSupport(
-        fidelity=Fidelity.SHIM, how="locks of the machine's GPUs that all its users share"
-    ),
+    "resources.shared_memory": native("the machine's own /dev/shm"),
+    "resources.gpus.count": by_shim("locks of the machine's GPUs that all its users share"),
     "resources.gpus.type": _NO_LIMIT,
     "resources.tpu.type": _NO_LIMIT,
     "resources.tpu.topology": _NO_LIMIT,
     "resources.tpu.slices": _NO_LIMIT,
-    "gang.start_timeout": FieldSupport(fidelity=Fidelity.NATIVE, how="all ranks are started at once"),
-    "placement.on": FieldSupport(fidelity=Fidelity.NATIVE, how="the choice of the target"),
+    "gang.start_timeout": native("all ranks are started at once"),
     "placement.capacity": _NO_SCHEDULER,
     "placement.nodes": _NO_SCHEDULER,
     "placement.exclude": _NO_SCHEDULER,
     "placement.selector": _NO_SCHEDULER,
     "priority": _NO_SCHEDULER,
     "account": _NO_SCHEDULER,
-    "start_deadline": FieldSupport(fidelity=Fidelity.NATIVE, how="it starts at once"),
-    "ttl_after_finished": FieldSupport(fidelity=Fidelity.CLIENT, how="runtime gc"),
+    "start_deadline": native("it starts at once"),
     "retry.capacity.window": _NO_SCHEDULER,
-    "outputs.upload": FieldSupport(fidelity=Fidelity.REFUSED, how="outputs stay in the record root: runtime fetch"),
-    "after": FieldSupport(fidelity=Fidelity.REFUSED, how="there is no scheduler that could wait"),
-    "idempotency_key": FieldSupport(fidelity=Fidelity.NATIVE, how="part of the job's id"),
+    "after": refused("there is no scheduler that could wait"),
 }
 
 
@@ -106,11 +240,16 @@ def plan_processes(
     job: JobIdentity,
     context: PlanContext,
     *,
+    settings: ProcessSettings,
+    python: str,
     keeps: Mapping[str, FieldSupport],
     root: str,
-    slots: int | None,
+    slots: int = 0,
 ) -> LaunchPlan:
-    """The plan of a job that is one shim process; an array shares out `slots` at a time, the machine's CPUs if None."""
+    """Plan a job that is one shim process; an array shares out `slots` at a time, or the machine's CPUs if 0.
+
+    `python` runs the shim if the settings name none.
+    """
     if (ranks := spec.nodes * spec.tasks_per_node) > MOST_RANKS:
         raise NotPossible(
             f"target `{target.name}` is one machine, and {ranks} ranks are more than the {MOST_RANKS} that run on one",
@@ -121,33 +260,37 @@ def plan_processes(
     offset = spec.array.offset if spec.array else 0
     backend: dict[str, Any] = {}
     if spec.array:
-        wanted = spec.array.pack or spec.array.max_parallel or check_slots(target) or slots
+        wanted = spec.array.pack or spec.array.max_parallel or settings.slots or slots
         backend["pack"] = {
             "slots": min(wanted, spec.array.max_parallel or wanted, len(indices)) if wanted else 0,
             "per": spec.array.pack_per.value,
         }
     if spec.resources.gpus:
         backend["gpus"] = {"count": spec.resources.gpus.count}
-        if (devices := read_gpus(target)) is not None:
+        if (devices := _read_gpus(settings.gpus, target)) is not None:
             backend["gpus"]["devices"] = devices
-    if limits := _limits(spec):
+    limits: dict[str, float] = {}
+    if spec.resources.cpus:
+        limits["cpus"] = spec.resources.cpus
+    if spec.resources.memory and spec.resources.memory.high:
+        limits["memory_bytes"] = spec.resources.memory.high
+    if limits:
         backend["limits"] = limits
     if made := environment_order(spec, BuildOn.NODE):
         backend["environment"] = made
-    setup = [*target.settings.get("setup", ()), *activation_lines(spec)]
-    if setup:
+    if setup := [*settings.setup, *activation_lines(spec)]:
         backend["setup"] = setup
     live = str((context.base / spec.code.path).resolve()) if spec.code.mode is CodeMode.NONE else None
     order = make_order(spec, job, indices, context, retries="shim", environ=context.environ, live_tree=live, **backend)
-    python = str(target.settings.get("python", "python3"))
+    python = settings.python or python
     words = [python, f"{root}/jobs/{job.id}/shim.py", f"{root}/jobs/{job.id}", "--native", "TOKEN"]
     words += ["--indices", f"{offset}-{offset + len(indices) - 1}"] if spec.array else []
-    if scratch := target.settings.get("scratch"):
-        words += ["--scratch", str(scratch)]
+    if settings.scratch:
+        words += ["--scratch", settings.scratch]
     return LaunchPlan(
         job=job,
         spec=spec,
-        target=target,
+        target=replace(target, settings={"python": python, **target.settings}),
         order=order,
         artefacts={"command": shlex.join(words) + "\n"},
         parts=(
@@ -159,45 +302,32 @@ def plan_processes(
     )
 
 
-def _limits(spec: JobSpec) -> dict[str, float]:
-    """What a run may take of its machine at most, where the spec says."""
-    limits: dict[str, float] = {}
-    if spec.resources.cpus:
-        limits["cpus"] = spec.resources.cpus
-    if spec.resources.memory and spec.resources.memory.high:
-        limits["memory_bytes"] = spec.resources.memory.high
-    return limits
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """The settings of a target whose jobs are processes of one machine."""
+
+    python: str | None = None
+    setup: tuple[str, ...] = ()
+    slots: int | None = None
+    """How many runs of an array go at a time."""
+    scratch: str | None = None
+    gpus: Any = None
+    """The number of the machine's GPUs, or their names; without it the shim asks `nvidia-smi`."""
 
 
-PROCESS_SETTINGS: Final = ("python", "setup", "slots", "scratch", "gpus")
+P = TypeVar("P", bound=ProcessSettings)
 
 
-def check_process_settings(target: Target) -> None:
-    """Raise `InvalidValue` for a setting of a target of processes that cannot be used."""
+def read_process_settings(kind: type[P], target: Target) -> P:
+    """Raises `UnknownName` or `InvalidValue` for a setting, or a record root, that cannot be used."""
+    expected = {"setup": "lines of shell", "options": 'words for ssh, such as ["-p", "2222"]'}
+    found = read_target_settings(kind, target, where=f"for target `{target.name}`", expected=expected)
     check_record_folder(target)
-    where = f"targets.{target.name}"
-    for name in ("python", "scratch"):
-        value = target.settings.get(name)
-        if name in target.settings and (not isinstance(value, str) or not value):
-            raise InvalidValue(f"{where}.{name}", value, "text")
-    setup = target.settings.get("setup", [])
-    if not isinstance(setup, list | tuple) or not all(isinstance(line, str) for line in setup):
-        raise InvalidValue(f"{where}.setup", setup, "lines of shell")
-    check_slots(target)
-    read_gpus(target)
+    _read_gpus(found.gpus, target)
+    return found
 
 
-def check_slots(target: Target) -> int | None:
-    """How many runs of an array go at a time, where the target says it."""
-    slots = target.settings.get("slots")
-    if slots is not None and (type(slots) is not int or slots < 1):
-        raise InvalidValue(f"targets.{target.name}.slots", slots, "a whole number from 1 on")
-    return slots
-
-
-def read_gpus(target: Target) -> list[str] | None:
-    """The machine's GPUs where the target names them; the shim asks `nvidia-smi` otherwise."""
-    given = target.settings.get("gpus")
+def _read_gpus(given: Any, target: Target) -> list[str] | None:
     if given is None:
         return None
     if type(given) is int and given >= 0:
@@ -207,18 +337,79 @@ def read_gpus(target: Target) -> list[str] | None:
     raise InvalidValue(f"targets.{target.name}.gpus", given, 'how many there are, or their names, such as ["0", "2"]')
 
 
+class ProcessLauncher:
+    """The calls that are the same on this machine and on a machine behind ssh."""
+
+    takes_up: ClassVar[bool] = True
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = PROCESS_INTERRUPTS
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        # A process has no name to look up; the shim's claim of the job decides which process counts.
+        return {}
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        """The state of each shim. A shim that is gone is lost, or its machine was restarted."""
+        boot, lines = _look(host)
+        return [_state_of(native, boot, "\n".join(lines), host) for native in native_ids]
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        if indices is None:
+            return end_processes(native_ids, host)
+        wake_processes(native_ids, host)  # shims see the marks of single runs themselves
+        return []
+
+    def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
+        stop_processes(native_ids, host)
+
+    def clear(self, target: Target, folder: str, host: Host) -> list[str]:
+        command = host.files.read(f"{folder}/artefacts/command")
+        if command is None:
+            return []
+        place = f"{host.files.root}/{folder}"
+        # This version's shim: the job's own is removed when the job ends, and may be of an earlier version.
+        from runtime.shim.program import build_shim
+
+        done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=build_shim())
+        said = done.err.strip().splitlines()[-1:]
+        return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
+
+    def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
+        marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
+        said = host.run(["sh", "-c", _BEARING, *marks]).out.splitlines()
+        return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said]
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        return None
+
+    def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
+        interrupt_processes(native_id, index, how, host)
+
+
+def _state_of(native: str, boot: str, listed: str, host: Host) -> NativeState:
+    if native in listed:
+        return NativeState(native_id=native, index=None, state=JobState.RUNNING, raw="running", where=host.name)
+    rebooted = native.partition("@")[2] != boot
+    return NativeState(
+        native_id=native,
+        index=None,
+        state=JobState.FAILED,
+        reason=EndReason.NODE_FAILED if rebooted else EndReason.LOST,
+        raw="rebooted" if rebooted else "gone",
+        message=f"`{host.name}` was started anew" if rebooted else f"its process on `{host.name}` is gone",
+        where=host.name,
+    )
+
+
 class ShimNotStarted(NotPossible):
-    """Nothing runs that could take the job."""
+    """No shim runs that could take the job."""
 
     reason: ClassVar[EndReason] = EndReason.SETUP_FAILED
 
 
 def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequence[str] = ()) -> str:
-    """Start the shim and return the native id of the one that serves the job: an earlier one may have been first.
-
-    `before` are words that the shim's command line is put behind.
-    """
-    # The plan was made without asking the machine, so its root may begin with `~`.
+    """Start the shim behind the words `before`; returns the native id of the shim that serves the job, which may be an
+    earlier one."""
+    # The plan was made without the machine, so its root may begin with `~`.
     folder = f"{host.files.root}/{plan.folder}"
     words = [word.replace(f"{plan.root}/{plan.folder}", folder) for word in part.native["words"]]
     if plan.order.get("environment", {}).get("build_on") == BuildOn.SUBMIT:
@@ -251,7 +442,7 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
 
 
 def _find_shim(folder: str, lines: Sequence[str]) -> str | None:
-    """Native id of a shim that serves the job in this run folder. Its claim may be gone with a folder that was lost."""
+    """Native id of a shim that serves the job in this run folder, whose claim may be lost."""
     for line in lines:
         before, given, after = line.partition(" --native ")
         if given and before.endswith(f" {folder}"):
@@ -274,52 +465,18 @@ def _last_words(plan: LaunchPlan, host: Host) -> list[str]:
     return said.decode("utf-8", "replace").strip().splitlines()[-3:]
 
 
-def process_states(native_ids: Sequence[str], host: Host) -> list[NativeState]:
-    """Which shims live. One that is gone is lost, or its machine was started anew."""
-    boot, lines = _look(host)
-    text = "\n".join(lines)
-    found = []
-    for native in native_ids:
-        if native in text:
-            found.append(
-                NativeState(native_id=native, index=None, state=JobState.RUNNING, raw="running", where=host.name)
-            )
-            continue
-        rebooted = native.partition("@")[2] != boot
-        found.append(
-            NativeState(
-                native_id=native,
-                index=None,
-                state=JobState.FAILED,
-                reason=EndReason.NODE_FAILED if rebooted else EndReason.LOST,
-                raw="rebooted" if rebooted else "gone",
-                message=f"`{host.name}` was started anew" if rebooted else f"its process on `{host.name}` is gone",
-                where=host.name,
-            )
-        )
-    return found
-
-
-def cancel_processes(native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
-    """End the shims of these native jobs; what is left over, in words. Of single runs they see the marks themselves."""
-    if indices is None:
-        return end_processes(native_ids, host)
-    wake_processes(native_ids, host)
-    return []
-
-
 def wake_processes(native_ids: Sequence[str], host: Host) -> list[Process]:
-    """Let stopped shims of these native jobs go on, so that they find our cancel mark. Returns all their shims."""
+    """Wake stopped shims of these native jobs, so that they find our cancel mark; returns all their shims."""
     shims = list_shims(native_ids, host)
     signal_processes(host, "CONT", [each for each in shims if each.is_stopped])
     return shims
 
 
 def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 150) -> list[str]:
-    """Wait for shims that found our cancel mark; what is still there after `patience_s` is left over, in words.
+    """Wait for shims to find our cancel mark; returns the shims that are left after `patience_s`, in words.
 
-    Stopped ones are woken at every look. If that took longer than a shim's grace, something stops them again and again: they
-    are killed, and `clear_processes` ends what they ran.
+    Each look wakes stopped shims. If something stops them again for longer than their grace, they are killed, and `clear`
+    ends their commands.
     """
     until, pause = time.monotonic() + patience_s, LOOK_S
     kill_at: float | None = None
@@ -331,8 +488,13 @@ def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 
             kill_at = now + _read_grace_s(stopped[0], host) + WAKE_S
             until = max(until, kill_at + WAKE_S)
         if now >= until:
-            left = [native for native in native_ids if any(native in each.line for each in shims)]
-            return [_say_left(native, shims, host) for native in left]
+            left = {native: [each.pid for each in shims if native in each.line] for native in native_ids}
+            return [
+                f"the shim {native} on `{host.name}` still runs; run the same `runtime cancel` again, "
+                f"and if that does not help, `kill -9 {' '.join(map(str, pids))}` there"
+                for native, pids in left.items()
+                if pids
+            ]
         time.sleep(pause)
         pause = min(LOOK_MOST_S, pause * 1.2)
     return []
@@ -344,35 +506,6 @@ def _read_grace_s(shim: Process, host: Host) -> float:
     except InfrastructureFailure:
         order = None
     return float(json.loads(order)["grace_s"]) if order else GRACE_S
-
-
-def _say_left(native: str, shims: Sequence[Process], host: Host) -> str:
-    pids = " ".join(str(each.pid) for each in shims if native in each.line)
-    return (
-        f"the shim {native} on `{host.name}` still runs; run the same `runtime cancel` again, "
-        f"and if that does not help, `kill -9 {pids}` there"
-    )
-
-
-def clear_processes(folder: str, host: Host) -> list[str]:
-    """Have the shim end what killed ones of the job in `folder` left running; what is left over, in words."""
-    command = host.files.read(f"{folder}/artefacts/command")
-    if command is None:
-        return []
-    place = f"{host.files.root}/{folder}"
-    # Ours, for that of the job goes with its end, and may be of an earlier version.
-    from runtime.shim.program import build_shim
-
-    done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=build_shim())
-    said = done.err.strip().splitlines()[-1:]
-    return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
-
-
-def find_left(jobs: Sequence[str], host: Host) -> list[str]:
-    """Those of the jobs whose variables a process on this host was started with."""
-    marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
-    said = host.run(["sh", "-c", _BEARING, *marks]).out
-    return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said.splitlines()]
 
 
 def _look(host: Host) -> tuple[str, list[str]]:

@@ -1,9 +1,9 @@
-"""A launch as a folder: copied to a cluster where nothing of ours exists, and submitted there by its own script.
+"""A launch as a folder, which is copied to a cluster without this package and submitted there by its own script.
 
 DIR/submit.sh           submits each part once; run again, it prints the same ids
 DIR/records/jobs/ID/…   the record root, with the run folder: shim, order, code, script
 
-What the job writes lies there too, wherever the folder was copied to; the target's own record root has no part in it.
+The job's records lie there too, wherever the folder was copied to; the target's own record root has no part in it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ RECORDS: Final = "records"
 
 
 def export_bundle(plan: LaunchPlan, folder: Path, snapshot: bytes | None = None) -> list[Path]:
-    """Write the bundle of a plan into a new or empty folder; the files that were written.
+    """Write the bundle of a plan into a new or empty folder; returns the files.
 
-    `snapshot` is the archive of the code, where the job has any. Raises `NotPossible` for a job with secrets, whose
-    values go into no bundle, and for one that waits for others.
+    `snapshot` is the archive of the code, if the job has any. Raises `NotPossible` for a job with secrets, whose values
+    go into no bundle, and for a job that waits for others.
     """
     _check(plan, folder, snapshot)
     run = f"{RECORDS}/{plan.folder}"
     files: dict[str, tuple[bytes, int]] = {
         "submit.sh": (render_submit(plan).encode(), 0o755),
         f"{run}/shim.py": (build_shim(), 0o700),
-        # What is brought home is read file by file.
+        # `runtime fetch` reads the run folder file by file.
         f"{run}/order.json": (_json({**plan.order, "fold": False}), 0o600),
         f"{run}/spec.json": (_json(spec_fields(plan.spec)), 0o600),
         f"{run}/bundle.json": (_json(_description(plan)), 0o600),
@@ -88,8 +88,11 @@ def _description(plan: LaunchPlan) -> dict[str, object]:
 
 
 def render_submit(plan: LaunchPlan) -> str:
-    """`submit.sh`: as `SlurmLauncher.submit`, for a shell. What has begun is on disk before sbatch runs, a name that
-    the queue or accounting knows is not submitted again, and the ids are kept."""
+    """`submit.sh`: `SlurmLauncher.submit` as a shell script.
+
+    A try is on disk before sbatch runs, a name that the queue or accounting knows is not submitted again, and the ids are
+    kept.
+    """
     settings = read_settings(plan.target)
     lines = [
         "#!/bin/sh",
@@ -141,7 +144,7 @@ submit() { # part, name, words…
 
 
 def _prepare_lines(plan: LaunchPlan, settings: SlurmSettings) -> list[str]:
-    """The environment is made here, for nodes may have no network; one that is there already is kept."""
+    """Lines that make the environment on the login node, since nodes may have no network; an existing one is kept."""
     if plan.order.get("environment", {}).get("build_on") != BuildOn.SUBMIT:
         return []
     profile = settings.profile_for(plan.spec)
@@ -156,7 +159,7 @@ def _submit_line(part: NativePart) -> str:
 
 
 def _quote_in_folder(word: str) -> str:
-    """Quoted, but for the run folder, which the script knows."""
+    """Quote a word, but for the run folder, which the script knows."""
     return '"$run"'.join(shlex.quote(piece) if piece else "" for piece in word.split(render.FOLDER)) or "''"
 
 

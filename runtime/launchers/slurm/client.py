@@ -1,4 +1,4 @@
-"""Every command of Slurm that we run, on whichever host it runs; one method each."""
+"""The commands of Slurm that a launcher runs on its host, one method each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from runtime.errors import InfrastructureFailure
 from runtime.jobs.hosts.base import Answer, Host
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.plan import NativeStart
-from runtime.launchers.slurm import limits, states
+from runtime.launchers.slurm import states
+from runtime.launchers.slurm.explain import OF_ACCOUNT, OF_QOS, WALL, Limit, read_limits
 from runtime.launchers.slurm.settings import SlurmSettings
 
-# Variables of this kind change what the commands do, and SBATCH_* beat even options in the script. What says where
-# Slurm is stays.
+# Variables of these kinds change the commands' behaviour, and SBATCH_* beat even options in the script. Variables that
+# locate Slurm stay.
 SCRUB: Final = (
     "for name in $(env | sed -n 's/^\\(\\(SLURM\\|SBATCH\\|SALLOC\\|SQUEUE\\|SACCT\\|SCANCEL\\|SCONTROL\\|SINFO\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); do\n"
     "  case $name in SLURM_CONF|SLURM_CONF_SERVER|SLURM_JWT) ;; *) unset $name ;; esac\n"
     "done\n"
     "export LC_ALL=C SLURM_TIME_FORMAT=standard\n"
 )
-# What has begun is on disk before sbatch runs, and its answer is on disk whoever waits for it. Slurm is asked for a job
-# of the same name that has not ended: the record root may have lost what it knew of one. Each word that is no part of
-# the shell is a process more between a launch and its answer.
+# The try is on disk before sbatch runs, and sbatch's answer is on disk even if nobody waits for it. squeue looks for a job
+# of the same name that has not ended, which the record root may have lost. Each word that is no builtin of the shell is
+# one more process between a launch and its answer.
 NOT_ASKED: Final = "not asked"
 """In place of sbatch's exit code: `squeue` did not answer, so sbatch was not run."""
 SUBMIT: Final = (
@@ -34,7 +35,7 @@ SUBMIT: Final = (
     "read -r where 2>/dev/null </proc/sys/kernel/hostname || where=$(hostname)\n"
     "set -C\n"
     '{ echo "$$ $where" >"$try/who"; } 2>/dev/null || exit 0\n'
-    # Of one user the controller picks out the jobs; names are looked through by squeue itself.
+    # The controller picks out the jobs of one user; squeue itself looks through their names.
     'rows=$(squeue -h --local -t all -o "%F|%T" -u "${user:-$(id -u)}" --name="$name" 2>"$try/err" </dev/null) ||\n'
     f'  {{ echo {NOT_ASKED} >"$try/code"; exit 0; }}\n'
     "for row in $rows; do\n"
@@ -66,8 +67,8 @@ _NO_ANSWER: Final = (
 )
 _ID: Final = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+)?")
 LOOK_S: Final = 30.0
-"""How long squeue may take. Slurm itself gives up a controller that is down after some ten seconds, but one whose host
-is silent only after minutes."""
+"""How long squeue may take. Slurm gives up after some ten seconds if a controller is down, but only after minutes if its
+host is silent."""
 HISTORY: Final = "now-30days"
 """How far back accounting is asked for a name; a launch that lost its answer is tried again sooner."""
 
@@ -86,8 +87,10 @@ class SlurmClient:
         return self._host.run(cleaned, timeout_s=timeout_s, env=env)
 
     def _clean(self, words: Sequence[str], script: str = "") -> tuple[list[str], dict[str, str | None]]:
-        """What runs the command, or a script that gets the words, in a clean environment: words and variables. Only
-        on another machine a shell has to look what there is to clean."""
+        """Words and variables that run the command, or a script that gets the words, in a clean environment.
+
+        On another machine a shell finds the variables to clean.
+        """
         if isinstance(self._host, LocalHost):
             env = clean_variables(os.environ, self._settings)
             return (["sh", "-c", script, "slurm", *words] if script else list(words)), env
@@ -101,10 +104,10 @@ class SlurmClient:
     # looking
 
     def queue(self, ids: Sequence[str]) -> list[states.Row]:
-        """What the queue has of these jobs, tasks of arrays one by one."""
+        """The queue's rows of these jobs, tasks of arrays one by one."""
         rows = self._queue("--jobs", ids, "--local")
-        # Of a federation another cluster may have it now, and that is asked for only then: each question to a controller
-        # that is down takes its time.
+        # Another cluster of the federation may have a revoked job. It is asked only then, since each question to a
+        # controller that is down takes its time.
         elsewhere = sorted({row.job for row in rows if row.state == "REVOKED"})
         found = self._queue("--jobs", elsewhere) if elsewhere else []
         return [*(row for row in rows if row.job not in {each.job for each in found}), *found]
@@ -123,7 +126,7 @@ class SlurmClient:
         return rows
 
     def accounting(self, ids: Sequence[str]) -> list[states.Row] | None:
-        """What accounting remembers of these jobs; None where there is none. Raises `SlurmUnavailable`."""
+        """Accounting's rows of these jobs; None if the cluster keeps no accounting. Raises `SlurmUnavailable`."""
         return self._accounting("--jobs", ids)
 
     def accounting_named(self, names: Sequence[str]) -> list[states.Row] | None:
@@ -153,29 +156,29 @@ class SlurmClient:
         return answer.out
 
     def partitions(self) -> list[str]:
-        """Names of the partitions; empty where nobody says."""
+        """Names of the partitions; empty if Slurm does not list them."""
         return sorted({line.strip().rstrip("*") for line in self.run("sinfo", "-h", "-o", "%P").out.splitlines()})
 
     def names_of(self, kind: str) -> list[str]:
-        """Names of accounts or QOS (`account`, `qos`) that this user may name; empty where nobody says."""
+        """Names of accounts or QOS (`account`, `qos`) that this user may name; empty if Slurm does not list them."""
         answer = self.run("sh", "-c", f'sacctmgr -n -P show assoc user="$(id -un)" format={kind}')
         names = {name for line in answer.out.splitlines() for name in line.strip().split(",") if name}
         return sorted(names) if answer.code == 0 else []
 
-    def limits_of_qos(self, name: str) -> list[limits.Limit]:
-        """What a QOS allows; empty where nobody says."""
-        words = ("show", "qos", "where", f"name={name}", f"format={','.join(limits.OF_QOS)},{limits.WALL}")
-        return limits.read_limits(self._sacctmgr(*words), limits.OF_QOS, f"QOS `{name}`")
+    def limits_of_qos(self, name: str) -> list[Limit]:
+        """The limits of a QOS; empty if Slurm does not list them."""
+        words = ("show", "qos", "where", f"name={name}", f"format={','.join(OF_QOS)},{WALL}")
+        return read_limits(self._sacctmgr(*words), OF_QOS, f"QOS `{name}`")
 
-    def limits_of_account(self, name: str, user: str) -> list[limits.Limit]:
-        """What an account allows, and this user of it; empty where nobody says."""
-        shown = ",".join(("User", *limits.OF_ACCOUNT, limits.WALL))
+    def limits_of_account(self, name: str, user: str) -> list[Limit]:
+        """The limits of an account, and of this user of it; empty if Slurm does not list them."""
+        shown = ",".join(("User", *OF_ACCOUNT, WALL))
         found = []
         for line in self._sacctmgr("show", "assoc", "where", f"account={name}", f"format={shown}").splitlines():
             who, _, rest = line.partition("|")
             if who in ("", user):
                 whose = f"account `{name}`" + (f" of `{who}`" if who else "")
-                found += limits.read_limits(rest, limits.OF_ACCOUNT, whose)
+                found += read_limits(rest, OF_ACCOUNT, whose)
         return found
 
     def _sacctmgr(self, *words: str) -> str:
@@ -198,20 +201,22 @@ class SlurmClient:
         return self.run("scontrol", "-o", "show", "job", native).out
 
     def nodes(self) -> str:
-        """A line for each sort of node: partition, state, CPUs, MB, GPUs, features, how many."""
+        """A line for each sort of node: partition, state, CPUs, MB, GPUs, features, number."""
         return self.run("sinfo", "-h", "-e", "-o", "%P|%T|%c|%m|%G|%f|%D").out
 
     # submitting
 
     def start_sbatch(self, words: Sequence[str], name: str, attempt: str, folder: str) -> int:
-        """Run sbatch in a process that outlives us, unless a job of this `name` has not ended; what it answers, or that
-        job's id, is left in the folder `attempt`. Only the first call for an attempt runs it. Its pid."""
+        """Run sbatch in a process that outlives us, unless a job of this `name` has not ended; returns the pid.
+
+        sbatch's answer, or that job's id, is left in the folder `attempt`. Only the first call for an attempt runs it.
+        """
         user = str(os.getuid()) if isinstance(self._host, LocalHost) else ""
         script, env = self._clean([attempt, name, user, *words], SUBMIT)
         return self._host.spawn(script, folder=folder, log=f"{attempt}/log", env=env)
 
     def await_sbatch(self, pid: int, seconds: float) -> bool:
-        """Whether what `start_sbatch` started here ends in time."""
+        """Whether the process that `start_sbatch` started ends within `seconds`."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._host.wait(pid, min(left, _TURN_S)):
@@ -219,7 +224,7 @@ class SlurmClient:
         return False
 
     def sbatch_lives(self, attempt: str) -> bool | None:
-        """Whether the process of this attempt still runs; None where it cannot be seen from here."""
+        """Whether the process of this attempt still runs; None if it cannot be seen from here."""
         code = self._host.run(["sh", "-c", _ALIVE, "alive", attempt]).code
         return None if code == 2 else code == 0
 
@@ -237,7 +242,7 @@ class SlurmClient:
 
 
 def clean_variables(environ: Mapping[str, str], settings: SlurmSettings) -> dict[str, str | None]:
-    """What has to change in an environment before a command of Slurm runs in it; None takes a variable away."""
+    """The changes to an environment before a command of Slurm runs in it; None removes a variable."""
     changes: dict[str, str | None] = {name: None for name in environ if name.startswith(_KINDS) and name not in _KEPT}
     changes |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     if settings.bin:
@@ -248,7 +253,7 @@ def clean_variables(environ: Mapping[str, str], settings: SlurmSettings) -> dict
 
 
 def read_code(content: bytes | None) -> str | None:
-    """The exit code that sbatch's keeper left; None as long as it is not there whole."""
+    """The exit code that the script around sbatch left; None until the file is whole."""
     return content.decode().strip() if content and content.endswith(b"\n") else None
 
 
@@ -259,12 +264,12 @@ def read_id(said: str) -> str | None:
 
 
 def is_no_answer(said: str) -> bool:
-    """Whether these words mean that the controller was not heard: the job may be there all the same."""
+    """Whether these words mean that the controller did not answer: the job may exist all the same."""
     return any(each in said.lower() for each in _NO_ANSWER)
 
 
 def wait_for(look: Callable[[], str | None], seconds: float, every: float = 0.004) -> str | None:
-    """What `look` finds, as soon as it finds something."""
+    """Call `look` until it finds something, for at most `seconds`; returns its last answer."""
     until = time.monotonic() + seconds
     while True:
         found = look()

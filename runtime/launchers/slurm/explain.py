@@ -1,19 +1,117 @@
-"""Why a job of Slurm waits, or how it ended, in a sentence and with Slurm's own words as evidence."""
+"""Why Slurm refused a job, why it waits, or how it ended: a sentence with Slurm's own words and limits as evidence."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from runtime.jobs.plan import NativeState
-from runtime.launchers.slurm.limits import Limit, describe_limits, find_exceeded, read_amounts, read_minutes
+from runtime.errors import RequestRefused
+from runtime.jobs.plan import LaunchPlan, NativeState
 from runtime.launchers.slurm.states import NO_OUTPUT_FILE
 from runtime.reasons import EndReason, Explanation
+from runtime.units import format_duration
+from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.launchers.slurm.client import SlurmClient
+
+
+OF_QOS: Final[Mapping[str, str]] = {
+    "MaxTRESPerJob": "a job",
+    "MaxTRESPerNode": "a node of a job",
+    "MaxTRESPerUser": "all jobs of a user",
+    "MaxTRESPerAccount": "all jobs of an account",
+    "GrpTRES": "all its jobs together",
+}
+"""Field of `sacctmgr` → the jobs that it limits."""
+OF_ACCOUNT: Final[Mapping[str, str]] = {
+    "MaxTRES": "a job",
+    "MaxTRESPerNode": "a node of a job",
+    "GrpTRES": "all its jobs together",
+}
+WALL: Final = "MaxWall"
+
+_UNITS: Final = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    whose: str
+    """``QOS `high` ``"""
+    over: str
+    """The jobs that it holds for: `a job`, `all jobs of a user`."""
+    amounts: Mapping[str, str] = field(default_factory=dict)
+    """Resource → amount, in Slurm's own words."""
+    minutes: float | None = None
+    """The longest time of a job, if the limit is one of time."""
+
+
+def read_limits(text: str, fields: Mapping[str, str], whose: str) -> list[Limit]:
+    """The limits in lines of `sacctmgr -n -P`, whose columns are `fields` and `WALL`."""
+    found = []
+    for line in text.splitlines():
+        *amounts, wall = line.split("|")
+        if len(amounts) != len(fields):
+            continue
+        found += [
+            Limit(whose, over, read_amounts(each))
+            for over, each in zip(fields.values(), amounts, strict=True)
+            if each.strip()
+        ]
+        if (minutes := read_minutes(wall)) is not None:
+            found.append(Limit(whose, "a job", minutes=minutes))
+    return found
+
+
+def read_amounts(text: str) -> dict[str, str]:
+    """`cpu=4,mem=800M,gres/gpu=2`"""
+    pairs = (word.partition("=") for word in text.strip().split(","))
+    return {name: amount for name, given, amount in pairs if given}
+
+
+def read_minutes(text: str) -> float | None:
+    """Minutes of `5`, `00:05:00` or `1-12:00:00`; None for other text, such as UNLIMITED."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:
+        return None
+    days, first, second, third = (int(each or 0) for each in match.groups())
+    if match[1] or match[4]:
+        return days * 1440 + first * 60 + second + third / 60
+    return first + second / 60
+
+
+def find_exceeded(
+    limits: Sequence[Limit], asked: Mapping[str, str], nodes: int, minutes: float | None
+) -> Iterator[str]:
+    """Yield in words each limit that one job with these resources on `nodes` nodes exceeds by itself."""
+    for limit in limits:
+        if limit.minutes is not None and minutes is not None and minutes > limit.minutes:
+            allowed, wanted = (format_duration(each * 60) for each in (limit.minutes, minutes))
+            yield f"{limit.whose} allows {limit.over} {allowed}, and its time limit is {wanted}"
+        share = nodes if limit.over == OF_QOS["MaxTRESPerNode"] else 1
+        for name, amount in limit.amounts.items():
+            most, wanted_amount = _number(amount), _number(asked.get(name, "0"))
+            if most is not None and wanted_amount is not None and wanted_amount / share > most:
+                of = f" on {nodes} nodes" if share > 1 else ""
+                yield f"{limit.whose} allows {name}={amount} for {limit.over}, and it asks for {name}={asked[name]}{of}"
+
+
+def describe_limits(limits: Sequence[Limit], asked: Mapping[str, str]) -> list[str]:
+    """A line for each limit of a resource that the job asks for."""
+    lines = []
+    for limit in limits:
+        amounts = ", ".join(f"{name}={amount}" for name, amount in limit.amounts.items() if name in asked)
+        if amounts:
+            lines.append(f"{limit.whose} allows {amounts} for {limit.over}")
+    return lines
+
+
+def _number(text: str) -> float | None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)[nc]?", text)
+    return float(match[1]) * _UNITS[match[2]] if match else None
+
 
 NO_OUTPUT_CODE: Final = 128 + NO_OUTPUT_FILE
 
@@ -75,7 +173,7 @@ def explain_pending(native: NativeState, shown: str, client: SlurmClient | None 
     fields = _fields(shown)
     reason = fields.get("Reason") or native.raw.partition("/")[2] or "None"
     if "unfulfilled" in fields.get("Dependency", "") and reason in ("None", "Resources", "Priority"):
-        reason = "Dependency"  # Slurm gives the reason of its last look, which may have been at something else
+        reason = "Dependency"  # Slurm gives the reason of its last look, which may be at something else
     sentence, hint = find_sentence(reason)
     evidence = [f"slurm: {native.native_id} is {native.raw.partition('/')[0]}, reason {reason}"]
     if (start := fields.get("StartTime", "Unknown")) not in ("Unknown", "N/A"):
@@ -90,22 +188,19 @@ def explain_pending(native: NativeState, shown: str, client: SlurmClient | None 
         asked = read_amounts(fields.get("ReqTRES") or fields.get("TRES", ""))
         known = find_limits(client, reason, fields)
         nodes = fields.get("NumNodes", "1").partition("-")[0]
-        exceeded = list(
-            find_exceeded(known, asked, int(nodes) if nodes.isdigit() else 1, read_minutes(fields.get("TimeLimit", "")))
-        )
+        minutes = read_minutes(fields.get("TimeLimit", ""))
+        exceeded = list(find_exceeded(known, asked, int(nodes) if nodes.isdigit() else 1, minutes))
         if exceeded:
             whose = "QOS: `qos` of the target" if reason.startswith("QOS") else "`account`"
-            sentence, hint = (
-                f"it will never start: {exceeded[0]}",
-                f"cancel it and ask for less, or use another {whose}",
-            )
+            sentence = f"it will never start: {exceeded[0]}"
+            hint = f"cancel it and ask for less, or use another {whose}"
         evidence += exceeded[1:] or describe_limits(known, asked)
     hint = hint.replace("ID", native.native_id) if hint else None
     return Explanation(sentence=sentence, evidence=tuple(evidence), hint=hint)
 
 
 def find_limits(client: SlurmClient, reason: str, fields: Mapping[str, str]) -> list[Limit]:
-    """The limits that a reason may mean: of the job's QOS and its partition's, or of its account."""
+    """The limits that a reason may mean: those of the job's QOS and its partition's, or of its account."""
     if not reason.startswith("QOS"):
         user = fields.get("UserId", "").partition("(")[0]
         return client.limits_of_account(fields.get("Account", ""), user)
@@ -114,7 +209,7 @@ def find_limits(client: SlurmClient, reason: str, fields: Mapping[str, str]) -> 
 
 
 def describe_nodes(listed: str, partition: str | None = None) -> list[str]:
-    """What there is, a line for each sort of node and partition: how many, and how many of them are in which state."""
+    """A line for each sort of node and partition: the number of nodes, and how many of them are in which state."""
     sorts: dict[tuple[str, ...], Counter[str]] = {}
     for line in listed.splitlines():
         name, state, cpus, memory, gres, features, count = [*line.split("|"), *[""] * 7][:7]
@@ -130,7 +225,7 @@ def describe_nodes(listed: str, partition: str | None = None) -> list[str]:
 
 
 def find_sentence(reason: str) -> tuple[str, str | None]:
-    """By the whole reason, else by the longest beginning that is known."""
+    """Find the sentence and the next step by the whole reason, else by its longest known beginning."""
     for begin in sorted(PENDING, key=len, reverse=True):
         if reason == begin or reason.replace("_", " ").startswith(begin):
             return PENDING[begin]
@@ -171,6 +266,43 @@ def explain_failed(native: NativeState, shown: str) -> Explanation | None:
 
 
 def _fields(shown: str) -> dict[str, str]:
-    """`scontrol -o show job`, first line: NAME=VALUE words; a value may hold blanks."""
+    """The fields in the first line of `scontrol -o show job`: NAME=VALUE words; a value may hold blanks."""
     line = next((line for line in shown.splitlines() if line.startswith("JobId=")), "")
     return {match[1]: match[2].strip() for match in re.finditer(r"(\S+?)=(.*?)(?=\s\S+?=|$)", line)}
+
+
+class SubmitRefused(RequestRefused):
+    """Slurm refused the job; `said` is its own sentence."""
+
+    def __init__(self, target: str, job: str, said: str, *, facts: Sequence[str], hint: str) -> None:
+        self.target, self.job, self.said = target, job, said
+        super().__init__(f"slurm refused job `{job}`: {said}", facts=facts, hint=hint)
+
+
+def explain_refusal(plan: LaunchPlan, client: SlurmClient, said: str) -> SubmitRefused:
+    """The refusal that sbatch printed, with the names that the cluster has."""
+    text = re.sub(r"^(sbatch: )?(error: )?(Batch job submission failed: )?", "", said).strip()
+    lower = text.lower()
+    target = plan.target.name
+    facts: list[str] = []
+    hint = f"see the words that were used: {plan.folder}/artefacts/sbatch.txt in the record root"
+    if "policy" in lower or "submit limit" in lower:
+        hint = "ask for less, wait until others of your jobs have ended, or set `max_submit` of the target"
+    elif "partition" in lower and "account" not in lower:
+        facts = [f"partitions on `{target}`: {', '.join(client.partitions()) or 'unknown'}"]
+        hint = f"set `partition` of target `{target}`"
+    elif "account" in lower:
+        facts = [f"your accounts on `{target}`: {', '.join(client.names_of('account')) or 'unknown'}"]
+        hint = f"set `account` of the job or of target `{target}`"
+    elif "qos" in lower:
+        facts = [f"your QOS on `{target}`: {', '.join(client.names_of('qos')) or 'unknown'}"]
+        hint = f"set `qos` of target `{target}`"
+    elif "array" in lower:
+        facts = [f"MaxArraySize on `{target}`: {client.configuration('MaxArraySize') or 'unknown'}"]
+        hint = f"set `max_array_size` of target `{target}` to it"
+    elif "time limit" in lower:
+        hint = f"shorten time_limit, or set `max_time` of target `{target}` to the partition's longest"
+    elif "node configuration" in lower or "memory specification" in lower or "feature" in lower:
+        facts = describe_nodes(client.nodes())
+        hint = "ask for less, or for another `partition`"
+    return SubmitRefused(target, plan.job.id, text, facts=facts, hint=hint)

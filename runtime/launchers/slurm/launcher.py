@@ -1,5 +1,5 @@
-"""Jobs on Slurm: `sbatch` once for each part, whatever is killed meanwhile; everything else is asked and told in as few
-commands as it takes.
+"""Jobs on Slurm: `sbatch` runs once for each part, even if a launch is killed; everything else takes as few commands as
+possible.
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ from runtime.launchers.slurm.client import (
     read_id,
     wait_for,
 )
-from runtime.launchers.slurm.explain import explain_failed, explain_pending
+from runtime.launchers.slurm.explain import explain_failed, explain_pending, explain_refusal
 from runtime.launchers.slurm.fidelity import INTERRUPTS, KEEPS
-from runtime.launchers.slurm.refusal import explain_refusal
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
-from runtime.launchers.slurm.states import Row
+from runtime.launchers.slurm.states import Layout, Row
 from runtime.launchers.standing import judge_job
 from runtime.reasons import Explanation
 from runtime.values import replace
 
 ANSWER_S: Final = 180.0
-"""How long sbatch is waited for. It tries again by itself where the controller is busy."""
+"""How long a launch waits for sbatch, which tries again by itself while the controller is busy."""
 SETTLE_S: Final = 10.0
-"""A killed sbatch can still create its job; so long is looked for it before another is started."""
+"""How long a launch looks for the job of a killed sbatch, which may still create it, before it starts another."""
 GONE_S: Final = 150.0
 _FOLDERS: Final = ("SCRATCH", "WORK", "PSCRATCH", "SCRATCHDIR")
 
@@ -96,61 +95,34 @@ class SlurmLauncher:
             root = str(target.records).rstrip("/")
         else:
             root = LocalFiles(find_records(target, context)).root
-        helper = settings.ht_helper is not None and spec.array is not None
-        slices = (
-            [render.Slice(None, None, len(indices))] if helper else render.split_array(spec, len(indices), settings)
-        )
-        times = render.plan_times(spec, profile, slices)
-        order = self._order(spec, settings, profile, job, indices, context, times)
-        if helper:
-            offset = spec.array.offset if spec.array else 0
+        if settings.ht_helper is not None and spec.array is not None:
+            slices = [render.Slice(None, None, len(indices))]
+            served = range(spec.array.offset, spec.array.offset + len(indices))
             artefacts = {
                 "job.sh": render.render_ht_script(job.id, settings, profile),
-                "tasks.txt": render.render_task_file(
-                    profile.python or "python3", settings, range(offset, offset + len(indices))
-                ),
+                "tasks.txt": render.render_task_file(profile.python or "python3", settings, served),
             }
         else:
+            slices = render.split_array(spec, len(indices), settings)
             artefacts = {"job.sh": render.render_script(spec, job.id, settings, profile)}
-        parts = tuple(
-            self._part(
-                spec, settings, profile, states.native_name(job.id, root, number, piece.layout), number, piece, times
-            )
-            for number, piece in enumerate(slices)
-        )
+        times = render.plan_times(spec, profile, slices)
+        order = self._order(spec, settings, profile, job, indices, context, times)
+        parts = []
+        for number, piece in enumerate(slices):
+            name = states.native_name(job.id, root, number, piece.layout)
+            words = render.sbatch_words(spec, settings, profile, name, piece, times)
+            parts.append(_part(name, number, piece.layout, "job.sh", words, render.script_words(number, piece)))
         return LaunchPlan(
             job=job,
             spec=spec,
             target=target,
             order=order,
             artefacts={**artefacts, "sbatch.txt": render.show_words(parts)},
-            parts=parts,
+            parts=tuple(parts),
             fidelity={name: KEEPS[name] for name in set_fields(spec) if name in KEEPS},
             indices=tuple(indices),
             root=root,
             notes=times.notes,
-        )
-
-    def _part(
-        self,
-        spec: JobSpec,
-        settings: SlurmSettings,
-        profile: Profile,
-        name: str,
-        number: int,
-        piece: render.Slice,
-        times: render.Times,
-    ) -> NativePart:
-        return NativePart(
-            name=name,
-            artefact="job.sh",
-            offset=piece.layout.offset if piece.layout else 0,
-            count=piece.layout.count if piece.layout else 1,
-            native={
-                "number": number,
-                "words": render.sbatch_words(spec, settings, profile, name, piece, times),
-                "script": render.script_words(number, piece),
-            },
         )
 
     def _order(
@@ -170,7 +142,9 @@ class SlurmLauncher:
             if settings.pack_steps:
                 backend["pack"]["step"] = render.step_words(spec, profile)
         contained = bool(spec.image or profile.image)
-        own = [*activation_lines(spec if contained else _mapped(spec, settings)), *spec.environment.setup]
+        name = spec.environment.name
+        on_node = replace(spec, environment=replace(spec.environment, name=name and settings.map_path(name)))
+        own = [*activation_lines(spec if contained else on_node), *spec.environment.setup]
         if setup := [*profile.setup, *([] if contained else own)]:
             backend["setup"] = setup
         if spec.nodes > 1:
@@ -182,15 +156,11 @@ class SlurmLauncher:
                     hint="build it into the image; environment.name and environment.setup work inside of it",
                 )
             backend["environment"] = made
-        # Requeuing the job would end its other runs too, where they share a node.
+        # Requeuing a job whose runs share a node would end its other runs too.
         requeue = not packed and settings.ht_helper is None
         if requeue:
             backend["requeue"] = ["scontrol", "requeue", "{native}"]
-        live = (
-            settings.map_path(str((context.base / spec.code.path).resolve()))
-            if spec.code.mode is CodeMode.NONE
-            else None
-        )
+        live = settings.map_path(str((context.base / spec.code.path).resolve()))
         order = make_order(
             replace(spec, environment=replace(spec.environment, setup=())),
             job,
@@ -198,7 +168,7 @@ class SlurmLauncher:
             context,
             retries="requeue" if requeue else "shim",
             environ=context.environ,
-            live_tree=live,
+            live_tree=live if spec.code.mode is CodeMode.NONE else None,
             **backend,
         )
         if times.limit is not None:
@@ -217,8 +187,7 @@ class SlurmLauncher:
     # starting
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
-        """Submit one part, once. Called again after a crash it waits for the sbatch that was started then."""
-
+        """Submit one part, once. After a crash a second call waits for the sbatch that the first one started."""
         client = self._client(plan.target, host)
         folder = f"{host.files.root}/{plan.folder}"
         epoch = int(plan.order.get("epoch", 1))
@@ -252,7 +221,7 @@ class SlurmLauncher:
     def _answer_of_earlier(
         self, plan: LaunchPlan, part: NativePart, client: SlurmClient, host: Host, attempt: str
     ) -> str | None:
-        """The id that an earlier try got; None where it is known that it made no job."""
+        """The id that an earlier try got; None if that try made no job."""
         path = f"{host.files.root}/{plan.folder}/{attempt}"
 
         def ended() -> str | None:
@@ -273,9 +242,10 @@ class SlurmLauncher:
         if code == NOT_ASKED:
             return None
         said = (host.files.read(f"{plan.folder}/{attempt}/err") or b"").decode("utf-8", "replace")
-        if code is None or is_no_answer(said):
-            return wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
-        return None
+        return self._look_for(plan, part, host) if code is None or is_no_answer(said) else None
+
+    def _look_for(self, plan: LaunchPlan, part: NativePart, host: Host) -> str | None:
+        return wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
 
     def _answer(
         self, plan: LaunchPlan, part: NativePart, client: SlurmClient, host: Host, attempt: str, seconds: float
@@ -303,8 +273,7 @@ class SlurmLauncher:
                 hint="run the same command again",
             )
         if is_no_answer(err):
-            native = wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
-            if native is not None:
+            if native := self._look_for(plan, part, host):
                 return native
             raise SlurmUnavailable(
                 f"slurm did not answer `sbatch`: {_last(err)}",
@@ -313,17 +282,16 @@ class SlurmLauncher:
         raise explain_refusal(plan, client, _last(err or out) or f"exit code {ended}")
 
     def _dependencies(self, plan: LaunchPlan, host: Host) -> list[str]:
-        """Options that make it wait for the jobs in `after`; an end that has come already is not waited for.
+        """Options that make a part wait for the jobs in `after` that have not had the end it waits for.
 
-        A job that Slurm forgot would count as done, so the record root is asked first.
+        The record root is read first, since a job that Slurm forgot would count as done.
         """
-
         wanted = []
         for each in plan.spec.dependencies:
             entry = read_entry(host.files, each.job)
             if entry is None:
                 if int(plan.order.get("epoch", 1)) > 1:
-                    continue  # it was there at the launch, and was collected since
+                    continue  # it existed at the launch, and was collected since
                 raise NotPossible(
                     f"`after` names `{each.job}`, which was not launched on target `{plan.target.name}`",
                     hint="dependencies hold between jobs of one target, by their whole ids: `runtime status`",
@@ -359,7 +327,7 @@ class SlurmLauncher:
     # asking
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
-        # The folder of a try is made before its sbatch runs: a job without one cannot have come and gone.
+        # The folder of a try is made before its sbatch runs: a job without a try has never existed.
         tried = {job for job in {_job_of(name) for name in names} if host.files.names(f"jobs/{job}/submit")}
         names = [name for name in names if _job_of(name) in tried]
         if not names:
@@ -374,8 +342,8 @@ class SlurmLauncher:
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
         client = self._client(target, host)
         queue = client.queue(native_ids)
-        live = {row.job for row in queue if not states.judge_row(row)[0].terminal}
-        ended = {row.job for row in queue if states.judge_row(row)[0].terminal}
+        live = {row.job for row in queue if not row.has_ended}
+        ended = {row.job for row in queue if row.has_ended}
         asked = [native for native in native_ids if native not in live or native in ended]
         problem, accounting = "", None
         try:
@@ -396,8 +364,7 @@ class SlurmLauncher:
     def list_starts(self, target: Target, names: Mapping[str, str], index: int, host: Host) -> list[NativeStart]:
         wanted = []
         for native, name in names.items():
-            named = states.read_name(name)
-            layout = named[2] if named else None
+            layout = states.read_layout(name)
             task = layout.task_of(index) if layout else None
             if layout is None or task is not None:
                 wanted.append(native if task is None else f"{native}_{task}")
@@ -413,24 +380,20 @@ class SlurmLauncher:
         return [f"{row.id} is {row.state.lower()} on slurm" for row in self._left(client, wanted)]
 
     def _left(self, client: SlurmClient, wanted: Sequence[str]) -> list[Row]:
-        """Those of these jobs and tasks that have not ended."""
+        """The queue's rows of the jobs and tasks in `wanted` that have not ended."""
         rows = client.queue(sorted({each.partition("_")[0] for each in wanted}))
-        return [
-            row for row in rows if (row.id in wanted or row.job in wanted) and not states.judge_row(row)[0].terminal
-        ]
+        return [row for row in rows if (row.id in wanted or row.job in wanted) and not row.has_ended]
 
     def _cancel_ids(self, client: SlurmClient, native_ids: Sequence[str], indices: Sequence[int] | None) -> list[str]:
         if indices is None:
             return list(native_ids)
         wanted = set(indices)
-        found = []
-        for row in client.queue(native_ids):
-            named = states.read_name(row.name)
-            layout = named[2] if named else None
-            # A task that serves other indices too goes on; the shim sees the mark of each of its own.
-            if layout and not states.judge_row(row)[0].terminal and wanted.issuperset(layout.indices(row.task)):
-                found.append(row.id)
-        return found
+        # A task that serves other indices too goes on; the shim sees the mark of each of its own.
+        return [
+            row.id
+            for row in client.queue(native_ids)
+            if row.layout and not row.has_ended and wanted.issuperset(row.layout.indices(row.task))
+        ]
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         client = self._client(target, host)
@@ -449,26 +412,15 @@ class SlurmLauncher:
     ) -> list[NativePart]:
         parts = []
         for number, (words, artefact, script) in enumerate(render.read_shown(artefacts["sbatch.txt"])):
-            named = states.read_name(names[number])
-            layout = named[2] if named else None
+            layout = states.read_layout(names[number])
             if layout is None:
-                first, last = min(indices), max(indices)
-                served = states.Layout(first, 1, last - first + 1)
+                layout = Layout(min(indices), 1, max(indices) - min(indices) + 1)
             else:
-                served = layout
                 tasks = [task for index in indices if (task := layout.task_of(index)) is not None]
                 if not tasks:
                     continue
                 words = render.cut_array(words, tasks)
-            parts.append(
-                NativePart(
-                    name=names[number],
-                    artefact=artefact,
-                    offset=served.offset,
-                    count=served.count,
-                    native={"number": number, "words": words, "script": script},
-                )
-            )
+            parts.append(_part(names[number], number, layout, artefact, words, script))
         return parts
 
     # elsewhere
@@ -484,21 +436,18 @@ class SlurmLauncher:
         client = self._client(target, host)
         native = self._member(client, native_id, index)
         if how == "preempt":
-            # What slurmctld does to a preempted job of a partition that requeues: TERM, and back into the queue.
+            # slurmctld does the same to a preempted job of a partition that requeues: TERM, and back into the queue.
             answer = client.requeue(native)
         elif how == "timeout":
             answer = client.alarm(native)
         else:
             where = next((row.where for row in client.queue([native_id]) if row.id == native), "NODE")
-            raise NotPossible(
-                f"`{how}` cannot be provoked by a user of slurm",
-                facts=["taking a node down needs an operator, and ends the jobs of others on it"]
-                if how == "node-loss"
-                else ["only the memory of a running command can be exceeded"],
-                hint=f"an operator can: scontrol update nodename={where or 'NODE'} state=down reason=rehearsal"
-                if how == "node-loss"
-                else "let the command take more than resources.memory",
-            )
+            fact = "only the memory of a running command can be exceeded"
+            hint = "let the command take more than resources.memory"
+            if how == "node-loss":
+                fact = "taking a node down needs an operator, and ends the jobs of others on it"
+                hint = f"an operator can: scontrol update nodename={where or 'NODE'} state=down reason=rehearsal"
+            raise NotPossible(f"`{how}` cannot be provoked by a user of slurm", facts=[fact], hint=hint)
         if answer.code != 0:
             raise NotPossible(f"slurm refuses to interrupt `{native}`: {_last(answer.err or answer.out)}")
 
@@ -507,10 +456,7 @@ class SlurmLauncher:
         if "_" in native_id:
             return native_id
         for row in client.queue([native_id]):
-            named = states.read_name(row.name)
-            if row.task is None:
-                return row.id
-            if index is not None and named and named[2] and index in named[2].indices(row.task):
+            if row.task is None or (index is not None and row.layout and index in row.layout.indices(row.task)):
                 return row.id
         raise NotPossible(
             f"no task of `{native_id}` serves index {index} now" if index is not None else f"`{native_id}` is an array",
@@ -521,15 +467,23 @@ class SlurmLauncher:
         return SlurmClient(host, read_settings(target))
 
 
-def _mapped(spec: JobSpec, settings: SlurmSettings) -> JobSpec:
-    """The spec with its environment where it lies on the nodes."""
-    name = spec.environment.name
-    return replace(spec, environment=replace(spec.environment, name=name and settings.map_path(name)))
+def _part(
+    name: str, number: int, layout: Layout | None, artefact: str, words: Sequence[str], script: Sequence[str]
+) -> NativePart:
+    return NativePart(
+        name=name,
+        artefact=artefact,
+        offset=layout.offset if layout else 0,
+        count=layout.count if layout else 1,
+        native={"number": number, "words": words, "script": script},
+    )
 
 
 def find_records(target: Target, context: PlanContext) -> str:
-    """The record root of a target whose login node is this machine. A home is never taken by itself: its quota is
-    small, and snapshots, logs and outputs are not."""
+    """The record root of a target whose login node is this machine.
+
+    Never a home by itself: its quota is small, and snapshots, logs and outputs are large.
+    """
     if target.records:
         return str(Path(os.path.expandvars(target.records)).expanduser())
     for name in _FOLDERS:
@@ -547,7 +501,7 @@ def _job_of(name: str) -> str:
 
 
 def _first_ids(rows: Sequence[Row]) -> dict[str, str]:
-    """Name → id of the oldest job of that name; one that sbatch was refused for is none."""
+    """Name → id of the oldest job of that name that Slurm did not refuse."""
     found: dict[str, str] = {}
     for row in sorted((row for row in rows if not row.refused), key=lambda row: int(row.job)):
         found.setdefault(row.name, row.job)

@@ -1,4 +1,4 @@
-"""From a spec and a target to words for sbatch, a batch script and container lines. Pure."""
+"""Renders a spec for a target: words for sbatch, a batch script and container lines. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs.plan import NativePart
 from runtime.jobs.spec import JobSpec, Mount, PackPer, Priority, When, secret_refs
-from runtime.launchers.slurm.settings import Profile, SlurmSettings
+from runtime.launchers.slurm.settings import GpuOption, Profile, SlurmSettings
 from runtime.launchers.slurm.states import Layout
 from runtime.units import divide, format_duration
 from runtime.values import dataclass
@@ -20,24 +20,24 @@ SLACK: Final = timedelta(minutes=1)
 """Slurm counts minutes and looks twice in each: the shim's clock has to be the first to end."""
 LOW_NICE: Final = 1000
 FOLDER: Final = "{folder}"
-"""In the words for sbatch: the run folder, which is known in full on the machine that submits."""
+"""Stands for the run folder in the words for sbatch; the machine that submits knows its full path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One native job: the indices it serves, and how many of its tasks run at a time."""
+    """One native job: the indices that it serves, and how many of its tasks run at a time."""
 
     layout: Layout | None
     parallel: int | None
     by_helper: int = 0
-    """How many runs the site's own packer gets in a task file."""
+    """Number of runs in the task file of the site's own packer."""
 
 
 # arrays
 
 
 def split_array(spec: JobSpec, count: int, settings: SlurmSettings) -> list[Slice]:
-    """The native arrays for `count` indices, as many as the limits of the cluster ask for."""
+    """Split `count` indices into as many native arrays as the limits of the cluster ask for."""
     array = spec.array
     if array is None:
         return [Slice(None, None)]
@@ -45,7 +45,7 @@ def split_array(spec: JobSpec, count: int, settings: SlurmSettings) -> list[Slic
     at_once = max(1, array.max_parallel // slots) if array.max_parallel else None
     each = slots
     if slots > 1 and at_once:
-        # A node is kept and filled again, rather than given back after each round of its slots.
+        # The job keeps a node and fills it again, rather than giving it back after each round of its slots.
         each = max(slots, math.ceil(count / at_once))
     if settings.max_submit:
         each = max(each, math.ceil(count / settings.max_submit))
@@ -54,7 +54,7 @@ def split_array(spec: JobSpec, count: int, settings: SlurmSettings) -> list[Slic
     parallel: list[int | None] = [None] * parts
     if at_once is not None and at_once < tasks:
         parallel = [*divide(at_once, parts)]
-    # Where fewer may run at a time than there are parts, the parts cannot each have one: the tasks are made longer.
+    # If fewer tasks may run at a time than there are parts, some part would have none: the tasks are made longer.
     if any(share == 0 for share in parallel):
         assert at_once is not None
         each = math.ceil(count / (at_once * settings.max_array_size))
@@ -85,12 +85,12 @@ class Times:
     minutes: int | None
     """`--time`; None leaves it to the partition."""
     limit: timedelta | None
-    """Of one attempt, by the shim's clock."""
+    """Time limit of one attempt, by the shim's clock."""
     notes: tuple[str, ...] = ()
 
 
 def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Times:
-    """How long Slurm lets a job run, so that the shim's own clock ends every attempt first."""
+    """Plan how long Slurm lets a job run, so that the shim's own clock ends every attempt first."""
     if spec.time_limit is None:
         return Times(
             None, None, ("no time_limit: the partition's own ends the job, and an end by it is not tried again",)
@@ -128,7 +128,7 @@ def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Time
 
 
 def _rounds(spec: JobSpec, piece: Slice) -> int:
-    """How many runs one slot of a job has one after another."""
+    """The number of runs that one slot of a job has in turn."""
     if piece.by_helper:
         nodes, tasks = helper_slots(spec, piece.by_helper)
         return math.ceil(piece.by_helper / (nodes * tasks))
@@ -141,7 +141,7 @@ def _rounds(spec: JobSpec, piece: Slice) -> int:
 def sbatch_words(
     spec: JobSpec, settings: SlurmSettings, profile: Profile, name: str, piece: Slice, times: Times
 ) -> list[str]:
-    """Options on the command line and not in the script, where variables of the submitting shell would beat them."""
+    """The words of sbatch. In the script, variables of the submitting shell would beat the options."""
     if spec.start_deadline is not None and times.minutes is None:
         raise NotPossible(
             "`start_deadline` needs a `time_limit` on Slurm, whose --deadline is when a job has to have ended",
@@ -153,7 +153,7 @@ def sbatch_words(
             "named, and cannot choose among them",
             hint="leave the others out with placement.exclude, or choose by a feature with placement.selector",
         )
-    array = piece.layout is not None
+    array, capacity = piece.layout is not None, spec.placement.capacity or ""
     words = ["sbatch", "--parsable", f"--job-name={name}", "--requeue", "--open-mode=append", "--export=NONE"]
     words += [f"--output={FOLDER}/slurm/{'%A_%a' if array else '%j'}.log", f"--chdir={FOLDER}"]
     for option, value in (
@@ -163,7 +163,7 @@ def sbatch_words(
         ("constraint", _constraint(spec, profile)),
         ("nodelist", ",".join(spec.placement.nodes)),
         ("exclude", ",".join(spec.placement.exclude)),
-        ("reservation", _reservation(spec)),
+        ("reservation", capacity.removeprefix("reservation:") if capacity.startswith("reservation:") else ""),
     ):
         words += [f"--{option}={value}"] if value else []
     words += [f"--nice={LOW_NICE}"] if spec.priority is Priority.LOW and "low" not in settings.priorities else []
@@ -185,8 +185,7 @@ def sbatch_words(
 
 def _resource_words(spec: JobSpec, profile: Profile, by_helper: int = 0) -> list[str]:
     wanted = spec.resources
-    tasks = spec.tasks_per_node if spec.nodes > 1 else 1
-    nodes = spec.nodes
+    nodes, tasks = spec.nodes, spec.tasks_per_node if spec.nodes > 1 else 1
     if by_helper:
         nodes, tasks = helper_slots(spec, by_helper)
     words = [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
@@ -207,7 +206,7 @@ def _resource_words(spec: JobSpec, profile: Profile, by_helper: int = 0) -> list
             )
         kind = f"{wanted.gpus.type}:" if wanted.gpus.type else ""
         amount = f"{kind}{wanted.gpus.count:g}"
-        words.append(f"--gres=gpu:{amount}" if profile.gpu_option == "gres" else f"--gpus-per-node={amount}")
+        words.append(f"--gres=gpu:{amount}" if profile.gpu_option is GpuOption.GRES else f"--gpus-per-node={amount}")
     return words
 
 
@@ -215,7 +214,7 @@ def _qos(spec: JobSpec, settings: SlurmSettings, profile: Profile) -> str | None
     if spec.priority is Priority.NORMAL:
         return profile.qos
     if spec.priority.value in settings.priorities:
-        return settings.priorities[spec.priority.value]
+        return str(settings.priorities[spec.priority.value])
     if spec.priority is Priority.LOW:
         return profile.qos
     raise NotPossible(
@@ -236,13 +235,8 @@ def _constraint(spec: JobSpec, profile: Profile) -> str | None:
     return "&".join(f"({each})" if "|" in each and len(wanted) > 1 else each for each in wanted) or None
 
 
-def _reservation(spec: JobSpec) -> str:
-    kind, _, name = (spec.placement.capacity or "").partition(":")
-    return name if kind == "reservation" else ""
-
-
 def dependency_words(wanted: Sequence[tuple[When, Sequence[str]]]) -> list[str]:
-    """Options that make a job wait for such ends of other jobs, each of which has one or more native ids."""
+    """Options that make a job wait for ends of other jobs, each with one or more native ids."""
     clauses = []
     for when, natives in wanted:
         if when is When.NOTOK and len(natives) > 1:
@@ -265,20 +259,17 @@ _END_INVALID: Final = "--kill-on-invalid-dep=yes"
 
 
 def render_script(spec: JobSpec, job: str, settings: SlurmSettings, profile: Profile) -> str:
-    """The batch script. It takes the run folder and the part as words, so that the same text serves every part and
-    every place that the folder is copied to."""
+    """The batch script. It takes the run folder and the part as words, so one text serves every part and every copy of
+    the folder."""
     lines = ["#!/bin/bash -l" if profile.setup else "#!/bin/bash", f"# {job}: run folder, part"]
     if spec.array:
         lines[-1] += ", first index, indices of a task, last index"
-    # Set by --export=NONE, it would take PATH away from everything that srun starts.
+    # --export=NONE sets it, and everything that srun starts would lose its PATH.
     lines.append("unset SLURM_EXPORT_ENV")
     if profile.setup and profile.python is None:
         lines += [f"{line} || exit 1" if _simple(line) else line for line in profile.setup]
     words = [shlex.quote(profile.python or "python3"), '"$1/shim.py"', '"$1"', "--part", '"$2"', "--native"]
-    if settings.scratch:
-        tail = ["--scratch", _expanding(settings.scratch)]
-    else:
-        tail = []
+    tail = ["--scratch", _expanding(settings.scratch)] if settings.scratch else []
     if spec.array:
         lines.append("first=$(($3 + SLURM_ARRAY_TASK_ID * $4)) last=$(($3 + (SLURM_ARRAY_TASK_ID + 1) * $4 - 1))")
         lines.append('[ "$last" -le "$5" ] || last=$5')
@@ -301,7 +292,7 @@ def show_words(parts: Sequence[NativePart]) -> str:
 
 
 def read_shown(text: str) -> list[tuple[list[str], str, list[str]]]:
-    """Of each part the words for sbatch, the artefact and the words for its script, as `show_words` wrote them."""
+    """The words for sbatch, the artefact and the words for its script of each part, from the text of `show_words`."""
     found = []
     for line in text.splitlines():
         words = [word.replace("FOLDER", FOLDER) for word in shlex.split(line)]
@@ -311,7 +302,7 @@ def read_shown(text: str) -> list[tuple[list[str], str, list[str]]]:
 
 
 def cut_array(words: Sequence[str], tasks: Iterable[int]) -> list[str]:
-    """The words for sbatch, with an array of these tasks alone; as many run at a time as before."""
+    """Limit the array in the words for sbatch to these tasks; as many run at a time as before."""
     spans: list[list[int]] = []
     for task in sorted(set(tasks)):
         if spans and task == spans[-1][1] + 1:
@@ -326,10 +317,10 @@ def cut_array(words: Sequence[str], tasks: Iterable[int]) -> list[str]:
 
 
 def script_words(part: int, piece: Slice) -> list[str]:
-    """What follows the script's name on sbatch's command line."""
-    if piece.layout is None:
-        return [FOLDER, str(part)]
+    """The words after the script's name on sbatch's command line."""
     layout = piece.layout
+    if layout is None:
+        return [FOLDER, str(part)]
     return [FOLDER, str(part), str(layout.offset), str(layout.each), str(layout.offset + layout.count - 1)]
 
 
@@ -338,7 +329,7 @@ def _simple(line: str) -> bool:
 
 
 def _expanding(path: str) -> str:
-    """Variables in it are those of the node."""
+    """Quote a path whose variables the node expands."""
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") + '"'
 
 
@@ -348,17 +339,21 @@ def _expanding(path: str) -> str:
 def container_words(
     spec: JobSpec, settings: SlurmSettings, profile: Profile, environ: Sequence[str], setup: Sequence[str] = ()
 ) -> list[str]:
-    """What goes before the command: empty without an image.
+    """The words before the command; empty without an image.
 
-    The command runs in the folder where it would run without a container, and sees its output and checkpoint folders.
-    The container has a clean environment: only variables of the job, named here, and of our contract pass. `setup` are
-    the job's own lines of shell, which run inside.
+    The command runs in the same folder as without a container, and sees its output and checkpoint folders. The container
+    has a clean environment: only variables of the job, named in `environ`, and of our contract pass. `setup` are the job's
+    own lines of shell, which run inside.
     """
     image = spec.image or profile.image
     sources = [_path_of(mount, settings) for mount in spec.mounts]
     if image is None:
         if spec.mounts:
-            raise _mounts_need_image(spec, settings)
+            first = spec.mounts[0]
+            raise NotPossible(
+                f"`mounts` puts `{first.source}` at `{first.target}`, and without a container a path is where it is",
+                hint=f"use {settings.map_path(first.source)} in the command, or name an `image`",
+            )
         return []
     words = [settings.container, "exec"]
     if spec.resources.gpus:
@@ -377,10 +372,9 @@ def container_words(
         ]
     )
     if profile.pre or setup:
-        from runtime.shim.setup import setup_script
+        from runtime.shim.ranks import setup_script
 
-        inside = setup_script([*profile.pre, *setup])
-        line += f" sh -c {shlex.quote(inside)} pre"
+        line += f" sh -c {shlex.quote(setup_script([*profile.pre, *setup]))} pre"
     return ["sh", "-c", f'{_pass_variables(environ, settings)}exec {line} "$@"', "container"]
 
 
@@ -413,16 +407,8 @@ def _path_of(mount: Mount, settings: SlurmSettings) -> str:
     return source
 
 
-def _mounts_need_image(spec: JobSpec, settings: SlurmSettings) -> NotPossible:
-    first = spec.mounts[0]
-    return NotPossible(
-        f"`mounts` puts `{first.source}` at `{first.target}`, and without a container a path is where it is",
-        hint=f"use {settings.map_path(first.source)} in the command, or name an `image`",
-    )
-
-
 def variable_names(spec: JobSpec, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Variables that the job sets itself, of all its indices."""
+    """Names of the variables that the job sets itself, in any of its indices."""
     names = {*spec.env, *(each.name for each in secret_refs(spec))}
     for run in runs.values():
         names.update(run.get("env", {}))
@@ -433,7 +419,7 @@ def variable_names(spec: JobSpec, runs: Mapping[str, Mapping[str, Any]]) -> list
 
 
 def srun_words(spec: JobSpec) -> list[str]:
-    """What starts the ranks of one attempt on every node."""
+    """The words that start the ranks of one attempt on every node."""
     return [
         "srun",
         "--export=ALL",
@@ -448,7 +434,7 @@ def srun_words(spec: JobSpec) -> list[str]:
 
 
 def step_words(spec: JobSpec, profile: Profile) -> list[str]:
-    """What starts one run of a packed node as a step of its own, which Slurm keeps to its share of the node.
+    """The words that start one run of a packed node as a step of its own, which Slurm keeps to its share of the node.
 
     Without memory of its own a step takes all of the job's, and the others wait until it ends.
     """
@@ -478,8 +464,10 @@ _JOB_THERE: Final = "@JOB@"
 
 
 def helper_slots(spec: JobSpec, count: int) -> tuple[int, int]:
-    """Nodes, and runs at a time on each, of a job whose runs the site's own packer starts: `array.pack` on each node, and
-    as many nodes as all runs, or `array.max_parallel`, fill."""
+    """The nodes of a job whose runs the site's own packer starts, and the runs at a time on each.
+
+    `array.pack` run on each node; all runs, or `array.max_parallel`, fill the nodes.
+    """
     array = spec.array
     assert array is not None
     pack = array.pack or 1
@@ -494,7 +482,7 @@ def helper_slots(spec: JobSpec, count: int) -> tuple[int, int]:
 
 
 def render_task_file(python: str, settings: SlurmSettings, indices: Sequence[int]) -> str:
-    """A line for each run, for `ht_helper.sh -t`: it starts them on the slots that it finds, in any order."""
+    """A line for each run, for `ht_helper.sh -t`, which starts them on the slots that it finds, in any order."""
     shim = f'{shlex.quote(python)} "{_FOLDER_THERE}/shim.py" "{_FOLDER_THERE}" --native {_JOB_THERE}'
     tail = f" --scratch {_expanding(settings.scratch)}" if settings.scratch else ""
     return "".join(f"{shim} --index {index}{tail}\n" for index in indices)

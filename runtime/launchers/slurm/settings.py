@@ -1,4 +1,4 @@
-"""What a target of kind `slurm` may say, read and checked once.
+"""The settings of a target of kind `slurm`, read and checked once.
 
 [tool.runtime.targets.hpc]
 kind = "slurm"
@@ -13,80 +13,86 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, cast
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import Target
 from runtime.jobs.spec import JobSpec, Priority
-from runtime.units import parse_duration
-from runtime.values import dataclass, field, fields, replace
+from runtime.launchers.settings import SettingsReader, read_target_settings
+from runtime.values import dataclass, field, replace
+
+
+class GpuOption(StrEnum):
+    """Which option of sbatch asks for GPUs."""
+
+    GRES = "gres"
+    PER_NODE = "gpus-per-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How jobs of one sort are submitted. `gpu`, `cpu` and `capacity.NAME` may say each of these anew."""
+    """How jobs of one sort are submitted. The tables `gpu`, `cpu` and `capacity.NAME` may override each field."""
 
     account: str | None = None
     partition: str | None = None
     qos: str | None = None
     constraint: str | None = None
     cpus: int | None = None
-    """Of each node, where the spec names none."""
+    """CPUs of each node if the spec names none."""
     memory: str | None = None
-    """As `--mem` takes it, where the spec names none."""
+    """Memory, as `--mem` takes it, if the spec names none."""
     flags: tuple[str, ...] = ()
     """Further words for sbatch."""
     setup: tuple[str, ...] = ()
     """Lines of shell that run before everything else on the node, such as `module load cuda`."""
     python: str | None = None
-    """Interpreter of the shim; `python3` after the setup lines where None."""
+    """Interpreter of the shim; `python3` after the setup lines if None."""
     image: str | None = None
-    """Container image where the spec names none."""
+    """Container image if the spec names none."""
     pre: tuple[str, ...] = ()
     """Lines of shell that run inside the container, before the command."""
     container_flags: tuple[str, ...] = ()
     """Further words for `apptainer exec`."""
     max_time: timedelta | None = None
     """Longest `--time` of the partition; a job's grace is taken off its limit rather than go beyond."""
-    gpu_option: str = "gres"
-    """`gres` or `gpus-per-node`: which option asks for GPUs."""
+    gpu_option: GpuOption = GpuOption.GRES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSettings:
-    profile: Profile = Profile()
+class SlurmSettings(Profile):
     gpu: Mapping[str, Any] = field(default_factory=dict)
     cpu: Mapping[str, Any] = field(default_factory=dict)
     capacity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    priorities: Mapping[str, str] = field(default_factory=dict)
+    priorities: Mapping[str, Any] = field(default_factory=dict)
     """Our priority → QOS."""
     host: str | None = None
     options: tuple[str, ...] = ()
     """Words for ssh."""
     login_python: str = "python3"
-    """Interpreter on the login node, where it is reached by ssh."""
+    """Interpreter on a login node that is reached by ssh."""
     bin: str | None = None
-    """Folder of sbatch and its like, where it is not on PATH."""
+    """Folder of sbatch and the other commands, if it is not on PATH."""
     slurm_conf: str | None = None
     max_array_size: int = 1001
-    """As `scontrol show config` has it: the first task number that is refused."""
+    """MaxArraySize of `scontrol show config`: the first task number that Slurm refuses."""
     max_submit: int | None = None
-    """How many tasks a user may have submitted at a time; an element serves several indices in turn above that."""
+    """How many tasks a user may have submitted at a time; above that a task serves several indices in turn."""
     container: str = "apptainer"
     """Its command: `apptainer` or `singularity`."""
     scratch: str | None = None
     """Folder on the nodes for trees."""
-    paths: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, Any] = field(default_factory=dict)
     """Path in a spec → path on this target, by the longest beginning."""
     pack_steps: bool = False
     """Whether each run of a packed node is a step of its own, which Slurm keeps to its CPUs and memory."""
     ht_helper: str | None = None
-    """The site's own packer and its options, such as `ht_helper.sh -n 1 -s 1 -v`: an array then is one job that gets
-    a task file."""
+    """The site's own packer and its options, such as `ht_helper.sh -n 1 -s 1 -v`; an array is then one job with a task
+    file."""
 
     def profile_for(self, spec: JobSpec) -> Profile:
-        """The profile that a job is submitted with: ours, that of its accelerator, that of its capacity."""
-        found = self.profile
+        """The profile of a job: the target's own, overridden by that of its accelerator and that of its capacity."""
+        found: Profile = self
         for part in (self.gpu if spec.resources.gpus else self.cpu, self._capacity(spec)):
             found = replace(found, **part)
         return found
@@ -108,80 +114,35 @@ class SlurmSettings:
     def map_path(self, path: str) -> str:
         for begin in sorted(self.paths, key=len, reverse=True):
             if path == begin or path.startswith(begin.rstrip("/") + "/"):
-                return self.paths[begin].rstrip("/") + path[len(begin.rstrip("/")) :]
+                return str(self.paths[begin]).rstrip("/") + path[len(begin.rstrip("/")) :]
         return path
 
 
-_PROFILE: Final = tuple(each.name for each in fields(Profile))
-_OWN: Final = tuple(each.name for each in fields(SlurmSettings) if each.name != "profile")
-SETTINGS: Final = (*_OWN, *_PROFILE)
-_LINES: Final = ("flags", "setup", "pre", "container_flags", "options")
-_NUMBERS: Final = ("cpus", "max_array_size", "max_submit")
-_TABLES: Final = ("gpu", "cpu", "capacity", "priorities", "paths")
+_EXPECTED: Final = {"gpu_option": "gres or gpus-per-node"}
 
 
 def read_settings(target: Target) -> SlurmSettings:
-    """Raises `UnknownName` and `InvalidValue` for what cannot be used."""
+    """Read the settings of a target. Raises `UnknownName` or `InvalidValue` for one that cannot be used."""
     where = f"targets.{target.name}"
-    given = _read(target.settings, SETTINGS, where)
-    own = {name: value for name, value in given.items() if name in _OWN}
-    for name in ("gpu", "cpu"):
-        own[name] = _read(own.get(name, {}), _PROFILE, f"{where}.{name}")
-    own["capacity"] = {
-        name: _read(_table(value, f"{where}.capacity.{name}"), _PROFILE, f"{where}.capacity.{name}")
-        for name, value in own.get("capacity", {}).items()
-    }
-    for name in own.get("priorities", {}):
+    found = read_target_settings(SlurmSettings, target, expected=_EXPECTED)
+    for name in found.priorities:
         if name not in set(Priority):
             raise UnknownName("priority", name, [each.value for each in Priority], where=f"in {where}.priorities")
-    host = own.get("host")
     # A name that begins with a hyphen would be an option of ssh.
-    if host is not None and (not host or host.startswith("-") or any(char.isspace() for char in host)):
-        raise InvalidValue(f"{where}.host", host, "a host as `ssh` knows it, such as me@login1")
-    for option in own.get("options", ()):
+    if found.host is not None and (found.host.startswith("-") or any(char.isspace() for char in found.host)):
+        raise InvalidValue(f"{where}.host", found.host, "a host as `ssh` knows it, such as me@login1")
+    for option in found.options:
         if option.replace(" ", "").lower().removeprefix("-o").startswith("stricthostkeychecking=no"):
             raise NotPossible(
                 f"target `{target.name}` turns the check of host keys off",
-                hint=f"connect once by hand and say yes to its key: ssh {host}",
+                hint=f"connect once by hand and say yes to its key: ssh {found.host}",
             )
-    profile = Profile(**{name: value for name, value in given.items() if name in _PROFILE})
-    return SlurmSettings(profile=profile, **own)
+    capacity = {name: _read_changes(each, f"{where}.capacity.{name}") for name, each in found.capacity.items()}
+    gpu, cpu = (_read_changes(getattr(found, name), f"{where}.{name}") for name in ("gpu", "cpu"))
+    return replace(found, gpu=gpu, cpu=cpu, capacity=capacity)
 
 
-def _read(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        place = f"{where}.{name}"
-        if name not in known:
-            raise UnknownName("setting", name, known, where=f"in {where}")
-        if name in _LINES:
-            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-                raise InvalidValue(place, value, "a list of text")
-            found[name] = tuple(value)
-        elif name in _NUMBERS:
-            if type(value) is not int or value < 1:
-                raise InvalidValue(place, value, "a whole number from 1 on")
-            found[name] = value
-        elif name in _TABLES:
-            found[name] = dict(_table(value, place))
-        elif name == "max_time":
-            found[name] = parse_duration(str(value))
-        elif name == "pack_steps":
-            if not isinstance(value, bool):
-                raise InvalidValue(place, value, "true or false")
-            found[name] = value
-        elif name == "gpu_option":
-            if value not in ("gres", "gpus-per-node"):
-                raise InvalidValue(place, value, "gres or gpus-per-node")
-            found[name] = value
-        else:
-            if not isinstance(value, str) or not value:
-                raise InvalidValue(place, value, "text")
-            found[name] = value
-    return found
-
-
-def _table(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidValue(where, value, "a table")
-    return value
+def _read_changes(given: object, where: str) -> dict[str, Any]:
+    """The fields of a profile that a table sets."""
+    profile = SettingsReader("", _EXPECTED).read_record(Profile, given, where)
+    return {name: getattr(profile, name) for name in cast("Mapping[str, Any]", given)}

@@ -1,4 +1,4 @@
-"""What `squeue` and `sacct` print, read and mapped to our states and end reasons. Pure: text in, values out.
+"""The output of `squeue` and `sacct`, read and mapped to our states and end reasons. Pure: text in, values out.
 
 Text formats and not `--json`, which changes its shape with each release and is a plugin that many sites lack.
 """
@@ -19,7 +19,7 @@ from runtime.values import dataclass
 SQUEUE_FORMAT: Final = "%F|%K|%j|%T|%N|%S|%r"
 SACCT_FORMAT: Final = "JobID,JobName,State,ExitCode,NodeList,Start,Reason"
 STARTS_FORMAT: Final = "JobID,State,Start,End"
-"""Of `sacct --duplicates`, with times in seconds since 1970."""
+"""Columns of `sacct --duplicates`, with times in seconds since 1970."""
 
 _WAITS: Final = JobState.PENDING, None
 _RUNS: Final = JobState.RUNNING, None
@@ -59,7 +59,7 @@ STATES: Final[Mapping[str, tuple[JobState, EndReason | None]]] = {
 }
 
 ENDED: Final = tuple(word for word, (state, _) in STATES.items() if state.terminal and word != "REVOKED")
-"""Words for what has ended everywhere; a job that is revoked here may go on in another cluster of its federation."""
+"""Words for jobs that have ended everywhere; a job that is revoked here may go on in another cluster of its federation."""
 
 WAITS_FOR: Final = frozenset(
     {
@@ -77,10 +77,10 @@ WAITS_FOR: Final = frozenset(
         "Resources",
     }
 )
-"""Reasons for which a job waits. Slurm leaves the last of them standing where a job ends without another."""
+"""Reasons for which a job waits. Slurm keeps the last one in place if a job ends without another."""
 
 NO_OUTPUT_FILE: Final = 53
-"""Exit signal that slurmd reports where it cannot open the output file: the folder is missing, or full."""
+"""Exit signal that slurmd reports if it cannot open the output file: the folder is missing, or full."""
 
 _MESSAGES: Final = {
     "REQUEUE_HOLD": "it was requeued and is held: `scontrol release` lets it start",
@@ -93,7 +93,7 @@ _MESSAGES: Final = {
 
 
 _ENDS_OF_STARTS: Final = {
-    # Somebody had it requeued while it ran, as preemption does.
+    # A user or a preemption requeued it while it ran.
     "REQUEUED": EndReason.PREEMPTED,
     **{
         word: reason
@@ -108,11 +108,11 @@ class Row:
     """One line about one native job or one task of an array."""
 
     job: str
-    """Id of the array where it is one."""
+    """The id of the array for a task of an array."""
     task: int | None
     name: str
     state: str
-    """Slurm's word, without what follows it."""
+    """Slurm's word, without the text after it."""
     where: str
     start: str
     reason: str
@@ -125,8 +125,16 @@ class Row:
         return self.job if self.task is None else f"{self.job}_{self.task}"
 
     @property
+    def layout(self) -> Layout | None:
+        return read_layout(self.name)
+
+    @property
+    def has_ended(self) -> bool:
+        return judge_row(self)[0].terminal
+
+    @property
     def refused(self) -> bool:
-        """Whether `sbatch` was told that it can never run: Slurm keeps such a job for a while, as one that failed."""
+        """Whether Slurm refused the job as one that can never run: it keeps such a job for a while, as failed."""
         return self.state == "FAILED" and not self.where and (self.reason == "BadConstraints" or self.from_accounting)
 
 
@@ -210,18 +218,18 @@ def _known(text: str) -> str:
     return "" if text in ("N/A", "None", "None assigned", "Unknown", "(null)") else text.strip()
 
 
-# what a name says of the indices behind each task
+# the indices behind each task, in a job's name
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which indices of our array the tasks of one native array serve."""
+    """The indices of our array that the tasks of one native array serve."""
 
     offset: int
     each: int
-    """Indices of one task."""
+    """Number of indices of one task."""
     count: int
-    """Indices of all tasks."""
+    """Number of indices of all tasks."""
 
     def indices(self, task: int | None) -> Sequence[int]:
         if task is None:
@@ -234,31 +242,33 @@ class Layout:
         inside = self.offset <= index < self.offset + self.count
         return (index - self.offset) // self.each if inside else None
 
-    def tasks(self, indices: Iterable[int]) -> list[int]:
-        """The tasks all of whose indices are among these."""
-        wanted = set(indices)
-        total = -(-self.count // self.each)
-        return [task for task in range(total) if wanted.issuperset(self.indices(task))]
-
 
 _NAME = re.compile(r"(j-[0-9a-f]+)\.[0-9a-f]{8}\.(\d+)(?:\.(\d+)x(\d+)x(\d+))?(?:\.e\d+)?")
 
 
 def native_name(job: str, root: str, part: int, layout: Layout | None) -> str:
-    """The job name on Slurm: our id, which is a hash, that of the record root, the part, and for an array what its
-    tasks serve. The same launch into another record root is another job."""
+    """The job's name on Slurm: our id, a hash of the record root, the part, and the layout of an array.
+
+    The same launch into another record root is another job.
+    """
     place = hashlib.sha256(root.encode()).hexdigest()[:8]
     served = "" if layout is None else f".{layout.offset}x{layout.each}x{layout.count}"
     return f"{job}.{place}.{part}{served}"
 
 
 def read_name(name: str) -> tuple[str, int, Layout | None] | None:
-    """Job, part and layout of a name of ours; None for any other."""
+    """Job, part and layout of a name that `native_name` made; None for any other."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
     layout = Layout(int(match[3]), int(match[4]), int(match[5])) if match[3] is not None else None
     return match[1], int(match[2]), layout
+
+
+def read_layout(name: str) -> Layout | None:
+    """The layout of an array whose name this is; None for any other name."""
+    named = read_name(name)
+    return named[2] if named else None
 
 
 # from rows to states
@@ -269,27 +279,18 @@ def merge_rows(queue: Iterable[Row], accounting: Iterable[Row]) -> list[Row]:
     merged = {row.id: row for row in queue}
     for row in accounting:
         known = merged.get(row.id)
-        if known is not None and _live(known):
-            continue
-        if known is not None and _live(row):
-            continue  # accounting lags behind the queue by seconds
-        merged[row.id] = row
+        # Accounting lags behind the queue by seconds.
+        if known is None or (known.has_ended and row.has_ended):
+            merged[row.id] = row
     return list(merged.values())
 
 
-def _live(row: Row) -> bool:
-    state, _ = STATES.get(row.state, (JobState.UNKNOWN, None))
-    return not state.terminal
-
-
-def to_states(rows: Iterable[Row], *, queue_answered: bool = True) -> Iterator[NativeState]:
-    """What each index is, by the rows that `merge_rows` left."""
+def to_states(rows: Iterable[Row]) -> Iterator[NativeState]:
+    """The state of each index, by the rows that `merge_rows` returns."""
     for row in rows:
-        named = read_name(row.name)
-        layout = named[2] if named else None
-        state, reason = judge_row(row)
+        (state, reason), layout = judge_row(row), row.layout
         message = _MESSAGES.get(row.state, "") or _say(row, state)
-        if row.from_accounting and not state.terminal and queue_answered:
+        if row.from_accounting and not state.terminal:
             state, message = JobState.UNKNOWN, f"accounting says {row.state} and the queue has no such job"
         code = 128 + row.exit_signal if row.exit_signal else row.exit_code
         why = "" if state.terminal and row.reason in WAITS_FOR else row.reason
@@ -307,13 +308,12 @@ def to_states(rows: Iterable[Row], *, queue_answered: bool = True) -> Iterator[N
 
 
 def judge_row(row: Row) -> tuple[JobState, EndReason | None]:
-    """State and, of one that has ended, why."""
+    """The state, and the reason of a job that has ended."""
     state, reason = STATES.get(row.state, (JobState.UNKNOWN, None))
     if row.state == "FAILED":
         if row.refused:
             return state, EndReason.CONFIG_INVALID
-        no_file = row.exit_signal == NO_OUTPUT_FILE if row.from_accounting else row.reason == "JobLaunchFailure"
-        if no_file:
+        if row.exit_signal == NO_OUTPUT_FILE if row.from_accounting else row.reason == "JobLaunchFailure":
             return state, EndReason.SETUP_FAILED
     if row.state == "DEADLINE" and not row.where:
         return state, EndReason.NO_CAPACITY

@@ -1,153 +1,115 @@
 """Jobs as processes of a named machine, started through the system's `ssh`; only the shim stays there.
 
-Record root, where the target names none: `~/.local/share/research-runtime/jobs` on that machine.
+The default record root is `~/.local/share/research-runtime/jobs` on that machine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.ssh import SshHost
-from runtime.jobs.plan import (
-    Fidelity,
-    FieldSupport,
-    JobIdentity,
-    LaunchPlan,
-    NativePart,
-    NativeState,
-    PlanContext,
-    Target,
-)
+from runtime.jobs.plan import FieldSupport, JobIdentity, LaunchPlan, NativePart, PlanContext, Target
 from runtime.jobs.spec import JobSpec
 from runtime.launchers.processes.base import (
     PROCESS_KEEPS,
-    PROCESS_SETTINGS,
-    cancel_processes,
-    check_process_settings,
-    clear_processes,
-    find_left,
+    ProcessLauncher,
+    ProcessSettings,
     plan_processes,
-    process_states,
+    read_process_settings,
     spawn_shim,
 )
-from runtime.launchers.processes.interrupt import PROCESS_INTERRUPTS, interrupt_processes, stop_processes
-from runtime.reasons import Explanation
+from runtime.launchers.support import refused
 from runtime.units import format_size
-from runtime.values import replace
+from runtime.values import dataclass
 
-SETTINGS: Final = ("host", "options", *PROCESS_SETTINGS)
 RECORDS: Final = "~/.local/share/research-runtime/jobs"
 SMALL_HOME: Final = 20 * 1024**3
-"""Bytes. A quota of less on the home is not filled with snapshots, logs and outputs unless it is named."""
+"""Bytes. A home with a smaller quota takes no snapshots, logs and outputs unless the target names it."""
 
 _LAX: Final = re.compile(
     r"(?i)StrictHostKeyChecking[\s=\"]*(no|off|accept-new)|KnownHosts(File|Command)[\s=\"]*(/dev/null|none)"
 )
 
-# The first line is what logind says of itself (`b true`), the second the user's lingering (`yes`).
+# The first line is logind's own setting (`b true`), the second the user's lingering (`yes`).
 _LOGIND: Final = (
     "busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager "
     "KillUserProcesses 2>/dev/null || echo unknown; "
     'loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null || echo unknown'
 )
-# Blocks of 1 KiB: used, quota, limit of the file system that holds the home; nothing where there is no quota.
+# Blocks of 1 KiB: used, quota, limit of the file system of the home; empty without a quota.
 _QUOTA: Final = 'quota -wpl --filesystem="$HOME" 2>/dev/null || quota -wp 2>/dev/null || true'
 
 
-class SshLauncher:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshSettings(ProcessSettings):
+    host: str
+    options: tuple[str, ...] = ()
+    """Words for ssh."""
+
+
+class SshLauncher(ProcessLauncher):
     kind: ClassVar[str] = "ssh"
     keeps: ClassVar[Mapping[str, FieldSupport]] = {
         **PROCESS_KEEPS,
-        "image": FieldSupport(fidelity=Fidelity.REFUSED, how="processes of that machine run without a container"),
+        "image": refused("processes of that machine run without a container"),
     }
-    takes_up: ClassVar[bool] = True
-    interrupts: ClassVar[Mapping[str, FieldSupport]] = PROCESS_INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
-        for name in target.settings:
-            if name not in SETTINGS:
-                raise UnknownName("setting", name, SETTINGS, where=f"for target `{target.name}`")
-        host = target.settings.get("host")
-        # A name that begins with a hyphen would be an option of ssh.
-        if not isinstance(host, str) or not host or host.startswith("-") or any(char.isspace() for char in host):
-            raise InvalidValue(f"targets.{target.name}.host", host, "a host as `ssh` knows it, such as me@gpu1")
-        options = target.settings.get("options", [])
-        if not isinstance(options, list | tuple) or not all(isinstance(each, str) for each in options):
-            raise InvalidValue(f"targets.{target.name}.options", options, 'words for ssh, such as ["-p", "2222"]')
-        if lax := next((option for option in options if _LAX.search(option)), None):
-            raise NotPossible(
-                f"target `{target.name}` weakens the check of host keys: `{lax}`",
-                hint=f"connect once by hand and say yes to its key: ssh {host}",
-            )
-        check_process_settings(target)
+        _read(target)
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
+        settings = _read(target)
         return SshHost(
-            str(target.settings["host"]),
+            settings.host,
             target.records or RECORDS,
-            python=_python(target),
-            options=tuple(target.settings.get("options", ())),
+            python=settings.python or "python3",
+            options=settings.options,
             control_folder=context.settings.cache_dir / "ssh",
         )
 
     def check_host(self, target: Target, host: Host) -> list[str]:
-        """Refuse a machine that ends our processes when we leave, and a home that is too small to hold jobs."""
+        """Refuse a machine that ends our processes when we leave, and a home that is too small for jobs."""
         _scope(target, host)
         return [] if target.records else _check_home(target, host)
 
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
-        settings = {"python": "python3", **target.settings}
         return plan_processes(
             spec,
-            replace(target, settings=settings),
+            target,
             job,
             context,
+            settings=_read(target),
+            python="python3",
             keeps=self.keeps,
             root=(target.records or RECORDS).rstrip("/"),
-            slots=None,
         )
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
         return spawn_shim(plan, part, host, before=_scope(plan.target, host))
 
-    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
-        # A process has no name that could be looked up; the shim's claim of the job says which one counts.
-        return {}
 
-    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
-        return process_states(native_ids, host)
-
-    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
-        return cancel_processes(native_ids, indices, host)
-
-    def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
-        stop_processes(native_ids, host)
-
-    def clear(self, target: Target, folder: str, host: Host) -> list[str]:
-        return clear_processes(folder, host)
-
-    def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
-        return find_left(jobs, host)
-
-    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
-        return None
-
-    def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
-        interrupt_processes(native_id, index, how, host)
-
-
-def _python(target: Target) -> str:
-    return str(target.settings.get("python", "python3"))
+def _read(target: Target) -> SshSettings:
+    host = target.settings.get("host")
+    # A name that begins with a hyphen would be an option of ssh.
+    if not isinstance(host, str) or not host or host.startswith("-") or any(char.isspace() for char in host):
+        raise InvalidValue(f"targets.{target.name}.host", host, "a host as `ssh` knows it, such as me@gpu1")
+    settings = read_process_settings(SshSettings, target)
+    if lax := next((option for option in settings.options if _LAX.search(option)), None):
+        raise NotPossible(
+            f"target `{target.name}` weakens the check of host keys: `{lax}`",
+            hint=f"connect once by hand and say yes to its key: ssh {host}",
+        )
+    return settings
 
 
 def _scope(target: Target, host: Host) -> list[str]:
-    """The words to put before the shim's, so that it outlives our session.
+    """The words before the shim's, so that it outlives our session. Raises `NotPossible`.
 
-    Where logind ends the processes of a session with it, lingering users have a place that stays. Raises `NotPossible`.
+    If logind ends a session's processes with it, lingering users have a scope that stays.
     """
     kills, lingers, *_ = [*host.run(["sh", "-c", _LOGIND]).out.split("\n"), "", ""]
     if kills.strip() != "b true":
@@ -173,7 +135,7 @@ def _check_home(target: Target, host: Host) -> list[str]:
 
 
 def read_quota(said: str) -> int | None:
-    """The smallest limit in bytes that `quota -w` tells of; None where there is none."""
+    """The smallest limit in bytes in the output of `quota -w`; None if there is none."""
     limits = []
     for line in said.splitlines():
         words = line.split()

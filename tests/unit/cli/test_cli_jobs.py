@@ -29,7 +29,7 @@ from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome
 from runtime.jobs.plan import NativeState, Target
-from runtime.jobs.run_log import LogReader
+from runtime.jobs.runs import LogReader
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.reasons import EndReason, Explanation
@@ -1028,7 +1028,7 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The test moves the counter itself, and is faster than a shim.
-    monkeypatch.setattr("runtime.jobs.heartbeat.STILL_S", 0.3)
+    monkeypatch.setattr("runtime.jobs.runs.STILL_S", 0.3)
     job = run.launch("sleep 600")
     beat = run.folder(job) / "runs/0/a0001/beat"
     wait_for(beat.exists, "the first sign of life")
@@ -1038,13 +1038,13 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
 
     still = run("explain", job)
     waits: list[float] = []
-    monkeypatch.setattr("runtime.jobs.heartbeat.STILL_S", PATIENCE_S)
+    monkeypatch.setattr("runtime.jobs.runs.STILL_S", PATIENCE_S)
 
     def move(seconds: float) -> None:
         waits.append(seconds)
         beat.write_text("7")
 
-    monkeypatch.setattr("runtime.jobs.heartbeat.time", SimpleNamespace(sleep=move, monotonic=time.monotonic))
+    monkeypatch.setattr("runtime.jobs.runs.time", SimpleNamespace(sleep=move, monotonic=time.monotonic))
     lives = run("explain", job)
     beat.unlink()
     nothing = run("explain", job, "-o", "json")
@@ -1070,7 +1070,7 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
 def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.jobs.heartbeat.STILL_S", 0.5)
+    monkeypatch.setattr("runtime.jobs.runs.STILL_S", 0.5)
     job = run.launch("until [ -e $RUNTIME_CHECKPOINT_DIR/end ]; do sleep 0.05; done; exit 4")
     runs = run.folder(job) / "runs/0"
     wait_for((runs / "a0001/beat").exists, "the first sign of life")
@@ -1083,7 +1083,7 @@ def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
         wait_for(lambda: not (runs / "a0001/beat").exists(), "the end of the counter, which may have moved")
         sleep(seconds)
 
-    monkeypatch.setattr("runtime.jobs.heartbeat.time", SimpleNamespace(sleep=end_it, monotonic=time.monotonic))
+    monkeypatch.setattr("runtime.jobs.runs.time", SimpleNamespace(sleep=end_it, monotonic=time.monotonic))
 
     assert run("explain", job).out.splitlines()[0] == (f"job `{job[:10]}` failed: the command failed with exit code 4")
 
@@ -1099,7 +1099,7 @@ def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(
     def explain_patiently() -> Typed:
         """Explain with patience, since a live shim may be late."""
         with monkeypatch.context() as patience:
-            patience.setattr("runtime.jobs.heartbeat.STILL_S", PATIENCE_S)
+            patience.setattr("runtime.jobs.runs.STILL_S", PATIENCE_S)
             return run("explain", job, "-o", "json")
 
     lives = explain_patiently()

@@ -490,7 +490,7 @@ def test_indices_are_dealt_out_in_rows_over_as_few_gpus_as_they_fill() -> None:
 
 def test_slots_are_granted_while_the_gpu_has_room_and_kept_once_granted() -> None:
     got, table = grant([], "u1", "lab/one", 4, 0.25)
-    assert (got, sum(each.total for each in table)) == (4, 1.0)
+    assert (got, sum(each.slots * each.share for each in table)) == (4, 1.0)
     assert grant(table, "u2", "lab/two", 1, 0.25) == (0, table)
     assert grant(table, "u1", "lab/one", 4, 0.25) == (4, table)
     got, half = grant([], "u1", "lab/one", 1, 0.5)

@@ -24,8 +24,8 @@ from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
 from runtime.launchers.slurm import client as client_module
 from runtime.launchers.slurm import launcher as launcher_module
 from runtime.launchers.slurm.client import SCRUB, SlurmClient, SlurmUnavailable, clean_variables, read_code
+from runtime.launchers.slurm.explain import SubmitRefused
 from runtime.launchers.slurm.launcher import SlurmLauncher
-from runtime.launchers.slurm.refusal import SubmitRefused
 from runtime.launchers.slurm.settings import SlurmSettings
 from runtime.reasons import EndReason, Explanation
 from tests.shim_support import signal_all, wait_for

@@ -46,7 +46,7 @@ from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.fidelity import KEEPS
 from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
-from runtime.shim.setup import END_SETUP
+from runtime.shim.ranks import END_SETUP
 
 JOB = "j-0123456789abcdef01234567"
 IMAGE = "registry.example.org/lab/train@sha256:" + "0" * 64

@@ -14,8 +14,18 @@ from runtime.client.jobs.status import AttemptView, join_starts
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.launchers.slurm.client import is_no_answer, read_id
-from runtime.launchers.slurm.explain import PENDING, describe_nodes, explain_failed, explain_pending, find_sentence
-from runtime.launchers.slurm.limits import OF_QOS, find_exceeded, read_amounts, read_limits, read_minutes
+from runtime.launchers.slurm.explain import (
+    OF_QOS,
+    PENDING,
+    describe_nodes,
+    explain_failed,
+    explain_pending,
+    find_exceeded,
+    find_sentence,
+    read_amounts,
+    read_limits,
+    read_minutes,
+)
 from runtime.launchers.slurm.states import (
     STATES,
     Layout,
@@ -192,7 +202,7 @@ def test_name_of_a_part_says_what_it_serves(part: int, layout: Layout | None) ->
     if layout:
         served = [index for task in range(-(-layout.count // layout.each)) for index in layout.indices(task)]
         assert served == list(range(layout.offset, layout.offset + layout.count))
-        assert layout.tasks(layout.indices(0)) == [0]
+        assert layout.task_of(layout.indices(0)[0]) == 0
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from runtime.jobs.spec import (
     SecretRef,
 )
 from runtime.launchers.local.launcher import LocalLauncher
-from runtime.launchers.processes.base import end_processes, process_states, spawn_shim
+from runtime.launchers.processes.base import end_processes, spawn_shim
 from runtime.launchers.ssh.launcher import SshLauncher
 from runtime.reasons import EndReason
 
@@ -176,7 +176,8 @@ def test_states_follow_from_one_listing_and_the_start_of_the_machine(tmp_path: P
         "01234567-89ab-cdef\n/usr/bin/python3 /r/jobs/j-1/shim.py /r/jobs/j-1 --native aaaa@01234567\ngrep --native\n"
     )
 
-    states = process_states(["aaaa@01234567", "bbbb@01234567", "cccc@76543210"], ScriptedHost(tmp_path, listing))
+    natives = ["aaaa@01234567", "bbbb@01234567", "cccc@76543210"]
+    states = SshLauncher().states(BOX, natives, ScriptedHost(tmp_path, listing))
 
     assert [(each.native_id[:4], each.state, each.reason, each.raw, each.message) for each in states] == [
         ("aaaa", JobState.RUNNING, None, "running", ""),

@@ -18,8 +18,8 @@ from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.lock import Lock
-from runtime.shim import fold as folding
-from runtime.shim.fold import FOLDED, close_job, fold_job, unfold
+from runtime.shim import files as folding
+from runtime.shim.files import FOLDED, close_job, fold_job, unfold
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import Taken
 from tests.jobs_support import Terminal, launch_as_before, open_terminal
@@ -509,7 +509,7 @@ def test_job_on_a_full_disk_ends_as_it_would_and_is_not_folded(tmp_path: Path, m
 
     job = fill(tmp_path, runs=1)
     before = sorted(path for path in job.rglob("*"))
-    monkeypatch.setattr("runtime.shim.fold._write_folded", refuse)
+    monkeypatch.setattr("runtime.shim.files._write_folded", refuse)
 
     close_job(json.loads((job / "order.json").read_text()), FolderRecord(str(job)))
 

@@ -27,9 +27,8 @@ import pytest
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.shim import upload
 from runtime.shim.bucket import Bucket, Stopped
-from runtime.shim.checkpoints import Checkpoints
 from runtime.shim.cloud import Amazon, Denied, Google, Unreachable
-from runtime.shim.upload import BucketRecord, Carrier
+from runtime.shim.upload import BucketRecord, Carrier, Checkpoints
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer

@@ -1,0 +1,60 @@
+"""Reads the settings of a target into the dataclass that its launcher has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from runtime.errors import InvalidValue, UnknownName
+from runtime.jobs.plan import Target
+from runtime.schema import Reader, join, type_hints
+
+T = TypeVar("T")
+
+
+class SettingsReader(Reader):
+    """Raises `UnknownName` or `InvalidValue` for the first setting that cannot be used.
+
+    A setting is no empty text, and whole numbers begin at 1.
+    """
+
+    names: ClassVar[Mapping[Any, str]] = {
+        **Reader.names,
+        str: "text",
+        int: "a whole number from 1 on",
+        tuple: "a list of text",
+        Mapping: "a table",
+    }
+
+    def __init__(self, where: str, expected: Mapping[str, str]) -> None:
+        super().__init__()
+        self._where, self._expected = where, expected
+
+    def read_record(self, kind: Any, value: object, path: str, given: Mapping[str, Any] | None = None) -> Any:
+        for name, hint in type_hints(kind).items():
+            if isinstance(value, Mapping) and value.get(name) == "":
+                self.wrong(hint, "", join(path, name))
+        return super().read_record(kind, value, path, given)
+
+    def read_scalar(self, kind: Any, value: object, path: str) -> Any:
+        if kind is int and (type(value) is not int or value < 1):
+            return self.wrong(kind, value, path)
+        return super().read_scalar(kind, value, path)
+
+    def report_unknown(self, value: Mapping[str, Any], known: list[str], path: str) -> None:
+        for name in value:
+            if name not in known:
+                raise UnknownName("setting", name, known, where=self._where or f"in {path}")
+
+    def wrong(self, kind: Any, value: object, path: str, expected: str | None = None) -> Any:
+        named = [self._expected[part] for part in path.partition("[")[0].split(".")[2:] if part in self._expected]
+        raise InvalidValue(path, value, expected or (named[-1] if named else self.expected(kind)))
+
+
+def read_target_settings(
+    kind: type[T], target: Target, *, where: str = "", expected: Mapping[str, str] | None = None
+) -> T:
+    """The settings of `target` as a `kind`; `expected` names what a setting may be, `where` the place of an unknown one."""
+    reader = SettingsReader(where, expected or {})
+    found: T = reader.read_record(kind, target.settings, f"targets.{target.name}")
+    return found
