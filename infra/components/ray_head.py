@@ -40,13 +40,8 @@ HEAD_PERMISSIONS: Final = (
 nodes, and refuses a role that names a permission it does not know.
 https://cloud.google.com/iam/docs/roles-permissions/tpu"""
 
-REAPER_PERMISSIONS: Final = (
-    "tpu.nodes.create",
-    "tpu.nodes.delete",
-    "tpu.nodes.get",
-    "tpu.nodes.list",
-    "tpu.operations.get",
-    "tpu.operations.list",
+REAPER_PERMISSIONS: Final = tuple(
+    each for each in HEAD_PERMISSIONS if each.startswith("tpu.") and each != "tpu.nodes.update"
 )
 
 IAP_RANGE: Final = "35.235.240.0/20"

@@ -25,10 +25,9 @@ from infra.check.check import (
     leaks_in,
     report_on,
 )
-from infra.check.command import CheckFailed
+from infra.check.command import CheckFailed, render_report, render_summary, report_fields
 from infra.check.command import main as check
 from infra.check.recording import UNKNOWN, Recording, Registration, Secret, record
-from infra.check.show import render_report, render_summary, report_fields
 from infra.cli import main
 from infra.gcp.outputs import compute
 from infra.gcp.prices import Cost, find_costs, machine_hour, monthly_total

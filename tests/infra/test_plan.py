@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from infra.check.command import render_steps
 from infra.check.plan import REPLACING, Action, Step, changes, differing_paths, path_parts, plan
 from infra.check.recording import UNKNOWN, Recording, Registration, Secret, decode_recording, encode_recording
-from infra.check.show import render_steps
 from infra.check.validate import fields_of, find_args_class
 from tests.infra.conftest import ROOT, Project, recorded
 
