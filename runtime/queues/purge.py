@@ -17,9 +17,8 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.reasons import EndReason
-from runtime.records.base import ManifestPart, RecordExists, RecordStore
+from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.orders import Order, OrderKind, person
-from runtime.records.settle import settle_record
 from runtime.tasks.history import Record, mark_of
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, new_token

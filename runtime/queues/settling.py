@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from runtime.queues.base import Refused
-from runtime.records.base import RecordExists, ResultStore
-from runtime.records.settle import is_unwritten, settle_record
+from runtime.records.base import RecordExists, ResultStore, is_unwritten, settle_record
 from runtime.tasks.lease import Settlement
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, Protocol
 
+from runtime import faults
 from runtime.errors import RuntimeFailure
 from runtime.records.orders import Control, Order
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
@@ -261,3 +262,30 @@ class RecordExists(RuntimeFailure):
             f"task `{record.task_id}` already has a record: {record.state}",
             facts=[f"generation {record.generation}, by worker `{record.worker}`", "result discarded, nothing written"],
         )
+
+
+def settle_record(records: ResultStore, record: Record, mark: Mark | None = None) -> None:
+    """Write the mark, then the record; both are durable on return.
+
+    Raises `RecordExists` if another attempt's record was first; if that record contradicts the mark, the mark is closed.
+    """
+    if mark is not None:
+        records.mark(mark)
+        faults.reach("queue.marked")
+    try:
+        records.commit(record)
+    except RecordExists as first:
+        if mark is not None and first.record.state is not record.state:
+            records.unmark(record.task_id, record.generation, record.state)
+        raise
+    faults.reach("queue.recorded")
+
+
+def is_unwritten(record: Record, existing: Record | None) -> bool:
+    """Whether `record` has yet to be written; False if it lies there already, from a write that was repeated.
+
+    Raises `RecordExists` if `existing` is another attempt's.
+    """
+    if existing is not None and existing.token != record.token:
+        raise RecordExists(existing)
+    return existing is None

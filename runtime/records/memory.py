@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 
 from runtime.clock import Clock
-from runtime.records.blobs.base import BlobInfo
+from runtime.records.blobs import BlobInfo
 from runtime.records.store import BlobRecords
 
 

@@ -20,7 +20,7 @@ from runtime.clock import SKEW, describe_skew
 from runtime.config import load_settings
 from runtime.errors import StoreUnavailable
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
-from runtime.records.blobs.base import BlobInfo
+from runtime.records.blobs import BlobInfo
 from runtime.records.blobs.bucket import BucketRecords
 from runtime.records.blobs.folder import FolderBlobs, FolderRecords
 from runtime.records.orders import pause_order

@@ -15,9 +15,8 @@ from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.status import queue_of
 from runtime.client.tasks.workers import Stack
 from runtime.errors import NotPossible
-from runtime.records.base import RecordExists
+from runtime.records.base import RecordExists, settle_record
 from runtime.records.orders import Order, OrderKind, person
-from runtime.records.settle import settle_record
 from runtime.tasks.history import cancelled_record, mark_of
 from runtime.tasks.model import TaskState
 from runtime.tasks.wire import stand_in

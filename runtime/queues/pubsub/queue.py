@@ -44,9 +44,8 @@ from runtime.queues.pubsub.message import (
 from runtime.queues.purge import purging
 from runtime.queues.settling import record_settlement, refuse_lost
 from runtime.queues.threads import Threads
-from runtime.records.base import RecordExists, RecordStore, calls_at_once
+from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
 from runtime.records.orders import pause_order, resume_order
-from runtime.records.settle import settle_record
 from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import malformed

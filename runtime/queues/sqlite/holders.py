@@ -12,13 +12,14 @@ from runtime.queues.base import (
     DEFAULT_LEASE,
 )
 from runtime.queues.sqlite.presence import Presence, Running
-from runtime.queues.sqlite.rows import SUSPECT, insert_note, read_task, requeue
+from runtime.queues.sqlite.rows import SUSPECT, read_task, requeue
 from runtime.reasons import EndReason
 from runtime.records.base import AttemptStore
 from runtime.records.embedded import (
     EmbeddedFile,
     count,
 )
+from runtime.records.sqlite import insert_note
 from runtime.tasks.history import EndedNote
 from runtime.tasks.model import Task
 

@@ -41,14 +41,13 @@ from runtime.queues.sqlite.rows import (
     cancel_rows,
     find_holder,
     follow_record,
-    insert_note,
     is_any_ready,
     is_generation,
     list_open,
     read_malformed,
     requeue,
 )
-from runtime.records.base import RecordExists, RecordStore
+from runtime.records.base import RecordExists, RecordStore, is_unwritten
 from runtime.records.embedded import (
     Durability,
     EmbeddedFile,
@@ -57,9 +56,7 @@ from runtime.records.embedded import (
     take_out,
 )
 from runtime.records.orders import pause_order, resume_order
-from runtime.records.settle import is_unwritten
-from runtime.records.sqlite import SqliteRecords
-from runtime.records.sqlite_rows import insert_record
+from runtime.records.sqlite import SqliteRecords, find_record, insert_note, insert_record
 from runtime.tasks.lease import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
 from runtime.tasks.wire import decode_stored, encode_task
@@ -287,7 +284,7 @@ class SqliteQueue:
             # Lost. A success may still be the first record; anything else has no say any more.
             holder = find_holder(connection, held.seq)
             if self._fused:
-                existing = SqliteRecords.find_in(connection, held.seq, record.generation)
+                existing = find_record(connection, held.seq, record.generation)
                 try:
                     if not is_unwritten(record, existing):
                         return

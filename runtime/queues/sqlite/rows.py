@@ -14,8 +14,8 @@ from runtime.records.embedded import (
     take_out,
 )
 from runtime.records.orders import person
-from runtime.records.sqlite_rows import encode_note, raw_text
-from runtime.tasks.history import EndedNote, Record
+from runtime.records.sqlite import raw_text
+from runtime.tasks.history import Record
 from runtime.tasks.lease import InvalidMessage
 from runtime.tasks.model import Task
 from runtime.tasks.wire import decode_stored, encode_task, stand_in
@@ -200,13 +200,6 @@ def follow_record(connection: sqlite3.Connection, seq: int, experiment: int, rec
     """Take a task out whose record was committed elsewhere, unless its next generation was put meanwhile."""
     if is_generation(connection, seq, record.generation) and (was := take_out(connection, seq)):
         count(connection, experiment, **{was.value: -1, record.state.value: 1})
-
-
-def insert_note(connection: sqlite3.Connection, seq: int, generation: int, note: EndedNote) -> None:
-    connection.execute(
-        "INSERT OR IGNORE INTO notes(token, seq, generation, ended, note) VALUES(?, ?, ?, ?, ?)",
-        (note.token, seq, generation, note.ended_at.timestamp(), encode_note(note)),
-    )
 
 
 class QueueRow:

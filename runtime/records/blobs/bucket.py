@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from runtime.clock import Clock
 from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
-from runtime.records.blobs.base import BlobInfo
+from runtime.records.blobs import BlobInfo
 from runtime.records.store import BlobRecords
 
 if TYPE_CHECKING:

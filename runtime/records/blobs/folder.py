@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 
 from runtime.clock import Clock
 from runtime.errors import StoreUnavailable, StoreUnsafe
-from runtime.records.blobs.base import PAUSES_S, BlobInfo
+from runtime.records.blobs import PAUSES_S, BlobInfo
 from runtime.records.store import BlobRecords
 from runtime.units import format_size
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import StoreUnavailable
-from runtime.records.blobs.base import BlobInfo
+from runtime.records.blobs import BlobInfo
 from runtime.records.coverage import Coverage, read_keys
-from runtime.records.fleet import MOVED_FOR, ORDERS_APART, REMEMBERED_FOR
 from runtime.records.memory import MemoryBlobs
 from runtime.records.orders import Control, Covered, merge, pause_order, resume_order
-from runtime.records.store import BlobRecords
+from runtime.records.store import MOVED_FOR, ORDERS_APART, REMEMBERED_FOR, BlobRecords
 from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task

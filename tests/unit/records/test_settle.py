@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime import faults
-from runtime.records.base import RecordExists
+from runtime.records.base import RecordExists, is_unwritten, settle_record
 from runtime.records.memory import MemoryRecords
-from runtime.records.settle import is_unwritten, settle_record
 from runtime.tasks.history import Mark, Record, mark_of
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
