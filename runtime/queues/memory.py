@@ -16,13 +16,14 @@ from runtime.queues.base import (
     Outlook,
     PutResult,
     QueueTraits,
+    Running,
     Settled,
     Waiting,
     ignore_progress,
+    record_settlement,
+    refuse_lost,
 )
 from runtime.queues.purge import open_task, purging
-from runtime.queues.settling import record_settlement, refuse_lost
-from runtime.queues.sqlite.presence import Running
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.records.orders import pause_order, resume_order
@@ -56,7 +57,7 @@ class _Held:
 class MemoryQueue:
     """`Queue` over dictionaries. Share one object between the threads of a test."""
 
-    traits = QueueTraits(kind="memory", tracks_holders=True, remote=False, priorities=True, knows_depth=True)
+    traits = QueueTraits(kind="memory", tracks_holders=True, remote=False, priorities=True)
 
     def __init__(self, records: RecordStore, *, name: str = DEFAULT_QUEUE, clock: Clock | None = None) -> None:
         self.name = name
@@ -200,10 +201,10 @@ class MemoryQueue:
             late = any(held.deadline < self._clock.boottime() for held in self._held.values())
             return Outlook(None if due is None else max(timedelta(), due - now) if due > _ALWAYS else timedelta(), late)
 
-    def doorbell(self) -> None:
+    def wake_descriptor(self) -> None:
         return None
 
-    def hush(self) -> bool:
+    def drain_wakes(self) -> bool:
         return False
 
     def depth(self) -> Depth:

@@ -20,7 +20,7 @@ SCHEMES: Final = ("file", "gs", "memory", "s3", "sqlite")
 def open_records(url: str) -> RecordStore:
     """The store at `url`: `file:/folder` or an absolute path, `gs://…`, `s3://…`, `sqlite:/file`, `memory:`.
 
-    Touches the network not at all and the disk only to see that a folder is there; `check` proves what it promises.
+    Makes no network call, and looks on the disk only for a folder; `check` proves the store's promises.
     """
     if url.startswith("/"):
         url = f"file:{url}"
@@ -51,7 +51,7 @@ def open_records(url: str) -> RecordStore:
 
 
 def _local_path(url: str, rest: str) -> Path:
-    """Of `file:/a`, `file:///a` and their like; `%20` is read only behind `//`, where URLs are quoted."""
+    """The path of `file:/a`, `file:///a` and their like; `%20` is read only behind `//`, where URLs are quoted."""
     path = Path(unquote(rest[2:]) if rest.startswith("//") else rest)
     if not path.is_absolute():
         raise InvalidValue("record store", url, "an absolute path behind the colon, such as file:/lab/records")

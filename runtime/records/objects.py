@@ -159,13 +159,13 @@ class BlobManifests(Objects):
     def put_experiment(self, experiment: str, *, queue: str | None) -> None:
         key = experiment_key(experiment)
         seen = ExperimentSeen(experiment, self._clock.now(), queue)
-        existing = self._create_or_read(key, codec.encode_experiment(seen))
+        existing = self._create_or_read(key, codec.EXPERIMENT.encode(seen))
         self._known_experiments.add(experiment)
         if existing is None or queue is None:
             return
-        for known in self._decoded(key, existing, codec.decode_experiment):
+        for known in self._decoded(key, existing, codec.EXPERIMENT.decode):
             if known.queue != queue:
-                self.blobs.put(key, codec.encode_experiment(replace(known, queue=queue)))
+                self.blobs.put(key, codec.EXPERIMENT.encode(replace(known, queue=queue)))
 
     def experiments(self) -> list[ExperimentSeen]:
         """All of them; an undecodable one is known by the name in its key, and left out if that was cut."""
@@ -173,7 +173,7 @@ class BlobManifests(Objects):
         for key, data in self._read_all(
             found[0] for found in matched(self.blobs.list_keys("experiments/"), EXPERIMENT)
         ):
-            decoded, name = self._decoded(key, data, codec.decode_experiment), experiment_of(key)
+            decoded, name = self._decoded(key, data, codec.EXPERIMENT.decode), experiment_of(key)
             seen += decoded or ([] if name is None else [ExperimentSeen(name, None)])
         return sorted(seen, key=lambda one: one.name)
 
@@ -182,7 +182,7 @@ class BlobManifests(Objects):
         data = self.blobs.get(key)
         if data is None:
             return None
-        return next(iter(self._decoded(key, data, codec.decode_experiment)), ExperimentSeen(experiment, None))
+        return next(iter(self._decoded(key, data, codec.EXPERIMENT.decode)), ExperimentSeen(experiment, None))
 
     def _see_experiment(self, experiment: str) -> None:
         if experiment not in self._known_experiments:

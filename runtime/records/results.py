@@ -103,7 +103,7 @@ class BlobResults(BlobManifests):
         key = layout.mark_key(home, mark.task_id, mark.generation, mark.state)
         if self.blobs.get(layout.closed_key(key)) is not None:
             return
-        self.blobs.put(key, codec.encode_mark(mark))
+        self.blobs.put(key, codec.MARK.encode(mark))
         # Closed between the two looks: whoever closes it says so before taking the mark away, so one of us meets the other.
         if self.blobs.get(layout.closed_key(key)) is not None:
             self.blobs.delete(key)
@@ -172,7 +172,7 @@ class BlobResults(BlobManifests):
         data = self.blobs.get(key)
         if data is None:
             return None
-        for mark in self._decoded(key, data, codec.decode_mark):
+        for mark in self._decoded(key, data, codec.MARK.decode):
             return mark
         return Mark(
             task_id=task_id,
@@ -233,14 +233,14 @@ class BlobResults(BlobManifests):
         return record
 
     def note_started(self, task: Task, started: StartedMark) -> None:
-        self.blobs.create(layout.started_key(task, started.token), codec.encode_started(started))
+        self.blobs.create(layout.started_key(task, started.token), codec.STARTED.encode(started))
 
     def retract_started(self, task: Task, token: str) -> None:
         self.blobs.delete(layout.started_key(task, token))
 
     def note_ended(self, task: Task, note: EndedNote) -> None:
         note = replace(note, log=end_of(note.log, NOTE_LOG_BYTES))
-        self.blobs.create(layout.ended_key(task, note.token), codec.encode_ended(note))
+        self.blobs.create(layout.ended_key(task, note.token), codec.ENDED.encode(note))
 
     def history(self, task_id: str, generation: int) -> History:
         ended: list[EndedNote] = []
@@ -254,9 +254,9 @@ class BlobResults(BlobManifests):
             if key.endswith(".ended.json"):
                 # Whatever it says, that attempt is over.
                 closed.add(token)
-                ended += self._decoded(key, data, codec.decode_ended)
+                ended += self._decoded(key, data, codec.ENDED.decode)
             elif key.endswith(".started.json"):
-                started += self._decoded(key, data, codec.decode_started)
+                started += self._decoded(key, data, codec.STARTED.decode)
         still_open = [mark for mark in started if mark.token not in closed]
         if still_open and (record := self.find(task_id, generation)):
             still_open = [mark for mark in still_open if mark.token != record.token]

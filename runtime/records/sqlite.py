@@ -19,7 +19,7 @@ from runtime.errors import InvalidTask, NotPossible, StoreUnavailable, explain_j
 from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, ManifestPart, StoredTask, Totals, is_unwritten
 from runtime.records.blobs import BlobInfo
-from runtime.records.codec import decode_ended, encode_ended, encode_order, encode_text, unreadable_record
+from runtime.records.codec import ENDED, encode_order, encode_text, unreadable_record
 from runtime.records.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
 from runtime.records.layout import order_key
 from runtime.records.orders import Control, Order, control_of, merge
@@ -79,7 +79,7 @@ def insert_record(connection: sqlite3.Connection, seq: int, record: Record) -> N
 def insert_note(connection: sqlite3.Connection, seq: int, generation: int, note: EndedNote) -> None:
     connection.execute(
         "INSERT OR IGNORE INTO notes(token, seq, generation, ended, note) VALUES(?, ?, ?, ?, ?)",
-        (note.token, seq, generation, note.ended_at.timestamp(), encode_ended(note).decode()),
+        (note.token, seq, generation, note.ended_at.timestamp(), ENDED.encode(note).decode()),
     )
 
 
@@ -439,7 +439,7 @@ class SqliteRecords(SqliteResults, BlobRecords):
         notes: list[EndedNote] = []
         for token, note in ended:
             data = note if isinstance(note, bytes) else note.encode()
-            notes += self._decoded(f"notes/{token}", data, decode_ended)
+            notes += self._decoded(f"notes/{token}", data, ENDED.decode)
         return History(
             tuple(notes),
             tuple(StartedMark(token, worker, _read_time(leased), alone=False) for token, worker, leased in held),

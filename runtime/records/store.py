@@ -75,14 +75,14 @@ class BlobFleet(BlobTotals):
         return self._skew.skew
 
     def put_worker(self, seen: WorkerSeen) -> None:
-        self.blobs.put(worker_key(seen.worker), codec.encode_worker(seen))
+        self.blobs.put(worker_key(seen.worker), codec.WORKER.encode(seen))
 
     def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]:
         # The backend's clock only spares reading what is old beyond doubt; `seen_at` decides.
         surely_old = datetime.now(UTC) - newer_than - timedelta(days=1)
         listed = self.blobs.list_blobs("workers/")
         recent = (info.key for info in listed if info.modified >= surely_old and WORKER.fullmatch(info.key))
-        seen = (one for key, data in self._read_all(recent) for one in self._decoded(key, data, codec.decode_worker))
+        seen = (one for key, data in self._read_all(recent) for one in self._decoded(key, data, codec.WORKER.decode))
         oldest = self._clock.now() - newer_than
         return sorted((one for one in seen if one.seen_at >= oldest), key=lambda one: one.worker)
 

@@ -110,7 +110,7 @@ class Worker:
         self._pool.start()
         # Trees of dead workers may be large; nothing waits for their end.
         threading.Thread(target=remove_leftovers, name="leftovers", daemon=True).start()
-        self._queue_fd = queue.doorbell()
+        self._queue_fd = queue.wake_descriptor()
         self._build_parts()
         if services.offload.fd is not None:
             self._selector.register(services.offload.fd, selectors.EVENT_READ, services.offload)
@@ -210,7 +210,7 @@ class Worker:
             elif key.data is offload:
                 offload.collect()
             elif key.fd == self._queue_fd:
-                if self._services.queue.hush():
+                if self._services.queue.drain_wakes():
                     self._upkeep.tend_now()
                 self._leasing.poll_now()
             elif key.fd == self._leaving.wake_fd:

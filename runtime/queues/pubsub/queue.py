@@ -20,7 +20,17 @@ from typing import Final, TypeVar
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.outputs import PubSubQueueOutput
-from runtime.queues.base import DEFAULT_QUEUE, Outlook, PutResult, QueueTraits, Refused, Settled, ignore_progress
+from runtime.queues.base import (
+    DEFAULT_QUEUE,
+    Outlook,
+    PutResult,
+    QueueTraits,
+    Refused,
+    Settled,
+    ignore_progress,
+    record_settlement,
+    refuse_lost,
+)
 from runtime.queues.pubsub.client import (
     MAX_ACK_IDS,
     OutgoingMessage,
@@ -33,7 +43,6 @@ from runtime.queues.pubsub.client import (
 )
 from runtime.queues.pubsub.intake import Intake
 from runtime.queues.pubsub.message import (
-    INLINE_BYTES,
     Delivery,
     Holding,
     read_message,
@@ -42,7 +51,6 @@ from runtime.queues.pubsub.message import (
     write_message,
 )
 from runtime.queues.purge import purging
-from runtime.queues.settling import record_settlement, refuse_lost
 from runtime.queues.threads import Threads
 from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
 from runtime.records.orders import pause_order, resume_order
@@ -81,8 +89,6 @@ class PubSubQueue:
         tracks_holders=False,
         remote=True,
         priorities=False,
-        knows_depth=False,
-        max_message_bytes=INLINE_BYTES,
     )
 
     def __init__(
@@ -152,14 +158,14 @@ class PubSubQueue:
         return ()
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
-        self._intake.say_running(tokens)
+        self._intake.held.mark_running(tokens)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
-        """What is here and due. A pull for the rest goes out, and the doorbell rings when it brings something.
+        """What is here and due. A pull for the rest goes out, and the wake-up descriptor turns readable when it brings something.
 
         Raises `QueueUnavailable` where the subscription cannot be reached for minutes, or never was there.
         """
-        return [_lease(delivery) for delivery in self._intake.take(n, ttl, wait=True)] if n > 0 else []
+        return [_lease(delivery) for delivery in self._intake.take(n, ttl)] if n > 0 else []
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
         """Confirm the leases for `ttl`, 10 s to 10 minutes; returns those of which the service says they are lost.
@@ -177,7 +183,7 @@ class PubSubQueue:
         Where the store fails for some, the others are settled before its error is raised.
         """
         outcomes = self._each(self._settle_one, settlements)
-        self._intake.say_settled(len(settlements))
+        self._intake.held.count_settled(len(settlements))
         problems = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureFailure)]
         if problems:
             raise problems[0]
@@ -312,10 +318,10 @@ class PubSubQueue:
         """
         return Outlook(next_due=self._intake.next_due(), suspect_leases=self._intake.is_cut_off())
 
-    def doorbell(self) -> int:
-        return self._intake.doorbell()
+    def wake_descriptor(self) -> int:
+        return self._intake.wake_descriptor()
 
-    def hush(self) -> bool:
+    def drain_wakes(self) -> bool:
         self._intake.wake_up.drain()
         return False
 
@@ -362,7 +368,7 @@ class PubSubQueue:
         self._intake.orders.read(fresh=True)
         if now is not None:
             self._drop_published_before(now - PURGE_MARGIN)
-        self._intake.forget_waiting()
+        self._intake.held.forget_waiting()
         return purge.count
 
     def _drop_published_before(self, at: datetime) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtime import faults
-from runtime.clock import Clock, SystemClock, boot_id
+from runtime.clock import Clock, SystemClock
 from runtime.errors import InvalidTask
 from runtime.queues.base import (
     DEFAULT_QUEUE,
@@ -26,11 +26,10 @@ from runtime.queues.base import (
     Settled,
     Waiting,
     ignore_progress,
+    record_settlement,
+    refuse_lost,
 )
-from runtime.queues.settling import record_settlement, refuse_lost
-from runtime.queues.sqlite.holders import DeadHolders, Holder
-from runtime.queues.sqlite.pausing import PauseFlag
-from runtime.queues.sqlite.presence import Bells, Presence, Vigil
+from runtime.queues.sqlite.holders import Holders, Presence, WakePipes
 from runtime.queues.sqlite.rows import (
     ALONE,
     SUSPECT,
@@ -95,7 +94,7 @@ class _Held(NamedTuple):
 class SqliteQueue:
     """One named queue of an embedded file; `Queue`."""
 
-    traits = QueueTraits(kind="sqlite", tracks_holders=True, remote=False, priorities=True, knows_depth=True)
+    traits = QueueTraits(kind="sqlite", tracks_holders=True, remote=False, priorities=True)
 
     def __init__(
         self,
@@ -109,18 +108,14 @@ class SqliteQueue:
         self.records = records
         self._file = file
         self._clock: Clock = clock or SystemClock()
-        self._fused = isinstance(records, SqliteRecords) and records.file is file
-        self._row = QueueRow(name)
-        self._pause = PauseFlag(file, records, self._row)
-        self._rung = False
+        self._row = QueueRow(name, file, records)
+        self._fused = self._row.fused
+        self._is_woken = False
         self._experiments: dict[str, int] = {}
         self._has_view = False
-        self._bells = Bells(file.workers_folder)
+        self._wakes = WakePipes(file.workers_folder)
         self._presence: Presence | None = None
-        self._vigil: Vigil | None = None
-        boot = boot_id()
-        self._holder = Holder(self._clock, boot)
-        self._dead = DeadHolders(file, records, self._clock, boot=boot, fused=self._fused, ring=self._bells.ring)
+        self._holders = Holders(file, records, self._clock, fused=self._fused, wake=self._wakes.wake)
         self._tokens = new_tokens()
         self._look_for_due_at = 0.0
 
@@ -156,7 +151,7 @@ class SqliteQueue:
         # Kept only now: a transaction that is rolled back takes the rows it numbered with it.
         self._experiments |= found
         if new:
-            self._bells.ring()
+            self._wakes.wake()
         return PutResult(new, len(tasks) - new, frozenset(before))
 
     def _put_plain(self, task: Task) -> PutResult | None:
@@ -180,7 +175,7 @@ class SqliteQueue:
             if problem.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_UNIQUE:
                 raise
             return _KNOWN
-        self._bells.ring()
+        self._wakes.wake()
         return _NEW
 
     # lease, renew, settle, release
@@ -191,8 +186,7 @@ class SqliteQueue:
         The guardian inherits them, so that they outlive the worker until its attempts are gone.
         """
         if self._presence is None:
-            self._presence = Presence.enter(self._file.workers_folder, worker)
-            self._vigil = Vigil(self._file.workers_folder, self._presence)
+            self._presence = Presence(self._file.workers_folder, worker)
         return self._presence.lock_fd, self._presence.life_fd
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
@@ -202,22 +196,22 @@ class SqliteQueue:
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         self.join(worker)
-        self._holder.lease_s = ttl.total_seconds()
+        self._holders.lease_s = ttl.total_seconds()
         # A look by itself keeps an idle worker from the lock; rung for, there mostly is something, and it would cost as
         # much as the claim.
-        if not self._rung or self._row.known is None:
+        if not self._is_woken or self._row.known is None:
             with self._file.reading() as connection:
                 if not is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     self._file.expect(durable=False)
                     return []
-        self._rung = False
+        self._is_woken = False
         self._look_for_due_at = 0.0
         # Without an fsync: a power cut ends every lease anyway, and the tasks are where they were.
         with self._file.transaction(durable=False) as connection:
-            if not self._holder.is_fresh(connection, worker, ttl):
+            if not self._holders.is_fresh(connection, worker, ttl):
                 if not is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     return []
-                self._holder.hold(connection, worker, ttl)
+                self._holders.hold(connection, worker, ttl)
             changes: dict[int, dict[str, int]] = {}
             leases = self._claim(connection, n, changes)
             for experiment, change in changes.items():
@@ -228,7 +222,7 @@ class SqliteQueue:
         if not leases or self._presence is None:
             return []
         with self._file.transaction(durable=False) as connection:
-            holder = self._holder.hold(connection, self._presence.worker, ttl)
+            holder = self._holders.hold(connection, self._presence.worker, ttl)
             held = {
                 row[0] for row in connection.execute("SELECT token FROM leases WHERE holder=?", (holder,)).fetchall()
             }
@@ -244,7 +238,7 @@ class SqliteQueue:
             changes: dict[int, dict[str, int]] = {}
             for settlement in recorded:
                 self._settle_one(connection, settlement, changes, settled)
-            if claim_next and self._holder.number is not None:
+            if claim_next and self._holders.number is not None:
                 settled.leases = self._claim(connection, claim_next, changes)
             for experiment, change in changes.items():
                 count(connection, experiment, **change)
@@ -329,7 +323,7 @@ class SqliteQueue:
         with self._file.transaction() as connection:
             for release in releases:
                 self._release_one(connection, release, now)
-        self._bells.ring()
+        self._wakes.wake()
 
     def _release_one(self, connection: sqlite3.Connection, release: Release, now: float) -> None:
         lease = release.lease
@@ -367,7 +361,7 @@ class SqliteQueue:
             text = body if isinstance(body, str) else ""
             leases.append(Lease(task, token, text, tries, bool(flags & SUSPECT), bool(flags & ALONE), invalid, held))
             taken.append((queue, rank, seq))
-            holds.append((seq, self._holder.number, token, tries, flags, now))
+            holds.append((seq, self._holders.number, token, tries, flags, now))
             change = changes.get(experiment)
             if change is None:
                 change = changes[experiment] = {}
@@ -382,11 +376,11 @@ class SqliteQueue:
 
     def tend(self) -> None:
         """Give back what dead workers held."""
-        alive = self._dead.give_back(ours=None if self._presence is None else self._presence.worker)
-        if self._vigil is not None:
-            self._vigil.watch(alive)
-        if self._dead.sweep():
-            self._pause.catch_up()
+        alive = self._holders.give_back(ours=None if self._presence is None else self._presence.worker)
+        if self._presence is not None:
+            self._presence.watch(alive)
+        if self._holders.sweep():
+            self._row.catch_up()
 
     def outlook(self) -> Outlook:
         with self._file.reading() as connection:
@@ -396,15 +390,15 @@ class SqliteQueue:
             ).fetchone()[0]
         wait = None if due is None else timedelta(seconds=max(0.0, due - self._clock.now().timestamp()))
         # Renewed each third of its length, a deadline this near means that a renewal was missed.
-        missed = oldest is not None and oldest - self._clock.boottime() < self._holder.lease_s / 2
+        missed = oldest is not None and oldest - self._clock.boottime() < self._holders.lease_s / 2
         return Outlook(next_due=wait, suspect_leases=missed)
 
-    def doorbell(self) -> int | None:
-        return None if self._vigil is None else self._vigil.fd
+    def wake_descriptor(self) -> int | None:
+        return None if self._presence is None else self._presence.wake_descriptor
 
-    def hush(self) -> bool:
-        self._rung = True
-        return self._vigil is not None and self._vigil.hush()
+    def drain_wakes(self) -> bool:
+        self._is_woken = True
+        return self._presence is not None and self._presence.drain_wakes()
 
     # what people ask
 
@@ -454,11 +448,11 @@ class SqliteQueue:
         return Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
 
     def pause(self) -> None:
-        self._pause.give(lambda control: pause_order(self._clock.now()))
+        self._row.order(lambda control: pause_order(self._clock.now()))
 
     def resume(self) -> None:
-        self._pause.give(lambda control: resume_order(control, self._clock.now()))
-        self._bells.ring()
+        self._row.order(lambda control: resume_order(control, self._clock.now()))
+        self._wakes.wake()
 
     def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
         if self._fused:
@@ -509,17 +503,14 @@ class SqliteQueue:
 
     def abandon(self) -> None:
         """Let go of it in a forked child."""
-        self._bells.close()
+        self._wakes.close()
         self._file.abandon()
 
     def close(self) -> None:
-        if self._vigil is not None:
-            self._vigil.close()
-            self._vigil = None
         if self._presence is not None:
             self._presence.leave()
             self._presence = None
-        self._bells.close()
+        self._wakes.close()
         self._file.close()
 
 

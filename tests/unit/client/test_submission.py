@@ -58,7 +58,7 @@ def tasks_of(*keys: object) -> list[Task]:
 class Forgetful:
     """A queue that, as Pub/Sub does, only delivers: it keeps what it was given, twice if given twice, and can fail."""
 
-    traits = QueueTraits(kind="forgetful", tracks_holders=False, remote=True, priorities=False, knows_depth=False)
+    traits = QueueTraits(kind="forgetful", tracks_holders=False, remote=True, priorities=False)
     name = "default"
 
     def __init__(self, records: MemoryRecords) -> None:
@@ -476,7 +476,7 @@ from runtime.tasks.model import CommandEntry, Task
 
 class Sink:
     name = "sink"
-    traits = QueueTraits(kind="sink", tracks_holders=True, remote=False, priorities=True, knows_depth=False)
+    traits = QueueTraits(kind="sink", tracks_holders=True, remote=False, priorities=True)
     class records:
         holds_tasks = True
     def put(self, tasks):

@@ -17,8 +17,8 @@ import pytest
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import NotPossible, QueueUnavailable, StoreUnavailable
 from runtime.outputs import PubSubQueueOutput
-from runtime.queues.pubsub import acknowledging, held, reach
 from runtime.queues.pubsub import client as pubsub_client
+from runtime.queues.pubsub import held, subscription
 from runtime.queues.pubsub import intake as pubsub_intake
 from runtime.queues.pubsub import queue as pubsub
 from runtime.queues.pubsub.client import (
@@ -183,11 +183,11 @@ def open_queue(service: FakeService, records: MemoryRecords, **options: timedelt
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acknowledging, "ACK_DELAY_S", 0.01)
+    monkeypatch.setattr(subscription, "ACK_DELAY_S", 0.01)
     monkeypatch.setattr(pubsub_intake, "CLOSE_WAIT_S", 0.05)
     # Renewals are those that a test asks for, and no answer is late.
     monkeypatch.setattr(pubsub_intake, "FIRST_RENEWAL_S", 600.0)
-    monkeypatch.setattr(reach, "FIRST_ANSWER_S", 600.0)
+    monkeypatch.setattr(subscription, "FIRST_ANSWER_S", 600.0)
     monkeypatch.setattr("runtime.queues.pubsub.queue.RELEASE_PATIENCE_S", 0.0)
     monkeypatch.setattr("runtime.queues.pubsub.queue.PUT_PATIENCE_S", 0.3)
 
@@ -567,7 +567,7 @@ def test_worker_whose_first_pull_has_not_been_answered_is_told_that_there_may_be
     assert queue.lease(1, worker="w-1", ttl=TTL) == []
     unanswered = queue.outlook().suspect_leases
     assert eventually(lambda: service.pulled)
-    monkeypatch.setattr(reach, "FIRST_ANSWER_S", 0.05)
+    monkeypatch.setattr(subscription, "FIRST_ANSWER_S", 0.05)
 
     assert (before, unanswered) == (False, True)
     assert eventually(lambda: not queue.outlook().suspect_leases)

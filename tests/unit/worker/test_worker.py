@@ -74,7 +74,7 @@ class CountingQueue:
 def test_worker_that_waits_for_its_first_task_counts_idle_time_from_its_end(bench: Bench) -> None:
     task, calls = bench.function("give", 1), Counter[str]()
     with bench.running(
-        over=lambda queue: CountingQueue(queue, calls, doorbell=lambda: None),
+        over=lambda queue: CountingQueue(queue, calls, wake_descriptor=lambda: None),
         idle_timeout=timedelta(seconds=0.1),
         wait_for_first=True,
     ) as running:
