@@ -67,7 +67,7 @@ class MemoryQueue:
         self._waiting: dict[str, _Wait] = {}
         self._held: dict[str, _Held] = {}
         self._known: dict[str, int] = {}
-        """The newest generation of every id ever put."""
+        """The newest generation of each id."""
         self._running: dict[str, Running] = {}
         self._worker = ""
         self._order = 0

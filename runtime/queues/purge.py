@@ -1,8 +1,8 @@
-"""Ending everything that a queue's manifests list: the order first, then a record for each task that has none.
+"""Ending every task that a queue's manifests list: the order first, then a record for each task that has none.
 
-Once the order is durable no worker starts what it covers, and what runs stops; once a task has its record, nothing that
-the queue may still deliver of it runs. So a purge may be interrupted anywhere and run again, and what is submitted
-beside it is either covered and ended, or not covered and run.
+Once the order is durable no worker starts a covered task, and running ones stop; once a task has its record, a late
+delivery of it does not run. So a purge may be interrupted anywhere and run again, and a task submitted beside it is
+either covered and ended, or not covered and run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Open:
     generation: int
     experiment: str
     task: Task | None
-    """None if what is written there cannot be read, or is written nowhere any more."""
+    """None if it cannot be read, or is no longer stored."""
     raw: str | None = None
 
 
@@ -59,13 +59,13 @@ class Purge:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        # As a worker does: beyond a number of marks, `status` adds up what each has counted.
+        # Like a worker: beyond a number of marks, `status` adds up the counters.
         counters = {name: {TaskState.CANCELLED: ended} for name, ended in self.ended.items()}
         with suppress(RuntimeFailure):
             self._records.put_counters(f"purge-{new_token()}", counters)
 
     def end_submitted(self, queue: str) -> None:
-        """End all that the manifests of the queue's experiments list now, and what was begun again of it."""
+        """End all tasks in the manifests of the queue's experiments, and later generations of them."""
         records = self._records
         names = [seen.name for seen in records.experiments() if seen.queue in (None, queue)]
         parts = {name: records.parts(name) for name in names}
@@ -79,7 +79,7 @@ class Purge:
         for name in names:
             again = dict(records.tried_again(name))
             if again:
-                # In no manifest, so the order names each.
+                # No manifest lists them, so the order names each.
                 begun = frozenset((task_id, generation + 1) for task_id, generation in again.items())
                 records.put_order(queue, replace(order, kind=OrderKind.CANCEL, experiments={}, tasks=begun))
             recorded = IdSet()
@@ -94,13 +94,13 @@ class Purge:
                     ]
                 )
                 if not part.sent:
-                    # Nothing of it is left to publish.
+                    # All its tasks have ended.
                     records.mark_sent(part)
                 self._progress(len(listed))
             self.end([Open(task_id, generation + 1, name, None) for task_id, generation in again.items()])
 
     def _read_part(self, part: ManifestPart) -> list[Open]:
-        """A part that is damaged for good is left out: the order covers it, and nothing else can be known of its tasks."""
+        """The tasks of a part. One that is damaged for good is left out: the order covers it, and its tasks are unknown."""
         try:
             return [_read_line(line, part.experiment) for line in self._records.read_part(part)]
         except InfrastructureFailure as problem:
@@ -140,7 +140,7 @@ class Purge:
 
 @contextmanager
 def purging(records: RecordStore, *, clock: Clock, progress: Callable[[int], None]) -> Iterator[Purge]:
-    """Interrupted, it begins nothing more; what it has ended is counted all the same."""
+    """A purge that, if interrupted, begins no more and still counts the tasks that it ended."""
     purge = Purge(records, clock=clock, progress=progress)
     try:
         yield purge
@@ -149,7 +149,7 @@ def purging(records: RecordStore, *, clock: Clock, progress: Callable[[int], Non
 
 
 def open_task(task: Task) -> Open:
-    """What a queue describes itself."""
+    """A task that the queue itself lists."""
     return Open(task.id, task.generation, task.experiment, task)
 
 
@@ -159,6 +159,6 @@ def _begun_again(one: Open, ended: int) -> Open:
 
 
 def _read_line(line: str, experiment: str) -> Open:
-    """A manifest's line; one that cannot be decoded is ended by its id."""
+    """The task of a manifest's line; an undecodable one is ended by its id."""
     task, problem = read_line(line, experiment)
     return open_task(task) if problem is None else Open(task.id, task.generation, task.experiment, None, line)

@@ -24,7 +24,7 @@ from runtime.values import replace
 
 NOTE_LOG_BYTES: Final = 8 * 1024
 MARKS_COUNTED: Final = 10_000
-"""Up to here `totals` counts what did not succeed by the names of its marks; beyond, it believes the counters."""
+"""Up to this many marks `totals` counts unsuccessful tasks by the names of their marks; beyond, by counters."""
 
 
 class BlobResults(BlobManifests):
@@ -93,7 +93,7 @@ class BlobResults(BlobManifests):
             return [newest for newest in self._newest_states(folder) if newest[2] is not TaskState.SUCCEEDED]
 
         ended = set(itertools.chain.from_iterable(self._in_parallel(listed, layout.record_shards(experiment))))
-        # Marks are listed last: a mark is there before its record is, and once it is gone it is gone for good.
+        # Marks are listed last: a mark is written before its record, and a closed one never comes back.
         ended.difference_update((mark[1], int(mark[2]), TaskState(mark[3])) for mark in self._list_marks(experiment))
         return ((task_id, generation) for task_id, generation, _ in ended)
 
@@ -104,7 +104,7 @@ class BlobResults(BlobManifests):
         if self.blobs.get(layout.closed_key(key)) is not None:
             return
         self.blobs.put(key, codec.MARK.encode(mark))
-        # Closed between the two looks: whoever closes it says so before taking the mark away, so one of us meets the other.
+        # Closed between the two looks: `unmark` writes the closing before it deletes the mark, so one of us meets the other.
         if self.blobs.get(layout.closed_key(key)) is not None:
             self.blobs.delete(key)
 
@@ -120,7 +120,7 @@ class BlobResults(BlobManifests):
     def marks(
         self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
     ) -> Iterator[Mark]:
-        """A mark counts once its record says the same and the next generation has none."""
+        """A mark counts once its record has the same state and the next generation has no record."""
         prefix = "marks/" if experiment is None else f"marks/{experiment_digest(experiment)}/"
         found = itertools.chain.from_iterable(layout.newest_of_each(matched(self.blobs.list_keys(prefix), layout.MARK)))
         wanted = (mark[0] for mark in found if state is None or mark[3] == state)
@@ -135,7 +135,7 @@ class BlobResults(BlobManifests):
         return self._address(layout.record_key(task_id, generation, self._find_home(task_id) or ""))
 
     def _newest_states(self, prefix: str) -> Iterator[tuple[str, int, TaskState]]:
-        """Id, newest recorded generation and its state for each task, told from names and sizes alone."""
+        """Id, newest recorded generation and its state for each task, from names and sizes alone."""
         current, newest = "", 0
         state = TaskState.SUCCEEDED
         match = re.compile(layout.RECORD, re.ASCII).fullmatch
@@ -161,7 +161,7 @@ class BlobResults(BlobManifests):
         record = self._read_record(layout.record_key(task_id, generation, home))
         if record is None:
             return None
-        # The length of a record that is damaged says nothing for sure, and the name of the mark does.
+        # The length of a damaged record proves nothing; the name of the mark does.
         states = COUNTED if record.unreadable else (record.state,)
         state = next((one for one in states if key == layout.mark_key(home, task_id, generation, one)), None)
         if state is None:
@@ -187,7 +187,7 @@ class BlobResults(BlobManifests):
         )
 
     def _home(self, task_id: str, experiment: str) -> str:
-        """The digest under which a task's records lie, written down first where its id does not end with it."""
+        """The digest under which a task's records lie, stored first if its id does not end with it."""
         if layout.OUR_ID.fullmatch(task_id):
             return task_id[-8:]
         if task_id not in self._homes:
@@ -195,7 +195,7 @@ class BlobResults(BlobManifests):
             # Create-only: two experiments that use one id still share one record.
             existing = self._create_or_read(layout.home_key(task_id), said)
             if not self._keep_home(task_id, existing or said):
-                # Nobody can tell any more where it was, and without a home the task could never be recorded.
+                # The damaged one is unknown for good, and without a home the task could never be recorded.
                 self.blobs.put(layout.home_key(task_id), said)
                 self._keep_home(task_id, said)
         return self._homes[task_id]
@@ -252,7 +252,7 @@ class BlobResults(BlobManifests):
         for key, data in self._read_all(each[0] for each in found):
             token = key.rpartition("/")[2].partition(".")[0]
             if key.endswith(".ended.json"):
-                # Whatever it says, that attempt is over.
+                # Readable or not, the attempt is over.
                 closed.add(token)
                 ended += self._decoded(key, data, codec.ENDED.decode)
             elif key.endswith(".started.json"):
@@ -272,14 +272,14 @@ class BlobTotals(BlobResults):
     def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
         super().__init__(blobs, clock=clock)
         self._counters: dict[tuple[str, str], str] = {}
-        """By experiment and worker the name of the last report."""
+        """By experiment and worker: the name of the last report."""
         self._start_of_counting = os.urandom(4).hex()
 
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
-        """The numbers are the name, so that `totals` lists and never reads.
+        """Write the numbers as a name, so that `totals` lists and never reads.
 
-        Each start of a worker has a folder of its own: a successor of the same name counts from 0, and what it does not
-        know of has to stay.
+        Each start of a worker has a folder of its own: a successor of the same name counts from 0, and its
+        predecessor's numbers have to stay.
         """
         for experiment, counts in counters.items():
             numbers = "-".join(f"{letter}{counts.get(state, 0)}" for letter, state in zip("sfcx", COUNTED, strict=True))
@@ -311,8 +311,8 @@ class BlobTotals(BlobResults):
         return Totals({TaskState.QUEUED: queued, **counts}, as_of, exact)
 
     def _count_records(self, experiment: str) -> Counter[TaskState]:
-        """Each task by its newest generation. One whose record did not succeed has ended as long as its mark is there:
-        without it the next generation was published, and the task waits or runs."""
+        """Count each task by its newest generation. An unsuccessful one has ended while its mark exists: without the mark
+        the next generation was published, and the task waits or runs."""
         others = IdSet()
         lock = Lock()
 
@@ -334,10 +334,10 @@ class BlobTotals(BlobResults):
         return ended
 
     def _sum_counters(self, experiment: str) -> tuple[Counter[TaskState], datetime | None]:
-        """By state, and when the last worker reported by its own clock.
+        """Records by state, and when the last worker reported by its own clock.
 
-        Of each start of a worker the highest numbers count: they only grow, whatever its clock does and whichever of
-        its names could not be deleted.
+        The highest numbers of each start of a worker count: they only grow, even if its clock jumps or an old name
+        could not be deleted.
         """
         highest: dict[str, tuple[int, ...]] = {}
         latest: int | None = None
@@ -351,7 +351,7 @@ class BlobTotals(BlobResults):
         return total, None if latest is None else datetime.fromtimestamp(latest / 1000, UTC)
 
     def _count_marks(self, experiment: str) -> Counter[TaskState] | None:
-        """By state of the newest generation; None where there are too many to list."""
+        """Marks by state of the newest generation; None if there are too many to list."""
         marks = list(itertools.islice(self._list_marks(experiment), MARKS_COUNTED + 1))
         if len(marks) > MARKS_COUNTED:
             return None
@@ -364,7 +364,7 @@ def end_of(text: str, limit_bytes: int) -> str:
     data = text.encode(errors="surrogatepass")
     if len(data) <= limit_bytes:
         return text
-    # Not in the middle of a character, of which at most three bytes are left.
+    # Not in the middle of a character: at most three of its bytes are left.
     tail = data[-limit_bytes:]
     start = next((at for at in range(4) if tail[at] & 0xC0 != 0x80), 0)
     return tail[start:].decode(errors="surrogatepass")

@@ -1,4 +1,8 @@
-"""What the workers of a queue are told, and what they say of themselves."""
+"""The whole record store over named bytes: workers' orders and reports, files of attempts, and all that it builds on.
+
+Folder, bucket and memory differ only in their `Blobs`. docs/records.md shows the layout with plain tools. Nothing here
+locks: a step that must happen once is one create-only write, and everything else may be written again.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +28,20 @@ from runtime.tasks.model import TaskState, hex_digest, new_token
 from runtime.values import replace
 
 ORDERS_APART: Final = 64
-"""Up to this many orders of a queue lie there as they were given; beyond, they are put together."""
+"""Up to this many orders of a queue lie there as they were given; beyond, they are merged."""
 MOVED_FOR: Final = timedelta(minutes=10)
-"""How long an order stays beside the one that says it too."""
+"""How long an order stays beside the merged one that contains it."""
 LISTED_WITHIN_S: Final = 300.0
-"""A listing of orders that takes as long, which is half of that, is taken again; it takes seconds."""
+"""A listing of orders that takes this long, half of `MOVED_FOR`, is taken again; it takes seconds."""
 REMEMBERED_FOR: Final = timedelta(days=40)
 """How long an order is kept for an experiment that has ended. No subscription of Pub/Sub keeps messages, such as those
 that foreign producers sent before the order, for more than 31 days."""
 TASKS_LOOKED_AT: Final = 256
-"""Of the single tasks that orders name: how many are looked for among the records when orders are put together."""
+"""How many of the single tasks in orders are looked for among the records when orders are merged."""
 
 
 _proven: set[str] = set()
-"""URLs whose create-only this process has seen to hold."""
+"""URLs of stores that this process has seen to be create-only."""
 
 
 class BlobFleet(BlobTotals):
@@ -78,7 +82,7 @@ class BlobFleet(BlobTotals):
         self.blobs.put(worker_key(seen.worker), codec.WORKER.encode(seen))
 
     def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]:
-        # The backend's clock only spares reading what is old beyond doubt; `seen_at` decides.
+        # The backend's clock only saves reading reports that are surely old; `seen_at` decides.
         surely_old = datetime.now(UTC) - newer_than - timedelta(days=1)
         listed = self.blobs.list_blobs("workers/")
         recent = (info.key for info in listed if info.modified >= surely_old and WORKER.fullmatch(info.key))
@@ -87,7 +91,7 @@ class BlobFleet(BlobTotals):
         return sorted((one for one in seen if one.seen_at >= oldest), key=lambda one: one.worker)
 
     def look_after_orders(self, queue: str) -> None:
-        """Upkeep after an order was given, which stands whatever becomes of this: whoever gives the next takes it up."""
+        """Merge orders after one was given, which stands even if this fails: the next order tries again."""
         with suppress(RuntimeFailure):
             self._put_orders_together(queue)
 
@@ -103,9 +107,9 @@ class BlobFleet(BlobTotals):
     def _read_orders(self, queue: str, log: OrderLog) -> None:
         """Bring `log` up to date.
 
-        Orders that are put together move: the new copy is there first, and the old ones go `MOVED_FOR` later. A listing
-        that took less than that has met the one or the other, so only a slow one is taken again; and so is one of which
-        something is gone when it comes to be read.
+        Merged orders move: the merged copy is written first, and the old ones are deleted `MOVED_FOR` later. A listing
+        that took less than that contains the one or the other, so only a slow one is taken again, and one with an order
+        that was deleted before it was read.
         """
         for pause_s in (0.05, 0.2, 1.0, 2.0, 0.0):
             asked = self._clock.boottime()
@@ -124,7 +128,7 @@ class BlobFleet(BlobTotals):
         return {matched[1]: info for matched, info in found if matched}
 
     def _read_listed(self, log: OrderLog, listed: Mapping[str, BlobInfo]) -> dict[str, ReadOrder] | None:
-        """Each order in `listed`; None if one of them is gone."""
+        """Each order in `listed`; None if one of them was deleted."""
         known = log.known
         ids = {info.key: identity for identity, info in listed.items() if identity not in known}
         new = {ids[key]: self._decode_order(key, data, listed[ids[key]]) for key, data in self._read_all(ids)}
@@ -133,7 +137,7 @@ class BlobFleet(BlobTotals):
         return {identity: known.get(identity) or new[identity] for identity in listed}
 
     def _decode_order(self, key: str, data: bytes, listed: BlobInfo) -> ReadOrder:
-        """One that cannot be decoded, or that a newer release gave, tells nothing and keeps nobody from hearing the others."""
+        """The order; an undecodable one, or a newer release's, is empty and does not keep workers from the others."""
         identity = key.rpartition("/")[2].removesuffix(".json")
         try:
             return codec.decode_order(data, identity, listed.modified, self._address(key))
@@ -142,10 +146,10 @@ class BlobFleet(BlobTotals):
             return ReadOrder(Control(), readable=False)
 
     def _put_orders_together(self, queue: str) -> None:
-        """Replace many orders by one that says the same, so that a log of years is read in a moment.
+        """Replace many orders by one of the same meaning, so that a log of years is read in a moment.
 
-        Safe to be killed anywhere and to be done by two at once: to merge what is merged already changes nothing. The
-        times that are compared are all the store's.
+        May be killed anywhere and run twice at once: to merge merged orders changes nothing. It compares only the
+        store's own times.
         """
         listed = self._list_orders(queue)
         given_at = self._skew.learn(listed.values())
@@ -173,7 +177,7 @@ class BlobFleet(BlobTotals):
             self.blobs.create(order_key(queue, f"{MERGED}{hex_digest(data)[:16]}.json"), data)
 
     def _without_ended(self, control: Control, now: datetime) -> Control:
-        """Without what the records say by now: single tasks that ended, and old orders for experiments that did."""
+        """`control` without single tasks that ended, and without old orders for experiments that did."""
         import random
 
         some = random.sample(sorted(control.tasks), min(TASKS_LOOKED_AT, len(control.tasks)))
@@ -189,7 +193,7 @@ class BlobFleet(BlobTotals):
         )
 
     def _has_ended(self, experiment: str) -> bool:
-        """Whether every generation that was begun has a record."""
+        """Whether every generation that began has a record."""
         if self.totals(experiment).counts.get(TaskState.QUEUED):
             return False
         from runtime.records.coverage import read_keys
@@ -238,7 +242,7 @@ class BlobRecords(BlobFleet, RecordStore):
         return self._address(log_key(task_id, token))
 
     def outputs_url(self, task_id: str, token: str) -> str:
-        # On the path of every task, so the place that all of them share is looked up once.
+        # On the path of every task, so their common folder is looked up once.
         if self._outputs is None:
             self._outputs = self._address("outputs/").rstrip("/")
         return f"{self._outputs}/{task_id}/{token}"
@@ -253,7 +257,7 @@ class BlobRecords(BlobFleet, RecordStore):
         key = f"outputs/{task_id}/{token}"
         found = kept_outputs.find_outputs(folder)
         if self.blobs.path(key) is not None:
-            # What lies there stays there, whatever it is.
+            # All that lies there stays there.
             if not (found.files or found.others):
                 found.remove_empty()
                 return KeptOutputs()

@@ -1,8 +1,8 @@
-"""When totals are counted exactly: counters are hints, and a hint is never the last word.
+"""When totals are counted exactly: counters are hints, and a hint never decides alone.
 
-Counters fall short for good when a worker is killed between a commit and its next report, or when somebody who is no
-worker ends a task. Marks run ahead when an attempt dies between its mark and its record. Counting the records is right
-and costs a request for each thousand, so how often it is done follows from how long it took.
+Counters fall short for good when a worker is killed between a commit and its next report, or when a command ends a task.
+Marks run ahead when an attempt dies between its mark and its record. Counting the records is right and costs a request
+for each thousand, so its frequency follows from its duration.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 
 SHARE: Final = 10
-"""Recounts take at most one second in so many."""
+"""Recounts take at most one second in this many."""
 EVERY_S: Final = 60.0
-"""How old an exact count may be while the counters move."""
+"""How old an exact count may be while the counters change."""
 STILL_S: Final = 10.0
-"""How old it may be while they stand still. Workers report every 30 s."""
+"""How old it may be while they do not change. Workers report every 30 s."""
 FEW: Final = 1_000
-"""Tasks that are counted at the first look in any case: a worker that was killed seems to live for 90 s."""
+"""Up to this many tasks are always counted at the first look: a killed worker seems to live for 90 s."""
 FEW_OF_ONE: Final = 20_000
-"""The same for the only experiment that somebody looks at. A listing of that many takes 20 requests, several at a time."""
+"""The same for a command about one experiment. A listing of that many takes 20 requests, several at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recount:
-    """An exact count, and what the counters said before it."""
+    """An exact count, and the hint before it."""
 
     totals: Totals
     hint: Totals
     at: float
-    """When it was done; seconds by a clock that never jumps, as all times here."""
+    """When it was done, in seconds by a clock that never jumps, like all times here."""
     took_s: float
 
 
@@ -48,10 +48,10 @@ def is_recount_due(
     final: bool = False,
     few: int = FEW,
 ) -> bool:
-    """Whether the records have to be counted before anything is said of an experiment.
+    """Whether the records have to be counted before an experiment's totals are shown.
 
-    The counters have said the same for `still_s`. `active` of its tasks are run by live workers, as far as these report;
-    None if they were not asked. After a `final` look there is no other. Up to `few` tasks are counted at the first look.
+    The counters have not changed for `still_s`. Live workers report that they run `active` of its tasks; None if they
+    were not asked. No look follows a `final` one. Up to `few` tasks are counted at the first look.
     """
     if hint.exact:
         return False
@@ -68,7 +68,7 @@ def is_recount_due(
 
 
 def choose_totals(hint: Totals, last: Recount | None) -> Totals:
-    """What is known while no recount is due: the exact count, or the hint once that knows of more."""
+    """The best totals while no recount is due: the exact count, or the hint once it counts more."""
     if last is None or hint.exact:
         return hint
     if _claims_end(hint) or hint.counts == last.hint.counts:
@@ -88,8 +88,8 @@ def ended_tasks(totals: Totals) -> int:
 
 
 def _claims_end(hint: Totals) -> bool:
-    """Whether it says that all has ended and may be wrong. A success is recorded once for each task, counted after that
-    by one worker and never taken back, so successes alone are at most counted too low."""
+    """Whether it claims that all tasks have ended and may be wrong. A success is recorded once for each task, counted
+    after that by one worker and never revoked, so successes alone are at most counted too low."""
     return not open_tasks(hint) and ended_tasks(hint) > hint.counts.get(TaskState.SUCCEEDED, 0)
 
 
@@ -100,7 +100,7 @@ class Tally:
         self._records, self._ticks = records, ticks
         self._last: dict[str, Recount] = {}
         self._moved: dict[str, tuple[Mapping[TaskState, int], float]] = {}
-        """What the counters said last, and since when."""
+        """The last counts of the counters, and since when."""
 
     def count(
         self,
@@ -111,7 +111,7 @@ class Tally:
         exact: bool = False,
         few: int = FEW,
     ) -> Totals:
-        """Totals that say `all has ended` only if that is certain; `active`, `final` and `few` as in `is_recount_due`."""
+        """Totals without an open task only if that is certain; `active`, `final` and `few` as in `is_recount_due`."""
         if exact:
             return self._records.totals(experiment, exact=True)
         last, hint, now = self._last.get(experiment), self._records.totals(experiment), self._ticks()

@@ -1,9 +1,9 @@
 """The queue over Google Pub/Sub, which delivers and decides nothing.
 
-The service may deliver twice, late, or after a task is done, and it forgets after its retention. So what counts is
-in the record store: an acknowledgement follows only a record or a confirmed copy, and the commit of the record is
-the only fence. Dead-letter policy and exactly-once delivery of the subscription may be on or off. docs/queues.md
-says what a user sees of it.
+The service may deliver twice, late, or after a task is done, and it forgets after its retention. So the record store
+decides: an acknowledgement follows only a record or a confirmed copy, and the commit of the record is the only fence.
+Dead-letter policy and exactly-once delivery of the subscription may be on or off. docs/queues.md describes the queue
+for users.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ log = logging.getLogger(__name__)
 PATIENCE: Final = timedelta(minutes=10)
 """How long an outage may last before a worker gives up."""
 PUT_PATIENCE_S: Final = 60.0
-"""As above for a submitter, who has somebody waiting."""
+"""The same for a submitter, with a person waiting."""
 RELEASE_PATIENCE_S: Final = 15.0
 """Within the grace that a preempted machine gives."""
 PUBLISHES_AT_ONCE: Final = 4
 DRAIN_EVERY_S: Final = 5.0
 PURGE_MARGIN: Final = timedelta(minutes=1)
-"""What was published this shortly before a purge is left to the workers: a redrive, which publishes first and then
-closes the mark, is then not caught between the two."""
+"""Messages published this shortly before a purge are left to the workers, so that a purge does not catch a redrive
+between its two steps: publish, then close the mark."""
 
 
 def open_pubsub(output: PubSubQueueOutput, *, name: str = DEFAULT_QUEUE, records: RecordStore) -> PubSubQueue:
-    """The queue that a stack's contract describes. Talks to nobody before it is used."""
+    """The queue that a stack's contract describes. It makes no call before it is used."""
     return PubSubQueue(output, records, name=name)
 
 
@@ -125,7 +125,7 @@ class PubSubQueue:
     # submitting
 
     def put(self, tasks: Sequence[Task]) -> PutResult:
-        """Durable on return. The service cannot tell what it knows already, so `known` is 0."""
+        """Durable on return. The service does not reveal known tasks, so `known` is 0."""
         retention_s, now = self._settings.retention_s, self._clock.now()
         last = now + timedelta(seconds=retention_s) if retention_s else None
         for task in tasks:
@@ -161,16 +161,16 @@ class PubSubQueue:
         self._intake.held.mark_running(tokens)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
-        """What is here and due. A pull for the rest goes out, and the wake-up descriptor turns readable when it brings something.
+        """The held tasks that are due. A pull for the rest goes out, and the wake-up descriptor shows when it brings any.
 
-        Raises `QueueUnavailable` where the subscription cannot be reached for minutes, or never was there.
+        Raises `QueueUnavailable` if the subscription cannot be reached for minutes, or never existed.
         """
         return [_lease(delivery) for delivery in self._intake.take(n, ttl)] if n > 0 else []
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
-        """Confirm the leases for `ttl`, 10 s to 10 minutes; returns those of which the service says they are lost.
+        """Confirm the leases for `ttl`, 10 s to 10 minutes; returns those that the service calls lost.
 
-        It says so with exactly-once delivery only; without, a stale renewal is accepted in silence. Raises
+        It does so with exactly-once delivery only; without, it silently accepts a stale renewal. Raises
         `QueueUnavailable` after a third of `ttl`: the leases may hold, and are not confirmed.
         """
         by_delivery = {id(lease.handle): lease for lease in leases}
@@ -180,7 +180,7 @@ class PubSubQueue:
     def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
         """As promised; the acknowledgements follow within moments, and a lost one is harmless.
 
-        Where the store fails for some, the others are settled before its error is raised.
+        If the store fails for some, the others are settled before its error is raised.
         """
         outcomes = self._each(self._settle_one, settlements)
         self._intake.held.count_settled(len(settlements))
@@ -204,15 +204,15 @@ class PubSubQueue:
         except InfrastructureFailure as problem:
             return problem
         delivery.settled_as = record.token
-        # Also where another was first: its record ends this generation.
+        # Also if another was first: its record ends this generation.
         self._intake.finish([delivery])
         return refused
 
     def release(self, releases: Sequence[Release]) -> None:
         """Publish a confirmed copy of each task, then acknowledge the original; a nack would spend its budget.
 
-        Raises `QueueUnavailable` or `StoreUnavailable` for those that could not be given back; they keep their
-        leases, may be released again, and come back by themselves when their leases end.
+        Raises `QueueUnavailable` or `StoreUnavailable` if tasks could not be given back; they keep their leases, may be
+        released again, and come back when their leases end.
         """
         live = [one for one in releases if _is_held(one.lease.handle)]
         problems = [problem for problem in self._each(self._note_end, live) if problem is not None]
@@ -262,15 +262,15 @@ class PubSubQueue:
                 log.warning("cannot look into the dead letters of queue `%s`: %s", self.name, problem)
 
     def drain_dead_letters(self) -> int:
-        """Bring back what the service has put aside; returns how many messages it was.
+        """Bring back the messages that the service has put aside; returns their number.
 
-        The service counts deliveries and knows no reasons. A task that has a record is done; any other goes into
-        the queue again, where whoever leases it decides by the attempts on file, which the store has kept.
+        The service counts deliveries and knows no reasons. A task that has a record is done; any other goes into the
+        queue again, and the worker that leases it decides by the attempts in the store.
         """
         subscription = self._settings.dead_letter_subscription
         drained = 0
         while subscription is not None and not self._closing:
-            # Waits little: a worker asks again in five seconds.
+            # A short wait: a worker asks again in five seconds.
             received = self._client().pull(subscription, MAX_ACK_IDS, wait_s=2.0)
             if not received:
                 break
@@ -312,9 +312,9 @@ class PubSubQueue:
             settle_record(self.records, settlement.record, settlement.mark)
 
     def outlook(self) -> Outlook:
-        """What this worker holds for later, and whether the service answers at all.
+        """The tasks that this worker holds for later, and whether the service answers at all.
 
-        What others hold, and whose leases lapse, it does not say.
+        The service does not report other workers' leases.
         """
         return Outlook(next_due=self._intake.next_due(), suspect_leases=self._intake.is_cut_off())
 
@@ -326,7 +326,7 @@ class PubSubQueue:
         return False
 
     def depth(self) -> None:
-        # There is no call for it; the monitoring metric is minutes late and needs a role of its own.
+        # The API has no call for it; the monitoring metric is minutes late and needs a role of its own.
         # https://cloud.google.com/pubsub/docs/monitoring
         return None
 
@@ -340,7 +340,7 @@ class PubSubQueue:
     # control
 
     def ensure_topics(self) -> list[str]:
-        """On an emulator, make again what it forgot, and return the names; elsewhere nothing: the stack owns them."""
+        """On an emulator, make forgotten topics again and return their names; elsewhere the stack owns them."""
         emulator = self._client().emulator
         return ensure_topics(self._settings, emulator=emulator) if emulator else []
 
@@ -356,12 +356,11 @@ class PubSubQueue:
         self._intake.orders.read(fresh=True)
 
     def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
-        """As promised. What foreign producers published before is cancelled too, and is not in the number.
+        """End all tasks as promised. Earlier messages of foreign producers are cancelled too, and not in the number.
 
-        Then the service is told to drop what it holds. That is tidiness: workers drop what has a record as it comes.
+        Then the service drops its messages, to be tidy: workers drop a task with a record anyway.
         """
-        # Asked before anything is listed: what is published after this, and so may be in no part that was covered,
-        # is not dropped.
+        # Asked before the listing: a later message, which may be in no covered part, is not dropped.
         now = self._client().service_time()
         with purging(self.records, clock=self._clock, progress=progress) as purge:
             purge.end_submitted(self.name)
@@ -384,7 +383,7 @@ class PubSubQueue:
                 log.warning("%s; workers drop what it holds as it comes", problem.message)
 
     def close(self) -> None:
-        """Return what was not started, confirm what is settled. A lease that was neither comes back when it ends."""
+        """Return unstarted tasks and acknowledge settled ones. Any other task comes back when its lease ends."""
         self._closing = True
         self._intake.close()
         if self._drain is not None:
@@ -436,6 +435,6 @@ def _copy_for(release: Release) -> OutgoingMessage:
         not_before=release.not_before,
         tries=delivery.tries + ended,
         alone=release.alone or (delivery.alone and not ended),
-        # An end on file explains what happened to it; that it never began explains nothing.
+        # A recorded end explains the loss; an attempt that never began explains nothing.
         suspect=delivery.suspect and not ended,
     )

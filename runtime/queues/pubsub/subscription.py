@@ -36,7 +36,7 @@ ACK_PATIENCE_S: Final = 60.0
 
 
 class Subscription:
-    """Calls for one subscription, from any thread, and what the last pulls met."""
+    """Calls for one subscription, from any thread, and the outcome of the last pulls."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Subscription:
             )
 
     def given_up(self) -> InfrastructureFailure | None:
-        """The problem, once there is no more hope that it passes."""
+        """The problem, once it cannot be expected to pass."""
         problem = self.problem
         if problem is None:
             return None

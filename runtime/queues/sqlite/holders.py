@@ -1,4 +1,4 @@
-"""The workers of one host that share the embedded file: how they see and wake each other, and what a dead one held.
+"""The workers of one host that share the embedded file: how they see and wake each other, and the leases of dead ones.
 
 A worker's locked file proves that it lives and lists what it runs, a pipe wakes it, and another pipe, which closes with
 its last holder, shows the others at once that it died.
@@ -89,7 +89,7 @@ class Presence:
                 with contextlib.suppress(OSError):
                     fd = os.open(_life_path(self._folder, worker), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                     self._lives[worker] = fd
-                    self._poll.register(fd, 0)  # Its end is reported whatever is asked for.
+                    self._poll.register(fd, 0)  # epoll always reports its end.
 
     def drain_wakes(self) -> bool:
         """Empty the pipe; True if a watched worker died."""

@@ -1,8 +1,8 @@
 """The embedded queue: many processes of one host on one SQLite file, fair, and quick to notice a dead worker.
 
-A worker that holds leases keeps a file beside the database locked for as long as it, or the guardian that ends its
-attempts, lives. Whoever finds that lock free, or the holder's deadline in boot time passed, or another boot, gives
-the leases back. Which of them had really begun stands in the same file, in memory that outlives a killed process.
+A worker that holds leases keeps a file beside the database locked while it, or the guardian that ends its attempts,
+lives. A worker that finds this lock free, or the holder's deadline in boot time passed, or another boot, gives the
+leases back. The same file, in memory that outlives a killed process, lists the attempts that had really begun.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _NEW, _KNOWN = PutResult(1, 0, frozenset()), PutResult(0, 1, frozenset())
 
 
 class _Held(NamedTuple):
-    """What a lease's `handle` is here."""
+    """The `handle` of a lease."""
 
     seq: int
     experiment: int
@@ -148,14 +148,14 @@ class SqliteQueue:
                     new += 1
                 else:
                     before.add(task.id)
-        # Kept only now: a transaction that is rolled back takes the rows it numbered with it.
+        # Kept only now: a transaction that is rolled back removes the rows that it numbered.
         self._experiments |= found
         if new:
             self._wakes.wake()
         return PutResult(new, len(tasks) - new, frozenset(before))
 
     def _put_plain(self, task: Task) -> PutResult | None:
-        """Put what most calls of a program put, at half the cost; None if it is not that."""
+        """Put the usual single task at half the cost; None if it is not one."""
         experiment, queue = self._experiments.get(task.experiment), self._row.known
         if (
             experiment is None
@@ -181,7 +181,7 @@ class SqliteQueue:
     # lease, renew, settle, release
 
     def join(self, worker: str) -> tuple[int, ...]:
-        """Begin to hold leases as `worker`; returns the descriptors that say that it lives.
+        """Begin to hold leases as `worker`; returns the descriptors that prove that it lives.
 
         The guardian inherits them, so that they outlive the worker until its attempts are gone.
         """
@@ -190,7 +190,7 @@ class SqliteQueue:
         return self._presence.lock_fd, self._presence.life_fd
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
-        """Say which attempts run now; costs a write to memory."""
+        """Note which attempts run now; costs a write to memory."""
         if self._presence is not None:
             self._presence.mark(tokens, apart)
 
@@ -246,7 +246,7 @@ class SqliteQueue:
         return settled
 
     def _record_elsewhere(self, settlements: Sequence[Settlement], settled: Settled) -> list[Settlement]:
-        """Mark and commit in the store first; what came second is refused and its lease left alone."""
+        """Mark and commit in the store first; a settlement that came second is refused and its lease left alone."""
         won = []
         for settlement in settlements:
             held, holder = (
@@ -275,7 +275,7 @@ class SqliteQueue:
         held: _Held = lease.handle
         was = "leased"
         if not connection.execute(_END, (held.seq, lease.token)).rowcount:
-            # Lost. A success may still be the first record; anything else has no say any more.
+            # Lost. A success may still be the first record; any other settlement is refused.
             holder = find_holder(connection, held.seq)
             if self._fused:
                 existing = find_record(connection, held.seq, record.generation)
@@ -340,7 +340,7 @@ class SqliteQueue:
         count(connection, held.experiment, leased=-1, queued=1)
 
     def _claim(self, connection: sqlite3.Connection, n: int, changes: dict[int, dict[str, int]]) -> list[Lease]:
-        """Lease what comes next; what that does to the counters is added to `changes`."""
+        """Lease the next tasks; adds the counters' changes to `changes`."""
         queue = self._row.number(connection)
         now = self._clock.now().timestamp()
         if now >= self._look_for_due_at:
@@ -375,7 +375,7 @@ class SqliteQueue:
     # upkeep
 
     def tend(self) -> None:
-        """Give back what dead workers held."""
+        """Give back dead workers' leases."""
         alive = self._holders.give_back(ours=None if self._presence is None else self._presence.worker)
         if self._presence is not None:
             self._presence.watch(alive)
@@ -528,7 +528,7 @@ def open_sqlite(
 
 
 def _fit(records: RecordStore, settlement: Settlement) -> Settlement:
-    """With a large value beside the record; numbers and short answers are passed on as they are."""
+    """The settlement with a large value beside its record; numbers and short values stay as they are."""
     record = settlement.record
     if not isinstance(record.value, str | list | dict) or not isinstance(records, SqliteRecords):
         return settlement
