@@ -238,7 +238,7 @@ class _Request:
         if self.source is not None:
             from runtime.tasks.sources import read_lines, read_tasks
 
-            return read_tasks(read_lines(self.source), options.defaults())
+            return read_tasks(read_lines(self.source), options)
         entry = self.make_entry()
         return self._expand(entry, options)
 

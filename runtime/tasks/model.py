@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.values import dataclass, field, replace
@@ -112,29 +112,38 @@ NO_RESOURCES: Final = Resources()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    id: str
-    entry: Entry
+class Terms:
+    """Fields that the tasks of a submission have in common; also the defaults of a line or message without them."""
+
     experiment: str = DEFAULT_EXPERIMENT
-    generation: int = 1
-    """One life of the task; redrive and retry begin the next."""
     resources: Resources = NO_RESOURCES
     timeout: timedelta | None = None
     not_before: datetime | None = None
     expires_at: datetime | None = None
     max_failures: int = DEFAULT_MAX_FAILURES
-    outputs: tuple[str, ...] = ()
-    """URLs that prove it done; `--skip-existing` looks at them."""
     snapshot: str | None = None
-    """Content id of the code it is bound to; None runs the worker's own."""
+    """Content id of the code that attempts run; None runs the worker's own."""
     folder: str | None = None
-    """Where in the snapshot's tree its attempts start; None is the tree itself."""
-    key: str | None = None
+    """The folder of the snapshot's tree that attempts start in; None is the tree itself."""
     priority: int = 0
     submitted_by: str | None = None
     submitted_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        check_terms(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Terms):
+    id: str
+    entry: Entry
+    generation: int = 1
+    """One life of the task; redrive and retry begin the next."""
+    outputs: tuple[str, ...] = ()
+    """URLs that prove it done; `--skip-existing` looks at them."""
+    key: str | None = None
     extra: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    """Fields this release does not know."""
+    """Fields that this release does not know."""
 
     def __post_init__(self) -> None:
         check_task(self)
@@ -321,33 +330,6 @@ def check_terms(terms: Terms) -> None:
     at = terms.submitted_at
     if at is not None and (type(at) is not datetime or at.tzinfo is not UTC):
         _check_time("submitted_at", at)
-
-
-class Terms(Protocol):
-    """What a task and the defaults of many have in common."""
-
-    @property
-    def experiment(self) -> str: ...
-    @property
-    def resources(self) -> Resources: ...
-    @property
-    def timeout(self) -> timedelta | None: ...
-    @property
-    def not_before(self) -> datetime | None: ...
-    @property
-    def expires_at(self) -> datetime | None: ...
-    @property
-    def max_failures(self) -> int: ...
-    @property
-    def snapshot(self) -> str | None: ...
-    @property
-    def folder(self) -> str | None: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def submitted_by(self) -> str | None: ...
-    @property
-    def submitted_at(self) -> datetime | None: ...
 
 
 def _check_folder(folder: object) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
-from runtime.tasks.model import Task, check_experiment
-from runtime.tasks.wire import TaskDefaults, decode_task
+from runtime.tasks.model import Task, Terms, check_experiment
+from runtime.tasks.wire import decode_task
 
 STDIN: Final = "-"
 _SUFFIXES: Final = (".gz", ".jsonl", ".ndjson", ".json", ".txt")
@@ -52,7 +52,7 @@ def read_lines(source: str, *, stdin: IO[bytes] | None = None) -> Iterator[tuple
             ) from problem
 
 
-def read_tasks(lines: Iterable[tuple[int, bytes]], defaults: TaskDefaults) -> Iterator[Task]:
+def read_tasks(lines: Iterable[tuple[int, bytes]], defaults: Terms) -> Iterator[Task]:
     """The task of each line. Raises `InvalidTask` with the line's number and the field."""
     for number, line in lines:
         try:

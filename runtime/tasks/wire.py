@@ -27,10 +27,10 @@ from runtime.tasks.model import (
     FunctionEntry,
     Resources,
     Task,
+    Terms,
     WorkflowEntry,
     check_experiment_field,
     check_resources,
-    check_terms,
     check_text,
     describe_kind,
     entry_fields,
@@ -44,7 +44,6 @@ from runtime.tasks.model import (
     task_id,
 )
 from runtime.units import format_time, parse_size, parse_time
-from runtime.values import dataclass
 
 
 def task_fields(task: Task) -> dict[str, Any]:
@@ -143,34 +142,13 @@ def _spell_time(submitted_at: datetime | None) -> str:
 # the wire
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDefaults:
-    """What a line or message that leaves a field out gets instead."""
-
-    experiment: str = DEFAULT_EXPERIMENT
-    max_failures: int = DEFAULT_MAX_FAILURES
-    timeout: timedelta | None = None
-    not_before: datetime | None = None
-    expires_at: datetime | None = None
-    priority: int = 0
-    resources: Resources = NO_RESOURCES
-    snapshot: str | None = None
-    folder: str | None = None
-    """Of `snapshot`; a line that names another one has its own."""
-    submitted_by: str | None = None
-    submitted_at: datetime | None = None
-
-    def __post_init__(self) -> None:
-        check_terms(self)
-
-
-_DEFAULTS = TaskDefaults()
+_DEFAULTS = Terms()
 
 
 def decode_task(
     data: str | bytes,
     *,
-    defaults: TaskDefaults = _DEFAULTS,
+    defaults: Terms = _DEFAULTS,
     fallback_key: str | None = None,
     line: int | None = None,
 ) -> Task:
@@ -227,7 +205,7 @@ def _stored(value: object) -> tuple[Any, ...]:
 
 
 def parse_task(
-    fields: object, *, defaults: TaskDefaults = _DEFAULTS, fallback_key: str | None = None, line: int | None = None
+    fields: object, *, defaults: Terms = _DEFAULTS, fallback_key: str | None = None, line: int | None = None
 ) -> Task:
     """As `decode_task`, from the decoded object."""
     try:
@@ -271,7 +249,7 @@ def read_line(line: str, experiment: str) -> tuple[Task, InvalidTask | None]:
         return stand_in(identity, experiment, generation=named.get("generation", 1)), problem
 
 
-def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> Task:
+def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
     if type(fields) is not dict:
         raise InvalidTask("json", f"is {describe_kind(fields)}, expected an object such as {_EXAMPLE}")
     schema = fields.get("schema", SCHEMA)

@@ -14,8 +14,8 @@ from typing import Final
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue
 from runtime.queues.pubsub.client import MAX_PUBLISH_MESSAGES, MAX_REQUEST_BYTES, OutgoingMessage, ReceivedMessage
 from runtime.tasks.lease import InvalidMessage
-from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, canonical_json, check_experiment, task_id
-from runtime.tasks.wire import TaskDefaults, decode_task, encode_task, stand_in
+from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, Terms, canonical_json, check_experiment, task_id
+from runtime.tasks.wire import decode_task, encode_task, stand_in
 from runtime.units import format_time, parse_time
 from runtime.values import dataclass, field, replace
 
@@ -162,7 +162,7 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
     try:
         text = _read_text(message, get_blob)
         submitted_at = _time(attributes.get(SUBMITTED)) or message.published_at
-        task = decode_task(text, defaults=TaskDefaults(submitted_at=submitted_at), fallback_key=message.message_id)
+        task = decode_task(text, defaults=Terms(submitted_at=submitted_at), fallback_key=message.message_id)
     except InvalidTask as problem:
         return _invalid_delivery(message, ack_ids, problem)
     not_before = _time(attributes.get(NOT_BEFORE)) if NOT_BEFORE in attributes else task.not_before

@@ -31,11 +31,12 @@ from runtime.tasks.model import (
     Resources,
     Task,
     TaskState,
+    Terms,
     WorkflowEntry,
     next_generation,
     task_id,
 )
-from runtime.tasks.wire import TaskDefaults, decode_stored, decode_task, encode_task, parse_task, stand_in
+from runtime.tasks.wire import decode_stored, decode_task, encode_task, parse_task, stand_in
 from runtime.testing import sample_task
 from runtime.units import parse_duration, parse_size, parse_time
 from tests.conformance.records_cases import sample_mark, sample_record
@@ -172,7 +173,7 @@ def test_task_of_an_entry_that_cannot_be_written_is_refused(field: str, entry: A
 
 @pytest.mark.parametrize(("field", "_", "value"), TERMS, ids=shown)
 def test_defaults_and_options_of_a_submission_are_refused_with_the_field(field: str, _: Any, value: Any) -> None:
-    assert refused_field(lambda: TaskDefaults(**python_of(field, value))) == field
+    assert refused_field(lambda: Terms(**python_of(field, value))) == field
     assert refused_field(lambda: TaskOptions(**python_of(field, value))) == field
 
 
