@@ -283,11 +283,6 @@ def read_published(contract: Mapping[str, Any], *, source: str | None = None) ->
     return published
 
 
-def decode_outputs(data: str | bytes, *, source: str | None = None) -> StackOutputs:
-    """Like `parse_outputs`, from text. Errors name `source` as its origin."""
-    return parse_outputs(decode_fields(data, source=source), source=source)
-
-
 def decode_fields(data: str | bytes, *, source: str | None = None) -> Any:
     """The JSON value, unchecked."""
     try:

@@ -105,7 +105,7 @@ def load(entry: Entry, *, project: Project | None = None) -> Callable[[], object
     """
     match entry:
         case WorkflowEntry(name, workflow_name, args):
-            settings = project or _nearest_project()
+            settings = project or _read_project(Path.cwd())
             prepare_process(settings)
             function = find_workflow(name, workflow_name, settings)
             try:
@@ -117,7 +117,7 @@ def load(entry: Entry, *, project: Project | None = None) -> Callable[[], object
                     hint=f"`runtime run {name} {workflow_name} --help` prints it",
                 ) from None
         case FunctionEntry(name, args, kwargs):
-            prepare_process(project or _nearest_project())
+            prepare_process(project or _read_project(Path.cwd()))
             return bind_call(find_function(name), args, kwargs, name=name)
         case CommandEntry():
             raise TypeError("a command is executed, not called")
@@ -162,16 +162,6 @@ def find_workflow(project_name: str, name: str, project: Project) -> Callable[..
         candidates,
         hint=f"run it in the folder that holds the project, or add its package to `workflow_packages`{where}",
     )
-
-
-def list_workflows(project: Project) -> Iterator[tuple[str, str]]:
-    """Project and name of each workflow that is registered in this process or as an entry point."""
-    prepare_process(project)
-    for package in project.workflow_packages:
-        _import_if_there(package)
-    for project_name, functions in sorted(_registered.items()):
-        for name in sorted(functions):
-            yield project_name, name
 
 
 def find_function(path: str, *, kind: str = "function") -> Callable[..., Any]:
@@ -249,15 +239,11 @@ class _Call:
         return returned
 
 
-def _nearest_project() -> Project:
+@functools.lru_cache(maxsize=8)
+def _read_project(folder: Path) -> Project:
     from runtime.config import load_project
 
-    return _cached_project(Path.cwd(), load_project)
-
-
-@functools.lru_cache(maxsize=8)
-def _cached_project(folder: Path, read: Callable[[Path], Project]) -> Project:
-    return read(folder)
+    return load_project(folder)
 
 
 def _load_env_file(name: str, project: Project) -> None:
@@ -349,7 +335,10 @@ def _parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(
-        prog=f"runtime run {name}", exit_on_error=False, allow_abbrev=False, description=_summary(function)
+        prog=f"runtime run {name}",
+        exit_on_error=False,
+        allow_abbrev=False,
+        description=(function.__doc__ or "").strip().partition("\n")[0],
     )
     try:
         parser.add_function_arguments(function, as_positional=False, fail_untyped=False)
@@ -367,22 +356,16 @@ def _parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
     return parser
 
 
-def _summary(function: Callable[..., Any]) -> str:
-    return (function.__doc__ or "").strip().partition("\n")[0]
-
-
 def _instantiate(parser: ArgumentParser, parsed: Any) -> dict[str, Any]:
     """Keyword arguments of the call; dataclasses are made from their values."""
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    values = make(parsed)
-    return {name: value for name, value in vars(values).items() if name != "config" or _takes_config(parser)}
-
-
-def _takes_config(parser: ArgumentParser) -> bool:
-    return not any(type(action).__name__ == "ActionConfigFile" for action in parser._actions)
+    config_is_ours = any(type(action).__name__ == "ActionConfigFile" for action in parser._actions)
+    return {name: value for name, value in vars(make(parsed)).items() if not (name == "config" and config_is_ours)}
 
 
 def _refusal(parser: ArgumentParser, name: str, text: str) -> BadArguments:
+    from runtime.schema import suggest
+
     lines = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("usage:")]
     lines = [re.sub(r"<(?:class|enum) '(?:\w+\.)*(\w+)'>", r"`\1`", line) for line in lines]
     hint = f"`runtime run {name} --help` lists its options"
@@ -394,7 +377,7 @@ def _refusal(parser: ArgumentParser, name: str, text: str) -> BadArguments:
             f"workflow `{name}`",
             f"it has no option `{word}`" if word.startswith("-") else f"it takes no argument `{word}` without a name",
             facts=[f"its options: {', '.join(known) or 'none'}"],
-            hint=_nearest(word, known) or hint,
+            hint=suggest(word, known) or hint,
         )
     if first.startswith("the following arguments are required: "):
         missing = first.partition(": ")[2].split(", ")
@@ -412,10 +395,3 @@ def _option_names(parser: ArgumentParser) -> list[str]:
     names = {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
     own = {"--help", "--config", "--print_config", "--print_shtab"}
     return sorted(name for name in names - own if not name.endswith(("+", ".help")))
-
-
-def _nearest(word: str, known: Sequence[str]) -> str | None:
-    import difflib
-
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean `{near[0]}`?" if near else None
