@@ -35,8 +35,8 @@ class ManifestPart:
     """Published to the queue, all of it."""
 
     @classmethod
-    def named(cls, experiment: str, name: str, *, sent: bool = False) -> ManifestPart:
-        return cls(experiment, name, int(name.split("-")[1]), sent=sent)
+    def named(cls, experiment: str, name: str) -> ManifestPart:
+        return cls(experiment, name, int(name.split("-")[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from runtime.records.store import BlobRecords
 class MemoryBlobs:
     parallel = 1
 
-    def __init__(self, url: str = "memory:") -> None:
-        self.url = url
+    def __init__(self) -> None:
+        self.url = "memory:"
         self._blobs: dict[str, tuple[bytes, datetime]] = {}
         self._keys: list[str] = []
         """Sorted."""

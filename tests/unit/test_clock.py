@@ -21,8 +21,8 @@ from runtime.config import load_settings
 from runtime.errors import StoreUnavailable
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.records.blobs import BlobInfo
-from runtime.records.blobs.bucket import BucketRecords
-from runtime.records.blobs.folder import FolderBlobs, FolderRecords
+from runtime.records.blobs.bucket import BucketBlobs
+from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.orders import pause_order
 from runtime.records.store import BlobRecords
 from runtime.tasks.wire import encode_task
@@ -51,9 +51,9 @@ def test_skew_is_said_from_half_a_minute_on(skew: timedelta | None, said: str | 
 # what a store tells
 
 
-def folder_with_clock(root: Path, ahead: timedelta) -> FolderRecords:
+def folder_with_clock(root: Path, ahead: timedelta) -> BlobRecords:
     """The file system's clock is this machine's; the store is told another time of day."""
-    return FolderRecords(root, clock=FakeClock(datetime.now(UTC) + ahead))
+    return BlobRecords(FolderBlobs(root), clock=FakeClock(datetime.now(UTC) + ahead))
 
 
 @pytest.mark.parametrize("ahead", [timedelta(0), MINUTES, -MINUTES])
@@ -70,7 +70,7 @@ def test_skew_of_a_bucket_is_told_by_the_time_of_its_objects(
 ) -> None:
     bucket.clock_offset = -ahead
 
-    skew = BucketRecords("gs://lab/x").skew()
+    skew = BlobRecords(BucketBlobs("gs://lab/x")).skew()
 
     assert skew is not None
     assert abs(skew - ahead) < SKEW

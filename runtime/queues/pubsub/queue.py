@@ -76,13 +76,8 @@ PURGE_MARGIN: Final = timedelta(minutes=1)
 between its two steps: publish, then close the mark."""
 
 
-def open_pubsub(output: PubSubQueueOutput, *, name: str = DEFAULT_QUEUE, records: RecordStore) -> PubSubQueue:
-    """The queue that a stack's contract describes. It makes no call before it is used."""
-    return PubSubQueue(output, records, name=name)
-
-
 class PubSubQueue:
-    """`Queue` over a topic and a subscription."""
+    """`Queue` over a topic and a subscription, as a stack's contract describes them. It makes no call before it is used."""
 
     traits = QueueTraits(
         kind="pubsub",

@@ -24,10 +24,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
-from runtime.clock import Clock
 from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
 from runtime.records.blobs import BlobInfo
-from runtime.records.store import BlobRecords
 
 if TYPE_CHECKING:
     from runtime.shim.bucket import Bucket
@@ -393,11 +391,6 @@ class BucketBlobs:
 
 class _PageRefused(Exception):
     """The library read a page of a listing, and cannot represent a name on it."""
-
-
-class BucketRecords(BlobRecords):
-    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
-        super().__init__(BucketBlobs(url), clock=clock)
 
 
 def _say_nothing(text: str) -> None:

@@ -25,10 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
-from runtime.clock import Clock
 from runtime.errors import StoreUnavailable, StoreUnsafe
 from runtime.records.blobs import PAUSES_S, BlobInfo
-from runtime.records.store import BlobRecords
 from runtime.units import format_size
 
 TEMPORARY: Final = ".tmp-"
@@ -249,11 +247,6 @@ class FolderBlobs:
             return "unknown"
         size, files = found.f_bavail * found.f_frsize, found.f_favail
         return f"{format_size(size)} and {files} files"
-
-
-class FolderRecords(BlobRecords):
-    def __init__(self, root: Path, *, clock: Clock | None = None) -> None:
-        super().__init__(FolderBlobs(root), clock=clock)
 
 
 def _no_folder(root: Path) -> StoreUnavailable:

@@ -39,9 +39,10 @@ from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records.base import INLINE_BYTES, ManifestPart, WorkerSeen
-from runtime.records.blobs.folder import FolderRecords
+from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.embedded import EmbeddedFile
 from runtime.records.memory import MemoryRecords
+from runtime.records.store import BlobRecords
 from runtime.tasks.history import Record, mark_of
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import CommandEntry, FunctionEntry, Resources, Task, TaskState, WorkflowEntry, task_id
@@ -804,7 +805,7 @@ LARGE = "x" * (INLINE_BYTES + 1)
 def queue_with_folder(path: Path) -> Queue:
     """A queue that settles into `records` beside it."""
     (path / "records").mkdir()
-    return SqliteQueue(EmbeddedFile(path / "q.db"), FolderRecords(path / "records"))
+    return SqliteQueue(EmbeddedFile(path / "q.db"), BlobRecords(FolderBlobs(path / "records")))
 
 
 def test_values_too_large_for_a_record_are_read_from_the_store(tmp_path: Path) -> None:

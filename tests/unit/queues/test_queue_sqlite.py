@@ -25,9 +25,10 @@ from runtime.queues.sqlite.holders import SWEEP_EVERY_S
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
-from runtime.records.blobs.folder import FolderRecords
+from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.embedded import Durability, EmbeddedFile, refuse_network_filesystem
 from runtime.records.orders import pause_order, resume_order
+from runtime.records.store import BlobRecords
 from runtime.tasks.history import EndedNote
 from runtime.tasks.lease import Lease, Release
 from runtime.tasks.model import TaskState, next_generation
@@ -581,7 +582,7 @@ def test_queue_beside_a_store_follows_an_order_whose_giver_was_killed(path: Path
     """The order is there, and what the file says of it was not written."""
     (tmp_path / "records").mkdir()
     clock = FakeClock(datetime.now(UTC) + timedelta(seconds=ahead_s))
-    records = FolderRecords(tmp_path / "records", clock=clock)
+    records = BlobRecords(FolderBlobs(tmp_path / "records"), clock=clock)
     queue = SqliteQueue(EmbeddedFile(path), records, clock=clock)
     queue.put(tasks(1))
     records.put_order("default", pause_order(clock.now()))
