@@ -88,7 +88,7 @@ class Waiting:
     """The place of a task that no worker holds."""
 
     ahead: int
-    """Tasks that will be leased before it, as things are; for a delayed task, those that are ready."""
+    """Tasks that will be leased before it, as things are; for a delayed task, the ready ones."""
     due: datetime | None = None
     """When a delayed task will be ready; None for a ready one."""
 
@@ -125,7 +125,7 @@ class Queue(Protocol):
     name: str
     traits: QueueTraits
     records: RecordStore
-    """Where settled tasks are recorded."""
+    """Settled tasks are recorded here."""
 
     def put(self, tasks: Sequence[Task]) -> PutResult:
         """Durable on return. A queue that knows its tasks puts no id and generation twice."""
@@ -147,7 +147,7 @@ class Queue(Protocol):
         """At most `n` tasks that are due, without waiting for more; may be empty though tasks exist."""
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
-        """Confirm the leases for `ttl` from now; returns those that are lost."""
+        """Confirm the leases for `ttl` from now; returns the lost ones."""
 
     def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
         """Mark, record and end each lease, and claim up to `claim_next` more for the same worker.

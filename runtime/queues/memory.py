@@ -97,10 +97,12 @@ class MemoryQueue:
             self._worker = worker
             if self.records.control(self.name).paused:
                 return []
-            now = self._clock.now()
-            due = [waiting for waiting in self._waiting.values() if waiting.due <= now]
-            due.sort(key=lambda waiting: (-waiting.task.priority, waiting.order))
-            return [self._hold(waiting, worker, ttl) for waiting in due[:n]]
+            return [self._hold(waiting, worker, ttl) for waiting in self._due()[:n]]
+
+    def _due(self) -> list[_Wait]:
+        now = self._clock.now()
+        due = [waiting for waiting in self._waiting.values() if waiting.due <= now]
+        return sorted(due, key=lambda waiting: (-waiting.task.priority, waiting.order))
 
     def _hold(self, waiting: _Wait, worker: str, ttl: timedelta) -> Lease:
         task, token = waiting.task, new_token()
@@ -209,23 +211,19 @@ class MemoryQueue:
 
     def depth(self) -> Depth:
         with self._mutex:
-            now = self._clock.now()
-            ready = sum(waiting.due <= now for waiting in self._waiting.values())
+            ready = len(self._due())
             return Depth(ready, len(self._waiting) - ready, len(self._held))
 
     def peek(self, n: int) -> list[Task]:
         with self._mutex:
-            now = self._clock.now()
-            due = [waiting for waiting in self._waiting.values() if waiting.due <= now]
-            due.sort(key=lambda waiting: (-waiting.task.priority, waiting.order))
-            return [waiting.task for waiting in due[:n]]
+            return [waiting.task for waiting in self._due()[:n]]
 
     def find_waiting(self, task_id: str) -> Waiting | None:
         with self._mutex:
             found = self._waiting.get(task_id)
             if found is None:
                 return None
-            due = [task.id for task in self.peek(len(self._waiting))]
+            due = [waiting.task.id for waiting in self._due()]
             return Waiting(due.index(task_id)) if task_id in due else Waiting(len(due), found.due)
 
     def pause(self) -> None:

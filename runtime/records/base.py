@@ -1,7 +1,7 @@
 """The promises of every record store, and the values that lie in it.
 
-The store is the truth about tasks: one create-only record ends each generation of a task, notes say how earlier
-attempts ended, marks list what did not succeed, and manifests list what was submitted. docs/records.md has the
+The store is the truth about tasks: one create-only record ends each generation of a task, notes describe earlier
+attempts' ends, marks list unsuccessful tasks, and manifests list submitted ones. docs/records.md has the
 layout that people read with plain tools.
 """
 
@@ -111,8 +111,8 @@ class ResultStore(Protocol):
     def commit(self, record: Record) -> None:
         """Make it the one record of its generation; durable on return.
 
-        Raises `RecordExists` if another token's record was first. A record with its own token is its own: a conditional
-        write that was retried loses to itself.
+        Raises `RecordExists` if another token's record was first. A record with this one's token is no conflict:
+        a retried conditional write loses to itself.
         """
 
     def find(self, task_id: str, generation: int) -> Record | None: ...

@@ -105,7 +105,7 @@ class Field(NamedTuple):
     key: str
     kind: Any
     default: Any = REQUIRED
-    """What a missing or null key means; such a value is not written, unless `always`."""
+    """The value for a missing or null key; it is not written, unless `always`."""
     attribute: str | None = None
     """The attribute's name if it is not the key."""
     always: bool = False
@@ -126,8 +126,9 @@ class Format(Generic[V]):
     def encode(self, value: V) -> bytes:
         fields: dict[str, Any] = {"schema": SCHEMA}
         for (key, default, spell), found in zip(self._spelling, self._get(value), strict=True):
-            if found is not None and found != default:
-                fields[key] = found if spell is None else spell(found)
+            if found is None or (default is not REQUIRED and found == default):
+                continue
+            fields[key] = found if spell is None else spell(found)
         return encode_json(fields)
 
     def decode(self, data: bytes, where: str) -> V:
@@ -280,7 +281,7 @@ REASON_OF: Final = {
     TaskState.CANCELLED: EndReason.CANCELLED,
     TaskState.EXPIRED: EndReason.EXPIRED,
 }
-"""The end reason of a record that says only its state."""
+"""The end reason of a record with nothing but a state."""
 _UNKNOWN_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -294,7 +295,7 @@ def _salvage(data: bytes) -> dict[str, Any]:
 
 
 _LONGEST_NUMBER: Final = 600
-"""Digits that every interpreter reads, whatever its limit is set to."""
+"""Digits that every interpreter reads, at any setting of its limit."""
 
 
 def read_value(record: Record, records: RecordStore) -> Any:

@@ -37,7 +37,7 @@ class FoundOutputs:
             self.files[name] = path
 
     def sync(self) -> None:
-        """Make the files durable where they lie, except those that we may not open."""
+        """Make the files durable where they lie, except files that we may not open."""
         for path in (*self.files.values(), *reversed(self.folders or [self.root]), *self.root.parents[:2]):
             _sync(path)
 

@@ -116,7 +116,7 @@ class Objects:
             logging.getLogger(__name__).warning("%s; passed over", problem)
 
     def _read_all(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Keys and their data, in order, without those that were removed meanwhile."""
+        """Keys and their data, in order, without objects that were removed meanwhile."""
         found = self._in_parallel(lambda key: (key, self.blobs.get(key)), keys)
         return ((key, data) for key, data in found if data is not None)
 

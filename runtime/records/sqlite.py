@@ -89,7 +89,7 @@ def find_record(connection: sqlite3.Connection, seq: int, generation: int) -> Re
 
 
 def raw_text(body: Any) -> str:
-    """A stored text as people are shown it, whatever was put there."""
+    """A stored text, or any other stored value, for people to read."""
     return body.decode(errors="replace") if isinstance(body, bytes) else str(body)
 
 
@@ -352,7 +352,7 @@ class SqliteResults(BlobResults):
     def _marks(self, where: str, values: Sequence[object], limit: int | None) -> Iterator[Mark]:
         """Read a page at a time; between pages only a number of each is kept."""
         tables = "records r JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e ON e.id=t.experiment"
-        # A task whose next generation was put is in another table now and its mark is closed.
+        # A task with a next generation is in another table now and its mark is closed.
         closed = f"r.state<>'succeeded' AND (r.rid & 1048575)=t.generation{where}"
         with self.file.reading() as connection:
             rows = connection.execute(

@@ -11,7 +11,7 @@ from runtime.values import dataclass
 
 
 class InvalidMessage:
-    """What was delivered and cannot be parsed; its lease is settled as a dead letter."""
+    """A delivered message that cannot be parsed; its lease is settled as a dead letter."""
 
     __slots__ = ("problem", "raw", "task_id")
 
@@ -27,7 +27,7 @@ class Lease:
     token: str
     """Names the attempt: its record, its notes and its folder bear it."""
     body: str = ""
-    """The task's wire text as delivered; empty where it must be encoded again."""
+    """The task's wire text as delivered; empty if it must be encoded again."""
     tries: int = 0
     """Attempts of this generation that are known to have ended before; 0 proves nothing on a remote queue."""
     suspect: bool = False
@@ -38,12 +38,12 @@ class Lease:
     handle: Any = None
     """The queue's own key."""
     published_at: datetime | None = None
-    """When the queue's service took in the message of a foreign producer, by the service's clock; None for what was put."""
+    """When the queue's service took in a foreign producer's message, by the service's clock; None for other tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A lease and the record that ends its task; `mark` goes first where the task did not succeed."""
+    """A lease and the record that ends its task; `mark` goes first if the task did not succeed."""
 
     lease: Lease
     record: Record
@@ -52,9 +52,9 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A lease given back: to be run again not before a time.
+    """A lease given back, for another attempt not before a time.
 
-    `note` says how the attempt ended; None if it never started, which counts in no budget.
+    `note` records how the attempt ended; None if it never started, which counts in no budget.
     """
 
     lease: Lease

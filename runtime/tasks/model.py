@@ -44,7 +44,7 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
         "resources.gpus": (0, 1_000_000),
     }
 )
-"""The least and the most of every number of a task, by its name on the wire, whichever way the task is made.
+"""The least and the most of every number of a task, by its name on the wire.
 
 Whole numbers and `resources.memory` may be either; the others stay below the most, and `timeout_s` above the least.
 """
@@ -212,14 +212,14 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
             basis = f'{{"entry":{_canonical_entry(entry)}}}'
         digest = hex_digest(f"{experiment}\0{basis}".encode())
     except (TypeError, ValueError, RecursionError) as problem:
-        # What the check says of it is more exact.
+        # The check's own error is more exact.
         check_text("key", key) if key is not None else check_entry(entry)
         raise InvalidTask("entry", f"is no JSON: {explain_json(problem)}") from None
     return f"t-{digest[:16]}{experiment_digest(experiment)}"
 
 
 def _make_encoder(*, sort_keys: bool) -> Callable[[object], str]:
-    """`JSONEncoder.encode` at a third of its cost, most of which is that it makes the encoder in C again each time."""
+    """`JSONEncoder.encode` at a third of its cost: the standard one makes the encoder in C again for each call."""
     whole = json.JSONEncoder(sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     make: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
     if make is None:
@@ -232,7 +232,9 @@ def _make_encoder(*, sort_keys: bool) -> Callable[[object], str]:
         try:
             return "".join(spell(value, 0))
         except RecursionError:
-            return whole.encode(value)  # Says it if the value holds itself, for which markers would be needed above.
+            return whole.encode(
+                value
+            )  # Raises if the value contains itself; the encoder above would need markers for that.
 
     return encode
 
@@ -256,7 +258,7 @@ def _canonical_entry(entry: Entry) -> str:
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
-    # The commonest first, and without subpatterns, which cost more than what is read here.
+    # The commonest first, and without subpatterns, which cost more than the rest of this function.
     match entry:
         case FunctionEntry():
             fields: dict[str, Any] = {"function": entry.function}
@@ -284,12 +286,12 @@ def describe_entry(entry: Entry, *, width: int = 72) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-# checking: what every task holds to, whichever way it was made
+# checking: the rules for every task, however it was made
 
 
 def check_task(task: Task) -> None:
-    """Raise `InvalidTask`, with the field's name on the wire, for what no queue, worker or store could take."""
-    # Each task passes here several times, so what is usual is told at once and only the rest is looked at.
+    """Raise `InvalidTask`, with the field's name on the wire, for a task that no queue, worker or store could take."""
+    # Each task passes here several times, so the usual values are recognized at once and only others examined.
     if not is_id(task.id):
         raise InvalidTask(
             "id", f"is {show_value(task.id)}, expected `t-` and up to 62 letters and digits; `key` takes any text"
@@ -307,7 +309,7 @@ def check_task(task: Task) -> None:
 
 
 def check_terms(terms: Terms) -> None:
-    """The same for what the tasks of a submission have in common."""
+    """The same for the terms of a submission."""
     check_experiment_field(terms.experiment)
     if terms.max_failures is not DEFAULT_MAX_FAILURES:
         _check_whole("max_failures", terms.max_failures)
@@ -516,7 +518,7 @@ def describe_kind(value: object) -> str:
 
 
 def show_value(value: object) -> str:
-    """What was given, short enough for a line; a number may be too long to be printed at all."""
+    """The given value, short enough for a line; a number may be too long to be printed at all."""
     try:
         text = repr(value)
     except ValueError:
@@ -525,7 +527,7 @@ def show_value(value: object) -> str:
 
 
 def next_generation(task: Task) -> Task:
-    """The same work, begun anew: budgets start again and no old delay holds. Raises `InvalidTask` after the last."""
+    """The same work once more: budgets start again and no old delay holds. Raises `InvalidTask` after the last."""
     return replace(task, generation=task.generation + 1, not_before=None)
 
 

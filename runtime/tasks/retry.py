@@ -70,7 +70,7 @@ def decide(
     now: datetime,
     jitter: Callable[[], float] = random.random,
 ) -> Decision:
-    """Decide what follows the last of `ended`, the attempts of this generation that did not succeed, oldest first.
+    """Decide the step after the last of `ended`, the unsuccessful attempts of this generation, oldest first.
 
     `jitter` returns 0 to 1 and spreads the delay over half to one and a half times its length.
     """
@@ -124,7 +124,7 @@ def _in_a_row(notes: list[EndedNote]) -> int:
 
 
 def _since_proven(notes: list[EndedNote]) -> list[EndedNote]:
-    """Return the attempts since the last that ran long enough or made progress: it cleared what was held against the task.
+    """Return the attempts since the last that ran long enough or made progress, which cleared the task of earlier losses.
 
     Without this, machines that live for hours on average would bury a task of many hours by their few early deaths.
     """
@@ -149,7 +149,7 @@ def _is_suspect(losses: list[EndedNote]) -> bool:
 
 
 def explain_crasher(losses: list[EndedNote]) -> str | None:
-    """Explain why a task is buried for these early losses, in words that say what is known; None if it is not."""
+    """Explain, from the known facts, why a task is buried for these early losses; None if it is not."""
     blamed = [note for note in losses if note.alone and note.evidence]
     within = f"within {PROVEN_AFTER.seconds // 60} minutes and without progress"
     if len(blamed) >= CRASHES_TO_BURY:

@@ -32,13 +32,13 @@ def name_experiment(source: str) -> str:
 
 
 def check_readable(source: str) -> None:
-    """Raise `NotPossible` where there is no such file, before anything else is begun."""
+    """Raise `NotPossible` without such a file, before any other work."""
     if source != STDIN:
         _open(source, None).close()
 
 
 def read_lines(source: str, *, stdin: IO[bytes] | None = None) -> Iterator[tuple[int, bytes]]:
-    """Number (from 1) and bytes of each line that is not blank. Raises `NotPossible` where `source` cannot be read."""
+    """Number (from 1) and bytes of each line that is not blank. Raises `NotPossible` if `source` cannot be read."""
     with _open(source, stdin) as stream:
         try:
             for number, line in enumerate(stream, start=1):
@@ -71,7 +71,7 @@ def read_tasks(lines: Iterable[tuple[int, bytes]], defaults: Terms) -> Iterator[
 
 
 def count_lines(source: str) -> int | None:
-    """Lines of a plain file, for a progress bar; None where they cannot be counted without reading them for good."""
+    """Lines of a plain file, for a progress bar; None if counting would consume them."""
     path = Path(source)
     if source == STDIN or path.suffix == ".gz" or not path.is_file():
         return None

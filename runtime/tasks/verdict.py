@@ -1,4 +1,4 @@
-"""What the end of an attempt means for its task: a record, or another attempt. Pure; the worker acts on it."""
+"""Whether the end of an attempt leads to a record or another attempt of its task. Pure; the worker acts on it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def judge_end(
     log_url: str | None,
     jitter: Callable[[], float],
 ) -> Verdict:
-    """Decide what follows an attempt that did not succeed. `holds` says whether its lease is still confirmed."""
+    """Decide the step after an unsuccessful attempt. `holds`: its lease is still confirmed."""
     if not holds:
         return Drop(f"its lease had passed on when it ended as {note.reason}")
     ended = (*history.ended, note)
@@ -149,7 +149,7 @@ def refuse(lease: Lease, *, cancelled: bool, worker: str, now: datetime) -> Sett
 def failed_instead(
     refused: Settlement | Release, problem: Exception, what: str, *, worker: str, now: datetime
 ) -> Settlement:
-    """Return the failure to record for a task whose end, or return to the queue, was refused; it bears the same token."""
+    """Return the failure to record if a task's end, or its return to the queue, was refused; it has the same token."""
     lease = refused.lease
     task = lease.task
     known = refused.record if isinstance(refused, Settlement) else refused.note
@@ -171,5 +171,5 @@ def failed_instead(
 
 
 def counts_against_worker(reason: EndReason) -> bool:
-    """Return whether this end says something about the worker; that of a malformed or badly called task does not."""
+    """Return whether this end counts against the worker; that of a malformed or badly called task does not."""
     return reason.budget is Budget.FAILURES

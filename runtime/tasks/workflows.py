@@ -57,7 +57,7 @@ class UnknownModule(RequestRefused):
 
 
 class NoWorkflows(RequestRefused):
-    """The project's module is there and declares nothing that can be run."""
+    """The project's module exists and declares nothing that can be run."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -97,11 +97,11 @@ def workflow(
 
 
 def load(entry: Entry, *, project: Project | None = None) -> Callable[[], object]:
-    """The call that an entry stands for, its arguments parsed and checked; calling it runs the work.
+    """The entry as a call, its arguments parsed and checked; calling it runs the work.
 
-    Raises `RequestRefused` for what no retry mends: `UnknownName`, `UnknownModule`, `BadArguments`. What the
-    user's own module raises while it is imported comes through as it is. `project` says where the settings
-    come from; by default they are looked for from the working directory.
+    Raises `RequestRefused` for problems that no retry solves: `UnknownName`, `UnknownModule`, `BadArguments`. Exceptions
+    of the user's own module during its import come through unchanged. `project` holds the settings; by default they are
+    looked for from the working directory.
     """
     match entry:
         case WorkflowEntry(name, workflow_name, args):
@@ -141,7 +141,7 @@ def prepare_process(project: Project) -> None:
 def find_workflow(project_name: str, name: str, project: Project) -> Callable[..., Any]:
     """The function registered as `name` of `project_name`.
 
-    Raises `UnknownName` with the names there are, or `UnknownModule` where no such project exists.
+    Raises `UnknownName` with the known names, or `UnknownModule` if no such project exists.
     """
     candidates = [project_name, *(f"{package}.{project_name}" for package in project.workflow_packages)]
     known: dict[str, Callable[..., Any]] = {}
@@ -192,8 +192,8 @@ def _find_function(module_name: str, qualname: str, kind: str) -> Callable[..., 
 def bind_arguments(function: Callable[..., Any], args: Sequence[str], *, name: str) -> Callable[[], object]:
     """Parse command-line arguments by the function's signature into a call of it.
 
-    Raises `BadArguments` with jsonargparse's reason, `HelpAsked` where they hold `--help`; prints nothing and
-    never exits.
+    Raises `BadArguments` with jsonargparse's reason, `HelpAsked` if they contain `--help`; prints nothing and never
+    exits.
     """
     parser = _parser_of(function, name)
     printed = StringIO()
@@ -206,7 +206,7 @@ def bind_arguments(function: Callable[..., Any], args: Sequence[str], *, name: s
             raise HelpAsked(printed.getvalue()) from None
         raise _refusal(parser, name, printed.getvalue()) from None
     except Exception as problem:
-        # Also what the user's own types raise for a value they do not take.
+        # Also exceptions of the user's own types for a value that they refuse.
         raise _refusal(parser, name, str(problem) or type(problem).__name__) from problem
     return _Call(function, (), values)
 
@@ -214,7 +214,7 @@ def bind_arguments(function: Callable[..., Any], args: Sequence[str], *, name: s
 def bind_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str
 ) -> Callable[[], object]:
-    """A call with JSON arguments; raises `BadArguments` where the signature does not take them."""
+    """A call with JSON arguments; raises `BadArguments` if the signature does not take them."""
     signature = _signature_of(function)
     if signature is not None:
         try:
@@ -247,7 +247,7 @@ def _read_project(folder: Path) -> Project:
 
 
 def _load_env_file(name: str, project: Project) -> None:
-    """From the project, or, as secrets are in no snapshot, from the one that the worker was started in."""
+    """Load it from the project, or, as secrets are in no snapshot, from the project that the worker was started in."""
     from dotenv import load_dotenv
 
     path = project.root / name
@@ -268,7 +268,7 @@ def _load_env_file(name: str, project: Project) -> None:
 def _registries(
     project_name: str, candidates: Sequence[str], packages: Sequence[str]
 ) -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Every registry that goes by the project's name, nearest first; modules are imported as they are needed."""
+    """Every registry with the project's name, nearest first; modules are imported when they are needed."""
     for candidate in candidates:
         module = _import_if_there(candidate) if _is_module_name(candidate) else None
         if module is None:
@@ -286,7 +286,7 @@ def _registries(
 
 
 def _registered_under(module_name: str) -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """What `@workflow` saw in the module, then in the modules below it that are imported."""
+    """Functions that `@workflow` saw in the module, then in the imported modules below it."""
     if module_name in _registered:
         yield _registered[module_name]
     for name in sorted(_registered):
@@ -311,11 +311,11 @@ def _is_module_name(name: str) -> bool:
 
 
 def _import_if_there(name: str) -> ModuleType | None:
-    """The module, or None if there is none of that name. What fails inside it comes through."""
+    """The module, or None if no module has that name. Failures inside it come through."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as problem:
-        # Missing is only the module itself or a parent of it; any other name is an import inside the user's code.
+        # The module itself or a parent of it is missing; any other name is an import inside the user's code.
         if problem.name is not None and (name == problem.name or name.startswith(f"{problem.name}.")):
             return None
         raise

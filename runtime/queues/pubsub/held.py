@@ -1,4 +1,4 @@
-"""Deliveries that are here and not done, by what each of them waits for, and how many more to pull."""
+"""Deliveries that this worker holds, by the step that each waits for, and how many more to pull."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_LOOK_AHEAD: Final = 1000
 class Held:
     """Methods may be called from any thread: most wait for `changed`, the others are called with it held.
 
-    Held are the deliveries that the worker asks for, and those that it is about to ask for.
+    It holds the deliveries that the worker asks for, and some that it is about to ask for.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -132,7 +132,7 @@ class Held:
                 self.let_go(delivery)
 
     def finish(self, deliveries: Iterable[Delivery]) -> list[str]:
-        """Let go of those that are not done; returns the ids to acknowledge."""
+        """Let go of unfinished deliveries; returns the ids to acknowledge."""
         ack_ids: list[str] = []
         with self.changed:
             for delivery in deliveries:
@@ -172,7 +172,7 @@ class Held:
             self.new.difference_update(deliveries)
 
     def make_ready(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Have them handed out from now on; returns them, without those that a purge dropped meanwhile."""
+        """Have them handed out from now on, except any that a purge dropped meanwhile; returns the others."""
         with self.changed:
             ready = [one for one in deliveries if one.holding is Holding.HELD]
             since = self._clock.boottime()
@@ -184,7 +184,7 @@ class Held:
             return ready
 
     def keep_for_later(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Keep deliveries that are due later; returns those that there is no room for."""
+        """Keep deliveries that are due later; returns the surplus, for lack of room."""
         parked = []
         with self.changed:
             for delivery in deliveries:

@@ -90,7 +90,7 @@ class Intake:
         self.orders = OrdersSeen(records, queue=queue, clock=clock)
         self.wake_up = WakeUp()
 
-    # what the worker asks for
+    # calls of the worker
 
     def take(self, n: int, ttl: timedelta) -> list[Delivery]:
         """Up to `n` that are due, now the caller's to renew.
@@ -345,9 +345,9 @@ class Intake:
     def give_back(
         self, copies: Sequence[tuple[Delivery, OutgoingMessage]], *, patience_s: float = RETURN_PATIENCE_S
     ) -> list[Delivery]:
-        """Publish a copy of each and acknowledge it; returns those whose copy is not confirmed.
+        """Publish a copy of each and acknowledge it; returns the deliveries without a confirmed copy.
 
-        Never a nack: each one counts towards the dead-letter policy, whoever was at fault.
+        Never a nack: each one counts towards the dead-letter policy, even if the task is not at fault.
         https://cloud.google.com/pubsub/docs/handling-failures#dead_letter_topic
         """
         failed: list[Delivery] = []

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
@@ -36,7 +36,6 @@ from runtime.queues.pubsub.client import (
     OutgoingMessage,
     PubSubClient,
     PubSubUnavailable,
-    ReceivedMessage,
     check_names,
     ensure_topics,
     insist,
@@ -54,7 +53,7 @@ from runtime.queues.purge import purging
 from runtime.queues.threads import Threads
 from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
 from runtime.records.orders import pause_order, resume_order
-from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
+from runtime.tasks.lease import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import malformed
 from runtime.units import format_time
@@ -64,7 +63,7 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 PATIENCE: Final = timedelta(minutes=10)
-"""How long an outage may last before a worker gives up."""
+"""How long a worker waits for the end of an outage."""
 PUT_PATIENCE_S: Final = 60.0
 """The same for a submitter, with a person waiting."""
 RELEASE_PATIENCE_S: Final = 15.0
@@ -163,7 +162,7 @@ class PubSubQueue:
         return [_lease(delivery) for delivery in self._intake.take(n, ttl)] if n > 0 else []
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
-        """Confirm the leases for `ttl`, 10 s to 10 minutes; returns those that the service calls lost.
+        """Confirm the leases for `ttl`, 10 s to 10 minutes; returns the leases that the service calls lost.
 
         It does so with exactly-once delivery only; without, it silently accepts a stale renewal. Raises
         `QueueUnavailable` after a third of `ttl`: the leases may hold, and are not confirmed.
@@ -212,8 +211,7 @@ class PubSubQueue:
         live = [one for one in releases if _is_held(one.lease.handle)]
         problems = [problem for problem in self._each(self._note_end, live) if problem is not None]
         if problems:
-            noted = [one for one in live if one.note is None]
-            self._give_back(noted)
+            self._give_back([one for one in live if one.note is None])
             raise problems[0]
         if failed := self._give_back(live):
             raise PubSubUnavailable(
@@ -270,10 +268,13 @@ class PubSubQueue:
             if not received:
                 break
             copies, handled = [], []
-            for message, delivery in self._read_dead(received):
+            for message in received:
+                delivery = read_message(message, self.records.get_blob)
                 try:
                     if delivery.invalid is not None:
-                        self._bury(delivery.task, delivery.invalid)
+                        buried = malformed(delivery.task, delivery.invalid, now=self._clock.now())
+                        with contextlib.suppress(RecordExists):
+                            settle_record(self.records, buried.record, buried.mark)
                     elif self.records.find(*delivery.key) is None:
                         copies.append(write_copy(delivery, not_before=delivery.task.not_before, suspect=True))
                 except InfrastructureFailure:
@@ -296,15 +297,6 @@ class PubSubQueue:
                 len(copies),
             )
         return drained
-
-    def _read_dead(self, received: Iterable[ReceivedMessage]) -> Iterable[tuple[ReceivedMessage, Delivery]]:
-        for message in received:
-            yield message, read_message(message, self.records.get_blob)
-
-    def _bury(self, task: Task, invalid: InvalidMessage) -> None:
-        settlement = malformed(task, invalid, now=self._clock.now())
-        with contextlib.suppress(RecordExists):
-            settle_record(self.records, settlement.record, settlement.mark)
 
     def outlook(self) -> Outlook:
         """The tasks that this worker holds for later, and whether the service answers at all.

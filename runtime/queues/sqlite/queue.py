@@ -29,23 +29,9 @@ from runtime.queues.base import (
     record_settlement,
     refuse_lost,
 )
+from runtime.queues.sqlite import rows
 from runtime.queues.sqlite.holders import Holders, Presence, WakePipes
-from runtime.queues.sqlite.rows import (
-    ALONE,
-    SUSPECT,
-    QueueRow,
-    add_tasks,
-    begin_generation,
-    bring_up_due,
-    cancel_rows,
-    find_holder,
-    follow_record,
-    is_any_ready,
-    is_generation,
-    list_open,
-    read_malformed,
-    requeue,
-)
+from runtime.queues.sqlite.rows import ALONE, SUSPECT
 from runtime.records.base import RecordExists, RecordStore, is_unwritten
 from runtime.records.embedded import (
     Durability,
@@ -108,7 +94,7 @@ class SqliteQueue:
         self.records = records
         self._file = file
         self._clock: Clock = clock or SystemClock()
-        self._row = QueueRow(name, file, records)
+        self._row = rows.QueueRow(name, file, records)
         self._fused = self._row.fused
         self._is_woken = False
         self._experiments: dict[str, int] = {}
@@ -130,7 +116,7 @@ class SqliteQueue:
         found: dict[str, int] = {}
         with self._file.transaction(durable=True) as connection:
             queue = self._row.number(connection)
-            rows, later = [], []
+            fresh, later = [], []
             for task in tasks:
                 name = task.experiment
                 experiment = self._experiments.get(name) or found.get(name)
@@ -140,11 +126,11 @@ class SqliteQueue:
                     later.append((task, experiment))
                     continue
                 due = task.not_before.timestamp() if task.not_before else None
-                rows.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
-            new = add_tasks(connection, rows, now) if rows else 0
+                fresh.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
+            new = rows.add_tasks(connection, fresh, now) if fresh else 0
             before = set()
             for task, experiment in later:
-                if begin_generation(connection, task, experiment, queue, now):
+                if rows.begin_generation(connection, task, experiment, queue, now):
                     new += 1
                 else:
                     before.add(task.id)
@@ -197,11 +183,11 @@ class SqliteQueue:
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         self.join(worker)
         self._holders.lease_s = ttl.total_seconds()
-        # A look by itself keeps an idle worker from the lock; rung for, there mostly is something, and it would cost as
-        # much as the claim.
+        # A look without the lock is cheap for an idle worker. A woken worker mostly finds tasks, and the look would cost
+        # as much as the claim.
         if not self._is_woken or self._row.known is None:
             with self._file.reading() as connection:
-                if not is_any_ready(connection, self.name, self._clock.now().timestamp()):
+                if not rows.is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     self._file.expect(durable=False)
                     return []
         self._is_woken = False
@@ -209,7 +195,7 @@ class SqliteQueue:
         # Without an fsync: a power cut ends every lease anyway, and the tasks are where they were.
         with self._file.transaction(durable=False) as connection:
             if not self._holders.is_fresh(connection, worker, ttl):
-                if not is_any_ready(connection, self.name, self._clock.now().timestamp()):
+                if not rows.is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     return []
                 self._holders.hold(connection, worker, ttl)
             changes: dict[int, dict[str, int]] = {}
@@ -276,7 +262,7 @@ class SqliteQueue:
         was = "leased"
         if not connection.execute(_END, (held.seq, lease.token)).rowcount:
             # Lost. A success may still be the first record; any other settlement is refused.
-            holder = find_holder(connection, held.seq)
+            holder = rows.find_holder(connection, held.seq)
             if self._fused:
                 existing = find_record(connection, held.seq, record.generation)
                 try:
@@ -288,7 +274,7 @@ class SqliteQueue:
                 if record.state is not TaskState.SUCCEEDED:
                     settled.refused.append(Refused(lease, holder))
                     return
-            if not is_generation(connection, held.seq, record.generation):
+            if not rows.is_generation(connection, held.seq, record.generation):
                 settled.refused.append(Refused(lease, holder))
                 return
             state = take_out(connection, held.seq)
@@ -336,7 +322,7 @@ class SqliteQueue:
         due = release.not_before.timestamp() if release.not_before else None
         flags = (ALONE if release.alone else 0) | (SUSPECT if release.note or lease.suspect else 0)
         tries = lease.tries + (release.note is not None)
-        requeue(connection, held.seq, queue, rank, due, now, tries=tries, flags=flags)
+        rows.requeue(connection, held.seq, queue, rank, due, now, tries=tries, flags=flags)
         count(connection, held.experiment, leased=-1, queued=1)
 
     def _claim(self, connection: sqlite3.Connection, n: int, changes: dict[int, dict[str, int]]) -> list[Lease]:
@@ -345,7 +331,7 @@ class SqliteQueue:
         now = self._clock.now().timestamp()
         if now >= self._look_for_due_at:
             self._look_for_due_at = now + LOOK_FOR_DUE_S
-            bring_up_due(connection, now)
+            rows.bring_up_due(connection, now)
         leases: list[Lease] = []
         taken, holds = [], []
         for rank, seq, tries, flags, experiment, generation, body in connection.execute(_NEXT, (queue, n)).fetchall():
@@ -356,7 +342,7 @@ class SqliteQueue:
                 if task.generation != generation:
                     task = replace(task, generation=generation)
             except InvalidTask as problem:
-                task, invalid = read_malformed(connection, seq, body, problem)
+                task, invalid = rows.read_malformed(connection, seq, body, problem)
             held = _Held(seq, experiment)
             text = body if isinstance(body, str) else ""
             leases.append(Lease(task, token, text, tries, bool(flags & SUSPECT), bool(flags & ALONE), invalid, held))
@@ -415,13 +401,13 @@ class SqliteQueue:
 
     def peek(self, n: int) -> list[Task]:
         with self._file.reading() as connection:
-            rows = connection.execute(
+            found = connection.execute(
                 "SELECT t.id, t.body, t.generation FROM ready r JOIN tasks t USING(seq) JOIN queues q ON q.id=r.queue "
                 "WHERE q.name=? ORDER BY r.rank, r.seq LIMIT ?",
                 (self.name, n),
             ).fetchall()
         tasks = []
-        for identity, body, generation in rows:
+        for identity, body, generation in found:
             try:
                 tasks.append(replace(decode_stored(body), generation=generation))
             except InvalidTask as problem:
@@ -457,7 +443,7 @@ class SqliteQueue:
     def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
         if self._fused:
             with self._file.transaction(durable=True) as connection:
-                ended = cancel_rows(
+                ended = rows.cancel_rows(
                     connection, "t.queue=?", self._row.number(connection), now=self._clock.now().timestamp()
                 )
             progress(ended)
@@ -467,17 +453,17 @@ class SqliteQueue:
         with purging(self.records, clock=self._clock, progress=progress) as purge:
             purge.end_submitted(self.name)
             last = 0
-            while rows := self._list_open(last):
-                stand = purge.end(open_task(task) for _, _, task in rows)
+            while listed := self._list_open(last):
+                stand = purge.end(open_task(task) for _, _, task in listed)
                 with self._file.transaction() as connection:
-                    for (seq, experiment, _), record in zip(rows, stand, strict=True):
-                        follow_record(connection, seq, experiment, record)
-                last = rows[-1][0]
+                    for (seq, experiment, _), record in zip(listed, stand, strict=True):
+                        rows.follow_record(connection, seq, experiment, record)
+                last = listed[-1][0]
         return purge.count
 
     def _list_open(self, after: int) -> list[tuple[int, int, Task]]:
         with self._file.reading() as connection:
-            return list_open(connection, self.name, after)
+            return rows.list_open(connection, self.name, after)
 
     def cancel_open(self, experiment: str) -> int:
         """Record every task of the experiment that has not ended as cancelled, in one transaction; returns how many.
@@ -485,7 +471,7 @@ class SqliteQueue:
         Only where the records lie in this file. A worker that runs one learns it when it renews its lease.
         """
         with self._file.transaction(durable=True) as connection:
-            return cancel_rows(
+            return rows.cancel_rows(
                 connection,
                 "t.experiment=(SELECT id FROM experiments WHERE name=?)",
                 experiment,

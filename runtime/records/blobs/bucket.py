@@ -156,7 +156,7 @@ class BucketBlobs:
             return b""
 
     def download(self, key: str, to: BinaryIO) -> None:
-        """Write the object to an open, empty file, piece by piece. Raises `StoreUnavailable` if there is none."""
+        """Write the object to an open, empty file, piece by piece. Raises `StoreUnavailable` without one."""
 
         def try_once() -> None:
             to.seek(0)
@@ -491,7 +491,7 @@ def _google_credentials() -> dict[str, Any]:
 
 
 def _expect_machine_credentials(scheme: str) -> None:
-    """Fail at once if only a cloud machine could have credentials and this is none; the library tries for long."""
+    """Fail at once unless this is a cloud machine, which has credentials of its own; the library tries for long."""
     try:
         socket.create_connection(METADATA, timeout=1).close()
     except OSError:

@@ -59,7 +59,7 @@ class FolderBlobs:
             raise _no_folder(self.root)
         mode = stat.S_IMODE(self.root.stat().st_mode)
         self._shared_mode = mode if mode & 0o022 else None
-        """The mode of a root that others may write to: everything below gets it, whatever its creator's umask."""
+        """The mode of a root that others may write to: everything below gets it, independent of its creator's umask."""
 
     def create(self, key: str, data: bytes) -> bool:
         return self._write(key, data, _link)

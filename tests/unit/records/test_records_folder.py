@@ -334,7 +334,7 @@ AS_NOBODY = """
 import os, sys
 from runtime.errors import StoreUnavailable
 from runtime.records.blobs import folder
-from runtime.records import open_records
+from runtime.records import open_records, store
 # Only now: another user may not be able to read the interpreter's own files.
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
