@@ -21,8 +21,7 @@ def loop(topic: str, subscription: str) -> None:
     import select
 
     from runtime.reasons import EndReason
-    from runtime.tasks.history import Record
-    from runtime.tasks.lease import Settlement
+    from runtime.tasks.history import Record, Settlement
     from runtime.tasks.model import FunctionEntry, TaskState
 
     queue = open_queue(topic, subscription)

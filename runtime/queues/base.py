@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final, Protocol, runtime_checkable
 
 from runtime.records.base import RecordExists, RecordStore, ResultStore, is_unwritten, settle_record
-from runtime.tasks.history import Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import Lease, Record, Release, Settlement
 from runtime.tasks.model import Task
 from runtime.values import dataclass, field
 

@@ -27,8 +27,7 @@ from runtime.queues.purge import open_task, purging
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.records.orders import pause_order, resume_order
-from runtime.tasks.history import EndedNote
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.values import dataclass, replace
 

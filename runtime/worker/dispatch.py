@@ -15,7 +15,7 @@ from runtime.records.base import calls_at_once
 from runtime.snapshots.identity import CodeIdentity
 from runtime.tasks.history import StartedMark
 from runtime.tasks.model import FunctionEntry
-from runtime.tasks.retry import backoff
+from runtime.tasks.verdict import backoff
 from runtime.tasks.wire import encode_task
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Order

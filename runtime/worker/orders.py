@@ -10,9 +10,8 @@ from typing import Final
 from runtime.errors import explain_briefly
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
-from runtime.tasks.lease import Lease, Settlement
-from runtime.tasks.retry import backoff
-from runtime.tasks.verdict import refuse
+from runtime.tasks.history import Lease, Settlement
+from runtime.tasks.verdict import backoff, refuse
 from runtime.worker.held import Holdings
 from runtime.worker.outbox import REFUSALS
 from runtime.worker.services import Services

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.tasks.lease import Lease, Release, Settlement
-from runtime.tasks.retry import backoff
-from runtime.tasks.verdict import failed_instead
+from runtime.tasks.history import Lease, Release, Settlement
+from runtime.tasks.verdict import backoff, failed_instead
 from runtime.values import dataclass
 from runtime.worker.held import HeldLease, Holdings
 from runtime.worker.services import Services

@@ -15,10 +15,9 @@ from typing import Final
 from runtime import faults
 from runtime.errors import InfrastructureFailure
 from runtime.queues.base import Queue, Settled
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import TaskState
-from runtime.tasks.retry import backoff
-from runtime.tasks.verdict import failed_instead
+from runtime.tasks.verdict import backoff, failed_instead
 from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing
 from runtime.worker.outbox import REFUSALS, Outbox, Stuck

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Final
 
 from runtime.reasons import EndReason
-from runtime.tasks.retry import ALONE_FOR
+from runtime.tasks.verdict import ALONE_FOR
 from runtime.worker.held import HeldLease, Holdings
 
 ALONE_PATIENCE_S: Final = 60.0

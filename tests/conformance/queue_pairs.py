@@ -23,8 +23,7 @@ from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import RecordStore
-from runtime.tasks.history import EndedNote, Record, mark_of
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement, mark_of
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import sample_task
 

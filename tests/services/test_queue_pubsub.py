@@ -28,8 +28,7 @@ from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.reasons import EndReason
 from runtime.records.coverage import Coverage
 from runtime.records.memory import MemoryRecords
-from runtime.tasks.history import EndedNote, Mark, Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Mark, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, TaskState, WorkflowEntry, new_token
 from runtime.testing import FakeClock, sample_task
 from tests.services.pubsub_pairs import TTL, lease_soon, make_pubsub_pair, make_settings

@@ -20,8 +20,8 @@ from runtime.queues.base import Queue
 from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
+from runtime.tasks.history import InvalidMessage
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.lease import InvalidMessage
 from runtime.tasks.model import (
     Task,
 )

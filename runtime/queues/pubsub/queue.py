@@ -53,7 +53,7 @@ from runtime.queues.purge import purging
 from runtime.queues.threads import Threads
 from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
 from runtime.records.orders import pause_order, resume_order
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import malformed
 from runtime.units import format_time

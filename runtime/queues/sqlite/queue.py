@@ -42,7 +42,7 @@ from runtime.records.embedded import (
 )
 from runtime.records.orders import pause_order, resume_order
 from runtime.records.sqlite import SqliteRecords, find_record, insert_note, insert_record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
 from runtime.tasks.wire import decode_stored, encode_task
 from runtime.values import replace

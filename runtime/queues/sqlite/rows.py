@@ -12,8 +12,7 @@ from runtime.records.base import RecordStore
 from runtime.records.embedded import EmbeddedFile, count, queue_number, record_id, take_out
 from runtime.records.orders import Control, Order, person
 from runtime.records.sqlite import SqliteRecords, raw_text
-from runtime.tasks.history import Record
-from runtime.tasks.lease import InvalidMessage
+from runtime.tasks.history import InvalidMessage, Record
 from runtime.tasks.model import Task
 from runtime.tasks.wire import decode_stored, encode_task, stand_in
 from runtime.values import replace

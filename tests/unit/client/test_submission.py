@@ -708,8 +708,7 @@ def test_arguments_nested_however_deep_are_submitted_or_refused(depth: int, how:
 
 def finish(queue: Queue, state: TaskState, *, count: int = 1, **fields: Any) -> None:
     """Lease tasks and settle each as a worker would."""
-    from runtime.tasks.history import Mark
-    from runtime.tasks.lease import Settlement
+    from runtime.tasks.history import Mark, Settlement
 
     for lease in queue.lease(count, worker="w", ttl=timedelta(minutes=1)):
         now = datetime.now(UTC)

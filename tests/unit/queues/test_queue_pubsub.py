@@ -36,8 +36,7 @@ from runtime.queues.pubsub.queue import PURGE_MARGIN, PubSubQueue
 from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart
 from runtime.records.memory import MemoryRecords
-from runtime.tasks.history import EndedNote, Mark, Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Mark, Record, Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
 from tests.fakes.faults import FaultyServer, Request, Response

@@ -29,8 +29,7 @@ from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.embedded import Durability, EmbeddedFile, refuse_network_filesystem
 from runtime.records.orders import pause_order, resume_order
 from runtime.records.store import BlobRecords
-from runtime.tasks.history import EndedNote
-from runtime.tasks.lease import Lease, Release
+from runtime.tasks.history import EndedNote, Lease, Release
 from runtime.tasks.model import TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
 from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks

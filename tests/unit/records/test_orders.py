@@ -151,7 +151,7 @@ def test_running_task_that_is_cancelled_in_the_file_stops_however_long_its_lease
 def test_worker_that_cannot_read_what_is_covered_runs_none_of_it_and_asks_again(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.LONGEST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.verdict.LONGEST_DELAY", timedelta(seconds=0.02))
     queue, records = open_pair_with_folder(bench)
     covered, free = [bench.function("give", n) for n in range(3)], bench.function("give", "free", experiment="other")
     submit_tasks(covered, queue, experiment="sample")

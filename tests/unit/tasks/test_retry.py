@@ -9,7 +9,7 @@ import pytest
 
 from runtime.reasons import Budget, EndReason
 from runtime.tasks.history import EndedNote
-from runtime.tasks.retry import CRASHES_TO_BURY, PREEMPTION_BUDGET, PROVEN_AFTER, Again, GiveUp, backoff, decide
+from runtime.tasks.verdict import CRASHES_TO_BURY, PREEMPTION_BUDGET, PROVEN_AFTER, Again, GiveUp, backoff, decide
 from runtime.testing import sample_task
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
