@@ -10,19 +10,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from runtime.clock import Clock, SystemClock, machine_id
-from runtime.queues.base import (
-    DEFAULT_QUEUE,
-    Depth,
-    Outlook,
-    PutResult,
-    QueueTraits,
-    Running,
-    Settled,
-    Waiting,
-    ignore_progress,
-    record_settlement,
-    refuse_lost,
-)
+from runtime.queues import base
+from runtime.queues.base import DEFAULT_QUEUE, Settled
 from runtime.queues.purge import open_task, purging
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
@@ -56,7 +45,7 @@ class _Held:
 class MemoryQueue:
     """`Queue` over dictionaries. Share one object between the threads of a test."""
 
-    traits = QueueTraits(kind="memory", tracks_holders=True, remote=False, priorities=True)
+    traits = base.QueueTraits(kind="memory", tracks_holders=True, remote=False, priorities=True)
 
     def __init__(self, records: RecordStore, *, name: str = DEFAULT_QUEUE, clock: Clock | None = None) -> None:
         self.name = name
@@ -67,11 +56,11 @@ class MemoryQueue:
         self._held: dict[str, _Held] = {}
         self._known: dict[str, int] = {}
         """The newest generation of each id."""
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, base.Running] = {}
         self._worker = ""
         self._order = 0
 
-    def put(self, tasks: Sequence[Task]) -> PutResult:
+    def put(self, tasks: Sequence[Task]) -> base.PutResult:
         with self._mutex:
             new, before = 0, set()
             for task in tasks:
@@ -82,14 +71,14 @@ class MemoryQueue:
                 self._order += 1
                 self._waiting[task.id] = _Wait(task, self._order, task.not_before or _ALWAYS)
                 new += 1
-            return PutResult(new, len(tasks) - new, frozenset(before))
+            return base.PutResult(new, len(tasks) - new, frozenset(before))
 
     def join(self, worker: str) -> tuple[int, ...]:
         self._worker = worker
         return ()
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
-        self._running[self._worker] = Running(frozenset(tokens), apart)
+        self._running[self._worker] = base.Running(frozenset(tokens), apart)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         with self._mutex:
@@ -136,10 +125,10 @@ class MemoryQueue:
         held = self._held_by(lease)
         if held is None and record.state is not TaskState.SUCCEEDED:
             other = self._held.get(lease.task.id)
-            if refused := refuse_lost(self.records, settlement, other.worker if other else None):
+            if refused := base.refuse_lost(self.records, settlement, other.worker if other else None):
                 settled.refused.append(refused)
             return
-        if refused := record_settlement(self.records, settlement):
+        if refused := base.record_settlement(self.records, settlement):
             settled.refused.append(refused)
         if self._known.get(lease.task.id) == record.generation:
             self._held.pop(lease.task.id, None)
@@ -169,38 +158,36 @@ class MemoryQueue:
                 if self._clock.boottime() <= held.deadline:
                     continue
                 del self._held[task_id]
-                running = self._running.get(held.worker, Running())
+                running = self._running.get(held.worker, base.Running())
                 began = held.token in running.tokens
                 if began:
-                    self.records.note_ended(held.waiting.task, self._lost(held, alone=running.alone(held.token)))
+                    note = EndedNote(
+                        token=held.token,
+                        reason=EndReason.LOST,
+                        ended_at=self._clock.now(),
+                        started_at=held.leased_at,
+                        worker=held.worker,
+                        message=f"worker {held.worker} vanished",
+                        alone=running.alone(held.token),
+                        machine=machine_id(),
+                    )
+                    self.records.note_ended(held.waiting.task, note)
                 self._waiting[task_id] = replace(
                     held.waiting, due=_ALWAYS, tries=held.waiting.tries + began, suspect=True
                 )
-
-    def _lost(self, held: _Held, *, alone: bool) -> EndedNote:
-        return EndedNote(
-            token=held.token,
-            reason=EndReason.LOST,
-            ended_at=self._clock.now(),
-            started_at=held.leased_at,
-            worker=held.worker,
-            message=f"worker {held.worker} vanished",
-            alone=alone,
-            machine=machine_id(),
-        )
 
     def _held_by(self, lease: Lease) -> _Held | None:
         held = self._held.get(lease.task.id)
         return held if held is not None and held.token == lease.token else None
 
-    def outlook(self) -> Outlook:
+    def outlook(self) -> base.Outlook:
         with self._mutex:
             if self.records.control(self.name).paused:
-                return Outlook()
+                return base.Outlook()
             now = self._clock.now()
             due = min((waiting.due for waiting in self._waiting.values()), default=None)
             late = any(held.deadline < self._clock.boottime() for held in self._held.values())
-            return Outlook(None if due is None else max(timedelta(), due - now) if due > _ALWAYS else timedelta(), late)
+            return base.Outlook(None if due is None else max(timedelta(), due - now), late)
 
     def wake_descriptor(self) -> None:
         return None
@@ -208,22 +195,22 @@ class MemoryQueue:
     def drain_wakes(self) -> bool:
         return False
 
-    def depth(self) -> Depth:
+    def depth(self) -> base.Depth:
         with self._mutex:
             ready = len(self._due())
-            return Depth(ready, len(self._waiting) - ready, len(self._held))
+            return base.Depth(ready, len(self._waiting) - ready, len(self._held))
 
     def peek(self, n: int) -> list[Task]:
         with self._mutex:
             return [waiting.task for waiting in self._due()[:n]]
 
-    def find_waiting(self, task_id: str) -> Waiting | None:
+    def find_waiting(self, task_id: str) -> base.Waiting | None:
         with self._mutex:
             found = self._waiting.get(task_id)
             if found is None:
                 return None
             due = [waiting.task.id for waiting in self._due()]
-            return Waiting(due.index(task_id)) if task_id in due else Waiting(len(due), found.due)
+            return base.Waiting(due.index(task_id)) if task_id in due else base.Waiting(len(due), found.due)
 
     def pause(self) -> None:
         self.records.put_order(self.name, pause_order(self._clock.now()))
@@ -233,7 +220,7 @@ class MemoryQueue:
         if order is not None:
             self.records.put_order(self.name, order)
 
-    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+    def purge(self, *, progress: Callable[[int], None] = base.ignore_progress) -> int:
         with purging(self.records, clock=self._clock, progress=progress) as purge:
             purge.end_submitted(self.name)
             with self._mutex:

@@ -20,17 +20,8 @@ from typing import Final, TypeVar
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.outputs import PubSubQueueOutput
-from runtime.queues.base import (
-    DEFAULT_QUEUE,
-    Outlook,
-    PutResult,
-    QueueTraits,
-    Refused,
-    Settled,
-    ignore_progress,
-    record_settlement,
-    refuse_lost,
-)
+from runtime.queues import base
+from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
 from runtime.queues.pubsub.client import (
     MAX_ACK_IDS,
     OutgoingMessage,
@@ -78,7 +69,7 @@ between its two steps: publish, then close the mark."""
 class PubSubQueue:
     """`Queue` over a topic and a subscription, as a stack's contract describes them. It makes no call before it is used."""
 
-    traits = QueueTraits(
+    traits = base.QueueTraits(
         kind="pubsub",
         tracks_holders=False,
         remote=True,
@@ -118,7 +109,7 @@ class PubSubQueue:
 
     # submitting
 
-    def put(self, tasks: Sequence[Task]) -> PutResult:
+    def put(self, tasks: Sequence[Task]) -> base.PutResult:
         """Durable on return. The service does not reveal known tasks, so `known` is 0."""
         retention_s, now = self._settings.retention_s, self._clock.now()
         last = now + timedelta(seconds=retention_s) if retention_s else None
@@ -136,7 +127,7 @@ class PubSubQueue:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return PutResult(len(tasks), 0)
+        return base.PutResult(len(tasks), 0)
 
     def _publish(self, batch: Sequence[OutgoingMessage]) -> None:
         insist(
@@ -192,9 +183,9 @@ class PubSubQueue:
         if delivery.settled_as == record.token:
             return None
         if delivery.lost and record.state is not TaskState.SUCCEEDED:
-            return refuse_lost(self.records, settlement)
+            return base.refuse_lost(self.records, settlement)
         try:
-            refused = record_settlement(self.records, settlement)
+            refused = base.record_settlement(self.records, settlement)
         except InfrastructureFailure as problem:
             return problem
         delivery.settled_as = record.token
@@ -298,12 +289,12 @@ class PubSubQueue:
             )
         return drained
 
-    def outlook(self) -> Outlook:
+    def outlook(self) -> base.Outlook:
         """The tasks that this worker holds for later, and whether the service answers at all.
 
         The service does not report other workers' leases.
         """
-        return Outlook(next_due=self._intake.next_due(), suspect_leases=self._intake.is_cut_off())
+        return base.Outlook(next_due=self._intake.next_due(), suspect_leases=self._intake.is_cut_off())
 
     def wake_descriptor(self) -> int:
         return self._intake.wake_descriptor()
@@ -342,7 +333,7 @@ class PubSubQueue:
             self.records.put_order(self.name, order)
         self._intake.orders.read(fresh=True)
 
-    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+    def purge(self, *, progress: Callable[[int], None] = base.ignore_progress) -> int:
         """End all tasks as promised. Earlier messages of foreign producers are cancelled too, and not in the number.
 
         Then the service drops its messages, to be tidy: workers drop a task with a record anyway.

@@ -16,19 +16,8 @@ from typing import Final, NamedTuple
 from runtime import faults
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InvalidTask
-from runtime.queues.base import (
-    DEFAULT_QUEUE,
-    Depth,
-    Outlook,
-    PutResult,
-    QueueTraits,
-    Refused,
-    Settled,
-    Waiting,
-    ignore_progress,
-    record_settlement,
-    refuse_lost,
-)
+from runtime.queues import base
+from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
 from runtime.queues.sqlite import rows
 from runtime.queues.sqlite.holders import Holders, Presence, WakePipes
 from runtime.queues.sqlite.rows import ALONE, SUSPECT
@@ -67,7 +56,7 @@ _HOLD = "INSERT INTO leases(seq, holder, token, tries, flags, leased) VALUES(?, 
 _END = "DELETE FROM leases WHERE seq=? AND token=?"
 
 
-_NEW, _KNOWN = PutResult(1, 0, frozenset()), PutResult(0, 1, frozenset())
+_NEW, _KNOWN = base.PutResult(1, 0, frozenset()), base.PutResult(0, 1, frozenset())
 
 
 class _Held(NamedTuple):
@@ -80,7 +69,7 @@ class _Held(NamedTuple):
 class SqliteQueue:
     """One named queue of an embedded file; `Queue`."""
 
-    traits = QueueTraits(kind="sqlite", tracks_holders=True, remote=False, priorities=True)
+    traits = base.QueueTraits(kind="sqlite", tracks_holders=True, remote=False, priorities=True)
 
     def __init__(
         self,
@@ -107,9 +96,9 @@ class SqliteQueue:
 
     # put
 
-    def put(self, tasks: Sequence[Task]) -> PutResult:
+    def put(self, tasks: Sequence[Task]) -> base.PutResult:
         if not tasks:
-            return PutResult(0, 0)
+            return base.PutResult(0, 0)
         if len(tasks) == 1 and (result := self._put_plain(tasks[0])) is not None:
             return result
         now = self._clock.now().timestamp()
@@ -138,9 +127,9 @@ class SqliteQueue:
         self._experiments |= found
         if new:
             self._wakes.wake()
-        return PutResult(new, len(tasks) - new, frozenset(before))
+        return base.PutResult(new, len(tasks) - new, frozenset(before))
 
-    def _put_plain(self, task: Task) -> PutResult | None:
+    def _put_plain(self, task: Task) -> base.PutResult | None:
         """Put the usual single task at half the cost; None if it is not one."""
         experiment, queue = self._experiments.get(task.experiment), self._row.known
         if (
@@ -241,9 +230,9 @@ class SqliteQueue:
                 else self._look_at_lease(settlement.lease)
             )
             if not held:
-                refused = refuse_lost(self.records, settlement, holder)
+                refused = base.refuse_lost(self.records, settlement, holder)
             else:
-                refused = record_settlement(self.records, settlement)
+                refused = base.record_settlement(self.records, settlement)
                 first = refused and refused.record
                 won.append(replace(settlement, record=first, mark=None) if first else settlement)
             if refused is not None:
@@ -368,7 +357,7 @@ class SqliteQueue:
         if self._holders.sweep():
             self._row.catch_up()
 
-    def outlook(self) -> Outlook:
+    def outlook(self) -> base.Outlook:
         with self._file.reading() as connection:
             due = connection.execute("SELECT min(due) FROM delayed").fetchone()[0]
             oldest = connection.execute(
@@ -377,7 +366,7 @@ class SqliteQueue:
         wait = None if due is None else timedelta(seconds=max(0.0, due - self._clock.now().timestamp()))
         # Renewed each third of its length, a deadline this near means that a renewal was missed.
         missed = oldest is not None and oldest - self._clock.boottime() < self._holders.lease_s / 2
-        return Outlook(next_due=wait, suspect_leases=missed)
+        return base.Outlook(next_due=wait, suspect_leases=missed)
 
     def wake_descriptor(self) -> int | None:
         return None if self._presence is None else self._presence.wake_descriptor
@@ -388,7 +377,7 @@ class SqliteQueue:
 
     # what people ask
 
-    def depth(self) -> Depth:
+    def depth(self) -> base.Depth:
         with self._file.reading() as connection:
             ready, delayed, leased = connection.execute(
                 "SELECT (SELECT count(*) FROM ready WHERE queue=q.id), "
@@ -397,7 +386,7 @@ class SqliteQueue:
                 "FROM (SELECT coalesce((SELECT id FROM queues WHERE name=?), -1) AS id) q",
                 (self.name,),
             ).fetchone()
-        return Depth(ready, delayed, leased)
+        return base.Depth(ready, delayed, leased)
 
     def peek(self, n: int) -> list[Task]:
         with self._file.reading() as connection:
@@ -418,7 +407,7 @@ class SqliteQueue:
                 )
         return tasks
 
-    def find_waiting(self, task_id: str) -> Waiting | None:
+    def find_waiting(self, task_id: str) -> base.Waiting | None:
         with self._file.reading() as connection:
             row = connection.execute(
                 "SELECT t.queue, t.rank, t.seq, d.due, r.seq FROM tasks t LEFT JOIN delayed d USING(seq) "
@@ -431,7 +420,7 @@ class SqliteQueue:
             where = "queue=?" if due is not None else "queue=? AND (rank<? OR rank=? AND seq<?)"
             values = (queue,) if due is not None else (queue, rank, rank, seq)
             ahead = connection.execute(f"SELECT count(*) FROM ready WHERE {where}", values).fetchone()[0]
-        return Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
+        return base.Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
 
     def pause(self) -> None:
         self._row.order(lambda control: pause_order(self._clock.now()))
@@ -440,7 +429,7 @@ class SqliteQueue:
         self._row.order(lambda control: resume_order(control, self._clock.now()))
         self._wakes.wake()
 
-    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+    def purge(self, *, progress: Callable[[int], None] = base.ignore_progress) -> int:
         if self._fused:
             with self._file.transaction(durable=True) as connection:
                 ended = rows.cancel_rows(
