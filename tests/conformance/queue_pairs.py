@@ -67,7 +67,7 @@ class Pair:
         return queue
 
     def submit(self, queue: Queue, some: Sequence[Task]) -> None:
-        """As `runtime submit` does: listed where the store holds no tasks, then put."""
+        """Put tasks like `runtime submit`: listed first if the store holds no tasks."""
         submit_tasks(some, queue, experiment="sample")
 
     def lacks(self, limit: Limit, queue: Queue) -> bool:
@@ -150,7 +150,7 @@ def give_back(lease: Lease, *, delay_s: float = 0.0, note: EndedNote | None = No
 
 
 def sample(key: str, **fields: object) -> Task:
-    """As `sample_task`, with a time of submission: a queue may fill in the time of publication where there is none."""
+    """`sample_task` with a time of submission, which a queue might otherwise fill in with the time of publication."""
     return sample_task(key, submitted_at=datetime(2026, 1, 1, tzinfo=UTC), **fields)
 
 

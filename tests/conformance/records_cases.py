@@ -39,7 +39,7 @@ TEXTS: Final = {
     "looks like JSON": '{"a": "\\ud800"}\\',
     "huge": "é" * 40_000,
 }
-"""What a program may say; every store takes it and gives it back as it was."""
+"""Texts that a program may print; every store takes them and returns them unchanged."""
 
 VALUES: Final = {
     "nan": [float("nan"), float("inf"), float("-inf"), -0.0],
@@ -49,7 +49,7 @@ VALUES: Final = {
     "false": False,
     "zero": 0,
 }
-"""What a function may return beside text."""
+"""Values that a function may return beside text."""
 
 REFUSED: Final = {
     "longer number": 10**5000,
@@ -72,7 +72,7 @@ def put_part_of(store: RecordStore, tasks: Sequence[Task]) -> None:
 
 @dataclass
 class Place:
-    """Where one store lies."""
+    """The place of one store."""
 
     open: Callable[[], RecordStore]
     """Another process's view of it; a store in memory has but one."""
@@ -83,7 +83,7 @@ class Place:
     environment: dict[str, str] = field(default_factory=dict)
     """What they need for that."""
     server: FaultyServer | None = None
-    """Answers every request of the store, and can be told to fail; None for a store without a network."""
+    """Answers every request of the store, and can be made to fail; None for a store without a network."""
     opened: list[RecordStore] = field(default_factory=list)
 
     def store(self) -> RecordStore:

@@ -512,7 +512,7 @@ def test_note_with_a_long_log_keeps_its_last_8_kib(place: Place, store: RecordSt
     assert note.log.endswith("xend")
 
 
-# what did not succeed
+# unsuccessful tasks
 
 
 def test_marks_lists_what_failed_with_the_task_to_run_again(place: Place, store: RecordStore) -> None:
@@ -645,7 +645,7 @@ def test_mark_of_a_message_that_cannot_be_parsed_keeps_it_as_it_came(store: Reco
     assert mark == dataclasses.replace(mark, task=None, raw=raw)
 
 
-# what was submitted
+# submitted tasks
 
 
 def test_experiments_lists_each_once_with_its_queue(store: RecordStore) -> None:

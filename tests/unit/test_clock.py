@@ -48,11 +48,11 @@ def test_skew_is_said_from_half_a_minute_on(skew: timedelta | None, said: str | 
     assert describe_skew(skew, "Google's") == said
 
 
-# what a store tells
+# the store's clock
 
 
 def folder_with_clock(root: Path, ahead: timedelta) -> BlobRecords:
-    """The file system's clock is this machine's; the store is told another time of day."""
+    """The file system's clock is this machine's; the store gets another time of day."""
     return BlobRecords(FolderBlobs(root), clock=FakeClock(datetime.now(UTC) + ahead))
 
 

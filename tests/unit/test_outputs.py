@@ -1,4 +1,4 @@
-"""The contract: what is read, what is refused and how, and that nothing is lost on the way back."""
+"""The contract: parsing, refusals, and that nothing is lost on the way back."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ json_values = st.recursive(
     )
 )
 def test_any_object_parses_or_is_refused(fields: dict[str, Any]) -> None:
-    """Never another exception, whatever a bucket holds."""
+    """Never another exception, for any content of a bucket."""
     try:
         parsed = parse_outputs({"schema": 1, **fields})
     except InvalidContract:
@@ -248,7 +248,7 @@ def test_contract_of_a_later_schema_says_which_release_reads_it() -> None:
 
 
 def test_every_contract_says_which_release_reads_it() -> None:
-    """Whoever raises SCHEMA must raise NEEDS_RUNTIME to the release that can read it."""
+    """A change that raises SCHEMA must raise NEEDS_RUNTIME to the release that can read it."""
     fields = outputs_fields(StackOutputs(stack="dev"))
 
     assert (fields["schema"], fields["needs_runtime"]) == (1, "0.1")

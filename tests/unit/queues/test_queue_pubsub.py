@@ -578,7 +578,7 @@ def test_cut_off_worker_is_told_that_there_may_be_work(service: FakeService, que
     before = queue.outlook().suspect_leases
     service.failures["pull"] = 1_000
 
-    queue.lease(1, worker="w-1", ttl=TTL)  # The pull that waits is not cut off; what it brings ends it.
+    queue.lease(1, worker="w-1", ttl=TTL)  # The waiting pull is not cut off; the messages that it brings end it.
     service.deliver(service.published[0], "m-9")
 
     assert not before
@@ -691,7 +691,7 @@ def test_purge_that_cannot_empty_the_subscription_has_ended_the_tasks(
 
 
 class AnswersWith(FaultyServer):
-    """As Google's front end: whatever it answers bears its time."""
+    """Like Google's front end: every answer contains its time."""
 
     def __init__(self, status: int) -> None:
         super().__init__()

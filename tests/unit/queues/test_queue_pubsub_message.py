@@ -1,4 +1,4 @@
-"""What a Pub/Sub message says of its task, and what becomes of it: pure functions."""
+"""The facts about a task in its Pub/Sub message, and its verdict: pure functions."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 def holder(
     path: Path, *, leases: int, running: int, worker: str = "w-dying", apart: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds leases and says which; the first may be a suspect that is kept apart."""
+    """A process that holds leases and prints them; the first may be a suspect that is kept apart."""
     arguments = [str(path), str(leases), str(running), worker, *(["apart"] if apart else [])]
     process = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -127,7 +127,7 @@ def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> Non
 
 
 def notes_after(path: Path, *processes: subprocess.Popen[str]) -> dict[str, EndedNote]:
-    """What is noted of the tasks that ran on workers that were killed together, by key."""
+    """The notes about tasks that ran on workers that were killed together, by key."""
     queue, records = open_sqlite(path)
     for process in processes:
         process.kill()
@@ -578,7 +578,7 @@ def test_pauses_and_resumes_of_many_leave_the_file_as_the_orders_say(path: Path)
 
 @pytest.mark.parametrize("ahead_s", [-300, 0, 300])
 def test_queue_beside_a_store_follows_an_order_whose_giver_was_killed(path: Path, tmp_path: Path, ahead_s: int) -> None:
-    """The order is there, and what the file says of it was not written."""
+    """The order exists, and the file's flag was not written."""
     (tmp_path / "records").mkdir()
     clock = FakeClock(datetime.now(UTC) + timedelta(seconds=ahead_s))
     records = BlobRecords(FolderBlobs(tmp_path / "records"), clock=clock)

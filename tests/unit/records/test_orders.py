@@ -1,4 +1,4 @@
-"""Orders from several places at once, and what they cover whatever the clocks say: seen by what workers then run."""
+"""Orders from several places at once, and the tasks that they cover at any setting of the clocks: seen by the tasks that workers then run."""
 
 from __future__ import annotations
 

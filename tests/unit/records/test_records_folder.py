@@ -1,4 +1,4 @@
-"""What is special about a folder: durability in the right order, full disks, odd file systems, shared use."""
+"""Special cases of a folder: durability in the right order, full disks, odd file systems, shared use."""
 
 from __future__ import annotations
 

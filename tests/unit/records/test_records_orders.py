@@ -58,7 +58,7 @@ class WatchedBlobs(MemoryBlobs):
         super().delete(key)
 
     def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        """One name after the other, as a folder is listed: what was passed is not looked at again."""
+        """One name after the other, as a folder is listed: passed names are not looked at again."""
         self._call("list", prefix)
         last = after
         for place in itertools.count():
@@ -231,7 +231,7 @@ def test_putting_together_may_be_killed_anywhere(blobs: WatchedBlobs, step: int)
 
 @pytest.mark.parametrize("place", [0, 1, 20, ORDERS_APART - 1, ORDERS_APART])
 def test_listing_in_the_middle_misses_no_order(blobs: WatchedBlobs, place: int) -> None:
-    """What was passed before it was there and what is gone before it was reached: a listing that misses both is long."""
+    """An order written after its place was passed, and one deleted before it was reached: a listing that misses both is long."""
     store, told_to = open_store(blobs), FakeClock(T0)
     give_many(store, ORDERS_APART)
     reader = BlobRecords(blobs, clock=told_to)

@@ -1,4 +1,4 @@
-"""The one order in which an ending is written, and what is decided about a record that is there already."""
+"""The one order in which an ending is written, and the decision about an existing record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILED = sample_record(TASK, token="ours", state=TaskState.FAILED)
 
 
 class Watched(MemoryRecords):
-    """Notes what is written in which order."""
+    """Notes the sequence of writes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Grid options: what they expand to and what is refused."""
+"""Grid options: their combinations and refusals."""
 
 from __future__ import annotations
 

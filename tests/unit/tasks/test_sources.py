@@ -1,4 +1,4 @@
-"""Task lines: what is read, and that an error names line and field."""
+"""Task lines: the tasks read, and that an error names line and field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that nothing could run, store or count is refused when it is made, whichever way it comes in."""
+"""A task that nothing could run, store or count is refused when it is made, in every way of making it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ TERMS: list[tuple[str, Any, Any]] = [
     ("experiment", "x" * 129, "x" * 129),
     ("experiment", HALF, HALF),
 ]
-"""What the tasks of a submission have in common."""
+"""The terms of a submission."""
 
 OWN: list[tuple[str, Any, Any]] = [
     ("generation", 0, 0),

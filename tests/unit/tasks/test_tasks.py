@@ -1,4 +1,4 @@
-"""Tasks: their wire format there and back, their ids, and what is refused."""
+"""Tasks: their wire format there and back, their ids, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that must not start, and what is recorded of them."""
+"""Tasks that must not start, and their records."""
 
 from __future__ import annotations
 
