@@ -175,6 +175,10 @@ def _read_table(path: Path) -> Mapping[str, Any] | None:
 
 _SETTABLE: Final = tuple(each.name for each in fields(Project) if each.name not in ("root", "file"))
 _LISTS: Final = ("workflow_packages", "env_files")
+_KINDS: Final[Mapping[str, tuple[type, str]]] = {
+    "snapshot": (bool, "true or false"),
+    "targets": (dict, "a table for each target"),
+}
 
 
 def _parse_project(table: Mapping[str, Any], file: Path) -> Project:
@@ -184,16 +188,13 @@ def _parse_project(table: Mapping[str, Any], file: Path) -> Project:
         if name not in _SETTABLE:
             hint = "settings stand at the top level of runtime.toml" if name == "tool" else None
             raise UnknownName("setting", name, _SETTABLE, where=where, hint=hint)
-        if name == "snapshot":
-            values[name] = _checked(value, bool, f"{name} {where}", "true or false")
-        elif name == "targets":
-            values[name] = _checked(value, dict, f"{name} {where}", "a table for each target")
-        elif name in _LISTS:
+        if name in _LISTS:
             allowed = 'a list of strings, such as ["rslp"]'
             items = _checked(value, list, f"{name} {where}", allowed)
             values[name] = tuple(_checked(item, str, f"{name} {where}", allowed) for item in items)
         else:
-            values[name] = _checked(value, str, f"{name} {where}", "a string")
+            kind, allowed = _KINDS.get(name, (str, "a string"))
+            values[name] = _checked(value, kind, f"{name} {where}", allowed)
     return Project(root=file.parent, file=file, **values)
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 from runtime.clock import Clock, SystemClock, machine_id
 from runtime.queues import base
 from runtime.queues.base import DEFAULT_QUEUE, Settled
-from runtime.queues.purge import open_task, purging
+from runtime.queues.purge import Purge, open_task
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.records.orders import pause_order, resume_order
@@ -221,7 +222,7 @@ class MemoryQueue:
             self.records.put_order(self.name, order)
 
     def purge(self, *, progress: Callable[[int], None] = base.ignore_progress) -> int:
-        with purging(self.records, clock=self._clock, progress=progress) as purge:
+        with closing(Purge(self.records, clock=self._clock, progress=progress)) as purge:
             purge.end_submitted(self.name)
             with self._mutex:
                 waiting = [*self._waiting.values(), *(held.waiting for held in self._held.values())]

@@ -8,18 +8,17 @@ either covered and ended, or not covered and run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
 from runtime.clock import Clock
 from runtime.errors import InfrastructureFailure, RuntimeFailure
-from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.orders import Order, OrderKind, person
-from runtime.tasks.history import Record, mark_of
+from runtime.tasks.history import Record, cancelled_record, mark_of
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.tasks.wire import read_line
@@ -58,6 +57,7 @@ class Purge:
         return sum(self.ended.values())
 
     def close(self) -> None:
+        """Begin no more, and count the tasks that were ended."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         # Like a worker: beyond a number of marks, `status` adds up the counters.
         counters = {name: {TaskState.CANCELLED: ended} for name, ended in self.ended.items()}
@@ -90,7 +90,7 @@ class Purge:
                 self.end(
                     [
                         *(each for each in listed if task_key(each.task_id, each.generation) not in recorded),
-                        *(_begun_again(each, again.pop(each.task_id)) for each in listed if each.task_id in again),
+                        *(_next_life(each, again.pop(each.task_id)) for each in listed if each.task_id in again),
                     ]
                 )
                 if not part.sent:
@@ -112,40 +112,21 @@ class Purge:
     def end(self, tasks: Iterable[Open]) -> list[Record]:
         """Record each as cancelled unless it has ended; returns the records that stand, in the same order."""
         now = self._clock.now()
-        return [self._count(*each) for each in self._pool.map(lambda one: self._end_one(one, now), tasks)]
+        stand = []
+        for record, by_us in self._pool.map(lambda one: self._end_one(one, now), tasks):
+            if by_us:
+                self.ended[record.experiment] = self.ended.get(record.experiment, 0) + 1
+            stand.append(record)
+        return stand
 
     def _end_one(self, one: Open, now: datetime) -> tuple[Record, bool]:
-        record = Record(
-            task_id=one.task_id,
-            generation=one.generation,
-            experiment=one.experiment,
-            state=TaskState.CANCELLED,
-            token=new_token(),
-            reason=EndReason.CANCELLED,
-            ended_at=now,
-            message=f"cancelled by {self._by}, who purged its queue",
-            attempts=0,
-        )
+        by = f"{self._by}, who purged its queue"
+        record = cancelled_record(one.task_id, one.generation, one.experiment, now=now, by=by)
         try:
             settle_record(self._records, record, mark_of(record, one.task, raw=one.raw))
         except RecordExists as first:
             return first.record, False
         return record, True
-
-    def _count(self, record: Record, by_us: bool) -> Record:
-        if by_us:
-            self.ended[record.experiment] = self.ended.get(record.experiment, 0) + 1
-        return record
-
-
-@contextmanager
-def purging(records: RecordStore, *, clock: Clock, progress: Callable[[int], None]) -> Iterator[Purge]:
-    """A purge that, if interrupted, begins no more and still counts the tasks that it ended."""
-    purge = Purge(records, clock=clock, progress=progress)
-    try:
-        yield purge
-    finally:
-        purge.close()
 
 
 def open_task(task: Task) -> Open:
@@ -153,7 +134,7 @@ def open_task(task: Task) -> Open:
     return Open(task.id, task.generation, task.experiment, task)
 
 
-def _begun_again(one: Open, ended: int) -> Open:
+def _next_life(one: Open, ended: int) -> Open:
     task = None if one.task is None else replace(one.task, generation=ended + 1)
     return replace(one, generation=ended + 1, task=task)
 

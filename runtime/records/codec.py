@@ -315,42 +315,37 @@ def read_value(record: Record, records: RecordStore) -> Any:
 
 
 def encode_order(order: Order) -> bytes:
-    fields: dict[str, Any] = {"schema": SCHEMA, "order": order.kind.value, "at": format_time(order.at)}
-    if order.by is not None:
-        fields["by"] = order.by
-    if order.ends:
-        fields["ends"] = sorted(order.ends)
-    if order.experiments:
-        fields["experiments"] = {name: sorted(parts) for name, parts in sorted(order.experiments.items())}
-    if order.tasks:
-        fields["tasks"] = _generations(order.tasks)
-    return encode_json(fields)
+    optional = {
+        "by": order.by,
+        "ends": sorted(order.ends),
+        "experiments": {name: sorted(parts) for name, parts in sorted(order.experiments.items())},
+        "tasks": _generations(order.tasks),
+    }
+    fields = {"schema": SCHEMA, "order": order.kind.value, "at": format_time(order.at)}
+    return encode_json(fields | {name: value for name, value in optional.items() if value})
 
 
 def encode_merged(control: Control, merged: Iterable[str]) -> bytes:
     """`control` as an order in place of those with the ids `merged`; equal values are equal bytes."""
-    fields: dict[str, Any] = {"schema": SCHEMA, "order": MERGED, "merged": sorted(merged)}
-    if control.pauses:
-        fields["pauses"] = sorted(control.pauses)
-    if control.ended:
-        fields["ended"] = sorted(control.ended)
-    if control.experiments:
-        fields["experiments"] = {
+    optional = {
+        "pauses": sorted(control.pauses),
+        "ended": sorted(control.ended),
+        "experiments": {
             name: {
                 "parts": sorted(covered.parts),
                 "before": format_time(covered.before),
                 "ordered_at": format_time(covered.ordered_at),
             }
             for name, covered in sorted(control.experiments.items())
-        }
-    if control.tasks:
-        fields["tasks"] = _generations(control.tasks)
-    if control.purged_before is not None:
-        fields["purged_before"] = format_time(control.purged_before)
-    return encode_json(fields)
+        },
+        "tasks": _generations(control.tasks),
+        "purged_before": control.purged_before and format_time(control.purged_before),
+    }
+    fields = {"schema": SCHEMA, "order": MERGED, "merged": sorted(merged)}
+    return encode_json(fields | {name: value for name, value in optional.items() if value})
 
 
-def decode_order(data: bytes, identity: str, stored_at: datetime, where: str = "order") -> ReadOrder:
+def decode_order(data: bytes, identity: str, stored_at: datetime, where: str) -> ReadOrder:
     fields = decode_json(data, where)
     with _reading(where):
         tasks = frozenset(
@@ -393,7 +388,7 @@ def _generations(tasks: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     return found
 
 
-def decode_old_control(data: bytes, where: str = "control") -> Control:
+def decode_old_control(data: bytes, where: str) -> Control:
     """The orders of an older release, in one object that it replaced for each order."""
     fields = decode_json(data, where)
     with _reading(where):

@@ -127,12 +127,12 @@ def mark_of(record: Record, task: Task | None, *, raw: str | None = None) -> Mar
     )
 
 
-def cancelled_record(task: Task, *, now: datetime, by: str) -> Record:
-    """The record that `cancel` commits for a task that it does not hold."""
+def cancelled_record(task_id: str, generation: int, experiment: str, *, now: datetime, by: str) -> Record:
+    """The record that a command commits for a task that it does not hold."""
     return Record(
-        task_id=task.id,
-        generation=task.generation,
-        experiment=task.experiment,
+        task_id=task_id,
+        generation=generation,
+        experiment=experiment,
         state=TaskState.CANCELLED,
         token=new_token(),
         reason=EndReason.CANCELLED,

@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from runtime.errors import explain_briefly
 from runtime.reasons import Budget, EndReason
@@ -65,8 +65,22 @@ def judge_end(
     decision = decide(lease.task, ended, now=now, jitter=jitter)
     if isinstance(decision, Again):
         return TryAgain(Release(lease, decision.not_before, note, decision.alone), decision)
-    record = failure(lease, decision, note=note, attempts=len(ended), code=code, log=log, log_url=log_url)
-    return Settle(Settlement(lease, record, mark_of(record, lease.task)))
+    return Settle(
+        _settlement(
+            lease,
+            TaskState.CANCELLED if decision.reason is EndReason.CANCELLED else TaskState.FAILED,
+            decision.reason,
+            started_at=note.started_at,
+            ended_at=note.ended_at,
+            message=decision.message,
+            worker=note.worker,
+            attempts=len(ended),
+            exit_code=note.exit_code,
+            log=log,
+            log_url=log_url,
+            code=code,
+        )
+    )
 
 
 def judge_history(task: Task, history: History, *, now: datetime) -> Again | GiveUp:
@@ -83,34 +97,20 @@ def judge_history(task: Task, history: History, *, now: datetime) -> Again | Giv
     return decide(task, history.ended, now=last.ended_at, jitter=lambda: zlib.crc32(last.token.encode()) / 2**32)
 
 
-def failure(
-    lease: Lease,
-    given_up: GiveUp,
-    *,
-    note: EndedNote,
-    attempts: int,
-    code: str | None = None,
-    log: str = "",
-    log_url: str | None = None,
-) -> Record:
-    state = TaskState.CANCELLED if given_up.reason is EndReason.CANCELLED else TaskState.FAILED
-    return Record(
-        task_id=lease.task.id,
-        generation=lease.task.generation,
-        experiment=lease.task.experiment,
+def _settlement(lease: Lease, state: TaskState, reason: EndReason, **facts: Any) -> Settlement:
+    """The settlement of a lease whose task did not succeed, with its mark; `facts` are fields of the record."""
+    task = lease.task
+    record = Record(
+        task_id=task.id,
+        generation=task.generation,
+        experiment=task.experiment,
         state=state,
         token=lease.token,
-        reason=given_up.reason,
-        started_at=note.started_at,
-        ended_at=note.ended_at,
-        message=given_up.message,
-        worker=note.worker,
-        attempts=attempts,
-        exit_code=note.exit_code,
-        log=log,
-        log_url=log_url,
-        code=code,
+        reason=reason,
+        **facts,
     )
+    raw = lease.invalid.raw if lease.invalid else None
+    return Settlement(lease, record, mark_of(record, None if lease.invalid else task, raw=raw))
 
 
 def unstarted(
@@ -118,20 +118,8 @@ def unstarted(
 ) -> Settlement:
     """Make the record of a task that ends without another start: malformed, expired, cancelled or buried."""
     states = {EndReason.EXPIRED: TaskState.EXPIRED, EndReason.CANCELLED: TaskState.CANCELLED}
-    record = Record(
-        task_id=lease.task.id,
-        generation=lease.task.generation,
-        experiment=lease.task.experiment,
-        state=states.get(reason, TaskState.FAILED),
-        token=lease.token,
-        reason=reason,
-        ended_at=now,
-        message=message,
-        worker=worker,
-        attempts=attempts,
-    )
-    raw = lease.invalid.raw if lease.invalid else None
-    return Settlement(lease, record, mark_of(record, None if lease.invalid else lease.task, raw=raw))
+    state = states.get(reason, TaskState.FAILED)
+    return _settlement(lease, state, reason, ended_at=now, message=message, worker=worker, attempts=attempts)
 
 
 def malformed(task: Task, invalid: InvalidMessage, *, now: datetime) -> Settlement:
@@ -158,23 +146,17 @@ def failed_instead(
 ) -> Settlement:
     """Return the failure to record if a task's end, or its return to the queue, was refused; it has the same token."""
     lease = refused.lease
-    task = lease.task
     known = refused.record if isinstance(refused, Settlement) else refused.note
-    record = Record(
-        task_id=task.id,
-        generation=task.generation,
-        experiment=task.experiment,
-        state=TaskState.FAILED,
-        token=lease.token,
-        reason=EndReason.CONFIG_INVALID,
+    return _settlement(
+        lease,
+        TaskState.FAILED,
+        EndReason.CONFIG_INVALID,
         ended_at=known.ended_at if known else now,
         started_at=known.started_at if known else None,
         message=f"{what}: {explain_briefly(problem)[:2000]}",
         worker=worker,
         attempts=refused.record.attempts if isinstance(refused, Settlement) else lease.tries + (known is not None),
     )
-    raw = lease.invalid.raw if lease.invalid else None
-    return Settlement(lease, record, mark_of(record, None if lease.invalid else task, raw=raw))
 
 
 def counts_against_worker(reason: EndReason) -> bool:

@@ -81,7 +81,7 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
         # First the order: a running attempt stops by it even if this process ends before it has written the record.
         named = frozenset({(task_id, standing.generation)})
         _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
-    record = cancelled_record(task, now=now, by=by)
+    record = cancelled_record(task.id, task.generation, task.experiment, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended))
     try:
         settle_record(records, record, mark_of(record, standing.task))

@@ -40,7 +40,7 @@ from runtime.queues.pubsub.message import (
     write_copy,
     write_message,
 )
-from runtime.queues.purge import purging
+from runtime.queues.purge import Purge
 from runtime.queues.threads import Threads
 from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
 from runtime.records.orders import pause_order, resume_order
@@ -340,7 +340,7 @@ class PubSubQueue:
         """
         # Asked before the listing: a later message, which may be in no covered part, is not dropped.
         now = self._client().service_time()
-        with purging(self.records, clock=self._clock, progress=progress) as purge:
+        with contextlib.closing(Purge(self.records, clock=self._clock, progress=progress)) as purge:
             purge.end_submitted(self.name)
         self._intake.orders.read(fresh=True)
         if now is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -437,9 +438,9 @@ class SqliteQueue:
                 )
             progress(ended)
             return ended
-        from runtime.queues.purge import open_task, purging
+        from runtime.queues.purge import Purge, open_task
 
-        with purging(self.records, clock=self._clock, progress=progress) as purge:
+        with closing(Purge(self.records, clock=self._clock, progress=progress)) as purge:
             purge.end_submitted(self.name)
             last = 0
             while listed := self._list_open(last):

@@ -94,7 +94,7 @@ class BucketBlobs:
         self.url = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
         self._bucket, self._scheme, self._timeout, self._retry_for = bucket, scheme, timeout, retry_for
         self._below = f"{prefix}/" if prefix else ""
-        self._credentials = _find_credentials(scheme)
+        self._credentials = _aws_credentials() if scheme == "s3" else _google_credentials()
         self._store = _open_store(
             scheme,
             bucket,
@@ -415,12 +415,6 @@ def _ask_provider(provider: Callable[[], Mapping[str, Any]]) -> tuple[Any, float
     return known, time.time() + 600 if ends is None else ends.timestamp()
 
 
-def _find_credentials(scheme: str) -> dict[str, Any]:
-    if scheme == "s3":
-        return _aws_credentials()
-    return {"bearer_token": "anonymous"} if os.environ.get("STORAGE_EMULATOR_HOST") else _google_credentials()
-
-
 def _open_store(
     scheme: str, bucket: str, credentials: Mapping[str, Any], *, client_options: dict[str, Any], **options: Any
 ) -> Any:
@@ -462,6 +456,8 @@ def _has_aws_profile() -> bool:
 
 def _google_credentials() -> dict[str, Any]:
     """Empty if the library can use the default credentials; workload identities go through google-auth."""
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        return {"bearer_token": "anonymous"}
     if any(os.environ.get(name) for name in _GOOGLE_BY_ITSELF):
         return {}
     file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")

@@ -477,7 +477,7 @@ def test_running_task_that_is_cancelled_stops_and_its_record_stands(
     with bench.running(lease=timedelta(seconds=1)) as running:
         bench.began("slow")
         now = datetime.now(UTC)
-        bench.records.commit(cancelled_record(task, now=now, by="a test"))
+        bench.records.commit(cancelled_record(task.id, task.generation, task.experiment, now=now, by="a test"))
         assert wait_until(lambda: bool(bench.events("lease_lost")))
         bench.put(bench.function("give"))
         assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1)
