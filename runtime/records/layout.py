@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Literal
 
 from runtime.tasks.model import Task, TaskState, experiment_digest
 
@@ -87,12 +87,8 @@ def order_key(queue: str, name: str) -> str:
     return f"orders/{quoted(queue)}/{name}"
 
 
-def started_key(task: Task, token: str) -> str:
-    return f"attempts/{task.id}/g{task.generation}/{token}.started.json"
-
-
-def ended_key(task: Task, token: str) -> str:
-    return f"attempts/{task.id}/g{task.generation}/{token}.ended.json"
+def attempt_key(task: Task, token: str, step: Literal["started", "ended"]) -> str:
+    return f"attempts/{task.id}/g{task.generation}/{token}.{step}.json"
 
 
 def old_control_key(queue: str) -> str:

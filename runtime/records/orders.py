@@ -141,8 +141,12 @@ def merge(controls: Iterable[Control]) -> Control:
     experiments: dict[str, Covered] = {}
     for control in controls:
         for name, covered in control.experiments.items():
-            known = experiments.get(name)
-            experiments[name] = covered if known is None else _join(known, covered)
+            known = experiments.get(name, covered)
+            experiments[name] = Covered(
+                parts=known.parts | covered.parts,
+                before=max(known.before, covered.before),
+                ordered_at=max(known.ordered_at, covered.ordered_at),
+            )
     olds = [control.old for control in controls if control.old is not None]
     return Control(
         pauses=frozenset().union(*(control.pauses for control in controls)),
@@ -152,14 +156,6 @@ def merge(controls: Iterable[Control]) -> Control:
         purged_before=max((each.purged_before for each in controls if each.purged_before), default=None),
         # There is one such object at most.
         old=olds[0] if olds else None,
-    )
-
-
-def _join(one: Covered, other: Covered) -> Covered:
-    return Covered(
-        parts=one.parts | other.parts,
-        before=max(one.before, other.before),
-        ordered_at=max(one.ordered_at, other.ordered_at),
     )
 
 

@@ -233,14 +233,14 @@ class BlobResults(BlobManifests):
         return record
 
     def note_started(self, task: Task, started: StartedMark) -> None:
-        self.blobs.create(layout.started_key(task, started.token), codec.STARTED.encode(started))
+        self.blobs.create(layout.attempt_key(task, started.token, "started"), codec.STARTED.encode(started))
 
     def retract_started(self, task: Task, token: str) -> None:
-        self.blobs.delete(layout.started_key(task, token))
+        self.blobs.delete(layout.attempt_key(task, token, "started"))
 
     def note_ended(self, task: Task, note: EndedNote) -> None:
         note = replace(note, log=end_of(note.log, NOTE_LOG_BYTES))
-        self.blobs.create(layout.ended_key(task, note.token), codec.ENDED.encode(note))
+        self.blobs.create(layout.attempt_key(task, note.token, "ended"), codec.ENDED.encode(note))
 
     def history(self, task_id: str, generation: int) -> History:
         ended: list[EndedNote] = []

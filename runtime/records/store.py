@@ -44,12 +44,17 @@ _proven: set[str] = set()
 """URLs of stores that this process has seen to be create-only."""
 
 
-class BlobFleet(BlobTotals):
-    """Orders of each queue, and what its workers report."""
+class BlobRecords(BlobTotals, RecordStore):
+    """`RecordStore` over named bytes."""
+
+    holds_tasks = False
 
     def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
         super().__init__(blobs, clock=clock)
         self._order_logs: dict[str, OrderLog] = {}
+        self._outputs: str | None = None
+
+    # orders for workers, and their reports
 
     def put_order(self, queue: str, order: Order) -> str:
         data = codec.encode_order(order)
@@ -204,15 +209,7 @@ class BlobFleet(BlobTotals):
         listed = (read_keys(self, part) for part in self.parts(experiment))
         return all(key in recorded for keys in listed for key in keys) and not any(self.tried_again(experiment))
 
-
-class BlobRecords(BlobFleet, RecordStore):
-    """`RecordStore` over named bytes."""
-
-    holds_tasks = False
-
-    def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
-        super().__init__(blobs, clock=clock)
-        self._outputs: str | None = None
+    # the store itself, and files of attempts
 
     def check(self) -> None:
         """Prove create-only once for each process and URL.

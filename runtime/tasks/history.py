@@ -142,13 +142,13 @@ def cancelled_record(task_id: str, generation: int, experiment: str, *, now: dat
     )
 
 
+@dataclass(frozen=True, slots=True)
 class InvalidMessage:
     """A delivered message that cannot be parsed; its lease is settled as a dead letter."""
 
-    __slots__ = ("problem", "raw", "task_id")
-
-    def __init__(self, task_id: str, raw: str, problem: str) -> None:
-        self.task_id, self.raw, self.problem = task_id, raw, problem
+    task_id: str
+    raw: str
+    problem: str
 
 
 @dataclass(slots=True, eq=False)

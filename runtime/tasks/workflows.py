@@ -270,7 +270,8 @@ def _registries(
 ) -> Iterator[Mapping[str, Callable[..., Any]]]:
     """Every registry with the project's name, nearest first; modules are imported when they are needed."""
     for candidate in candidates:
-        module = _import_if_there(candidate) if _is_module_name(candidate) else None
+        is_name = all(part.isidentifier() for part in candidate.split("."))
+        module = _import_if_there(candidate) if is_name else None
         if module is None:
             continue
         declared = getattr(module, "workflows", None)
@@ -304,10 +305,6 @@ def _entry_points(project_name: str) -> Iterator[Mapping[str, Callable[..., Any]
             yield loaded if isinstance(loaded, Mapping) else getattr(loaded, "workflows", {})
         elif point.name.startswith(f"{project_name}."):
             yield {point.name[len(project_name) + 1 :]: point.load()}
-
-
-def _is_module_name(name: str) -> bool:
-    return all(part.isidentifier() for part in name.split("."))
 
 
 def _import_if_there(name: str) -> ModuleType | None:

@@ -383,20 +383,10 @@ def explain_problem(problem: Exception, what: str, resource: str, emulator: str 
             hint="is that the name of a topic or subscription? the queue's URL or the stack's contract has it",
             retryable=False,
         )
-    again = isinstance(
-        problem,
-        api.ServiceUnavailable
-        | api.DeadlineExceeded
-        | api.GatewayTimeout
-        | api.BadGateway
-        | api.InternalServerError
-        | api.TooManyRequests
-        | api.Aborted
-        | api.Cancelled
-        | api.Unknown
-        | api.RetryError
-        | auth.TransportError,
-    ) or bool(getattr(problem, "retryable", False))
+    refused = api.ServiceUnavailable | api.TooManyRequests | api.Aborted | api.Cancelled | api.RetryError
+    lost = api.DeadlineExceeded | api.GatewayTimeout | api.BadGateway | auth.TransportError
+    failed = api.InternalServerError | api.Unknown
+    again = isinstance(problem, refused | lost | failed) or bool(getattr(problem, "retryable", False))
     return PubSubUnavailable(
         cannot,
         facts=[fact],

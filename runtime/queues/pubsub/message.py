@@ -130,23 +130,19 @@ def write_copy(
     attributes = dict(list(attributes.items())[:_FOREIGN_ATTRIBUTES])
     task = delivery.task
     attributes |= {TASK: task.id, GENERATION: str(task.generation), EXPERIMENT: task.experiment}
-    attributes[COPY] = str(delivery.copies + 1)
     tries = delivery.tries if tries is None else tries
-    if tries:
-        attributes[TRIES] = str(tries)
-    if delivery.alone if alone is None else alone:
-        attributes[ALONE] = "1"
-    if delivery.suspect if suspect is None else suspect:
-        attributes[SUSPECT] = "1"
-    if task.submitted_at is not None:
-        attributes[SUBMITTED] = format_time(task.submitted_at)
-    if delivery.published_at is not None:
-        # An order covers it by this time, and a copy must not look younger.
-        attributes[PUBLISHED] = format_time(delivery.published_at)
-    if not_before is not None:
-        attributes[NOT_BEFORE] = format_time(not_before)
-    if PAYLOAD in delivery.attributes:
-        attributes[PAYLOAD] = delivery.attributes[PAYLOAD]
+    optional = {
+        COPY: str(delivery.copies + 1),
+        TRIES: str(tries) if tries else None,
+        ALONE: "1" if (delivery.alone if alone is None else alone) else None,
+        SUSPECT: "1" if (delivery.suspect if suspect is None else suspect) else None,
+        SUBMITTED: format_time(task.submitted_at) if task.submitted_at else None,
+        # An order covers the task by this time, and a copy must not look younger.
+        PUBLISHED: format_time(delivery.published_at) if delivery.published_at else None,
+        NOT_BEFORE: format_time(not_before) if not_before else None,
+        PAYLOAD: delivery.attributes.get(PAYLOAD),
+    }
+    attributes |= {name: value for name, value in optional.items() if value is not None}
     # A bare body gets its id written into it: the copy's own message id would name another task.
     body = encode_task(task).encode() if delivery.bare and not delivery.invalid else delivery.body
     return OutgoingMessage(body, attributes)
