@@ -1,13 +1,13 @@
-# `make` alone lists what there is. Needs git, make and Python 3.11 or newer; everything else is set up on first use.
+# `make` alone lists the targets. Needs git, make and Python 3.11 or newer; everything else is set up on first use.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help quickstart test check lint types fast services goldens bench lock clean
 
-# More words for the command behind a target, such as `make test ARGS='-k lease'`.
+# Further arguments for the command behind a target, such as `make test ARGS='-k lease'`.
 ARGS ?=
-# Test files at a time. Most of those that take long wait more than they compute, so it is more than two cores have.
+# Test files at a time. Most long tests wait more than they compute, so two cores can run four.
 WORKERS ?= 4
 PY := .venv/bin/python
 SOURCES := $(shell find runtime infra examples -name '*.py' -not -path '*/.*' 2>/dev/null)
@@ -15,10 +15,10 @@ SOURCES := $(shell find runtime infra examples -name '*.py' -not -path '*/.*' 2>
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
 
-quickstart: .venv/.base-compiled ## set up what a user needs, then run the main job end to end on this machine
+quickstart: .venv/.base-compiled ## install what a user needs, then run the main job end to end on this machine
 	@.venv/bin/runtime quickstart $(ARGS)
 
-test: .venv/.compiled ## set up, then run every test; what needs a missing component is skipped and says why
+test: .venv/.compiled ## set up, then run every test; tests whose component is missing are skipped, with the reason
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types fast ## format, lint, types and the fast tests, offline
@@ -46,14 +46,14 @@ goldens: .venv/.ready ## rewrite the golden files; review the diff
 bench: .venv-bench/.ready .venv/.compiled ## measure against the peers and print the table of ratios
 	.venv-bench/bin/python -m benchmarks $(ARGS)
 
-lock: .venv-lock/.ready ## write locks/ again; ARGS=--upgrade takes newer versions
+lock: .venv-lock/.ready ## rewrite locks/; ARGS=--upgrade takes newer versions
 	@scripts/lock .venv-lock/bin/python $(ARGS)
 
 clean: ## remove everything that make has made
 	rm -rf .venv .venv-bench .venv-lock .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-# The package and what it always needs; `.venv/.ready` adds the extras and what the tests need to the same environment.
+# The package and its required dependencies; `.venv/.ready` adds the extras and the test tools to the same environment.
 .venv/.base: locks/build.txt pyproject.toml scripts/set-up
 	@scripts/set-up .venv locks/build.txt --with-project
 	@touch $@
@@ -62,7 +62,7 @@ clean: ## remove everything that make has made
 	@scripts/set-up .venv locks/dev.txt --with-project
 	@touch .venv/.base $@
 
-# Python does not write byte code if PYTHONDONTWRITEBYTECODE is set; each start would then compile again.
+# If PYTHONDONTWRITEBYTECODE is set, Python writes no byte code, and each start would compile again.
 .venv/.base-compiled: .venv/.base $(SOURCES)
 	@$(PY) -m compileall -q $(wildcard runtime examples)
 	@touch $@

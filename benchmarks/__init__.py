@@ -1,1 +1,1 @@
-"""Measures the runtime against its peers and against what the machine can do: `python -m benchmarks`."""
+"""Measures the runtime against its peers and against the limits of the machine: `python -m benchmarks`."""

@@ -70,7 +70,7 @@ def main() -> int:
 
 
 class Run:
-    """Rounds of measurements, and what could not be measured and why."""
+    """Rounds of measurements, and the reasons for those that could not be made."""
 
     def __init__(self, services: Services, scratch: Path) -> None:
         self.rounds: dict[str, list[Mapping[str, float]]] = {}
@@ -88,7 +88,7 @@ class Run:
         return filesystem_kind(self._scratch) or "a file system that the system does not name"
 
     def round(self, number: int, of: int, names: Sequence[str]) -> None:
-        """All cells, one after the other."""
+        """Measure all cells, one after the other."""
         wanted = [name for name in ["disk", *names] if number == 0 or not CELLS[name].once]
         for _, group in groupby(wanted, key=lambda name: CELLS[name].together or name):
             self._measure(list(group), f"round {number + 1}/{of}")
@@ -139,7 +139,7 @@ class Run:
 
     def _spawn(self, spec: Path, answer: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "benchmarks.cell", str(spec), str(answer)]
-        # Its own session, so that Ctrl-C comes to us alone, and we end it with all that it started.
+        # A session of its own: Ctrl-C reaches only this process, which then ends the cell with its descendants.
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -171,7 +171,7 @@ class Run:
         return numbers
 
     def _make_finished(self) -> Path:
-        """A data folder whose file holds a million finished tasks; made once per run."""
+        """Return a data folder with a million finished tasks; it is made once per run."""
         if self._finished is None:
             folder = self._scratch / "finished"
             folder.mkdir()
@@ -188,7 +188,7 @@ class Run:
 
 
 def _compile() -> None:
-    """Byte code for what is measured, so that no first start pays for it."""
+    """Compile the measured code, so that no first start pays for it."""
     for folder in ("runtime", "benchmarks"):
         compileall.compile_dir(str(ROOT / folder), quiet=2)
 

@@ -1,7 +1,7 @@
 """The board: a file of slots, shared through mmap, in which each task notes when it ran.
 
-Completion is read from here and from no peer's own bookkeeping, so that a task which was lost or ran twice shows.
-A slot costs about a microsecond, the same for everyone. Times are of `time.perf_counter`, which all processes of
+Completion is read from here and never from a peer's own bookkeeping, so lost tasks and tasks that ran twice show.
+A slot costs about a microsecond, the same for every peer. Times come from `time.perf_counter`, which all processes of
 one machine share.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.bodies import BEGUN, END, ENDED, FIRST, PARENT, PID, START, WORD
 
 
 class Board:
-    """What the driver sees of a board: slots by task number, written by `bodies` in whatever process runs a task."""
+    """The driver's view of a board: slots by task number, written by `bodies` in the process that runs the task."""
 
     def __init__(self, path: str | os.PathLike[str], slots: int) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class Board:
         self._done_below = 0
 
     def use_here(self) -> None:
-        """Have bodies that run in this process, or in what it forks, write to this board."""
+        """Let bodies in this process and its forks write to this board."""
         bodies.attach(self.path)
 
     @property
@@ -42,7 +42,7 @@ class Board:
         return len(self._counts) // WORDS
 
     def start(self, index: int) -> float:
-        """Of the last run."""
+        """Start time of the last run."""
         return self._seconds[index * WORDS + START]
 
     def first_start(self, index: int) -> float:
@@ -76,7 +76,7 @@ class Board:
         return sum(1 for index in indices if self.times_ended(index))
 
     def wait(self, indices: range, *, timeout_s: float, every_s: float = 0.01) -> bool:
-        """Until all of a range have ended; False if the time was over first."""
+        """Wait until all of a range have ended; False if time ran out first."""
         deadline = time.perf_counter() + timeout_s
         while not self.done(indices):
             if time.perf_counter() > deadline:
@@ -104,7 +104,7 @@ class Board:
         return sum(1 for index in indices if self.times_begun(index) > 1)
 
     def shares(self, indices: Iterable[int], *, by_parent: bool) -> list[float]:
-        """Part of the tasks that each process ran, the largest first; `by_parent` sums children."""
+        """Share of the tasks that each process ran, the largest first; `by_parent` sums children."""
         read = self.parent if by_parent else self.pid
         counts = Counter(read(index) for index in indices)
         total = sum(counts.values())

@@ -1,7 +1,7 @@
-"""The tasks that everyone runs: nothing, or ten milliseconds of a thread's CPU; each notes start and end on the board.
+"""The tasks that every peer runs: nothing, or ten milliseconds of a thread's CPU; each notes start and end on the board.
 
-Where each task has a process of its own, that process imports this module. So it is one file, and imports nothing
-that an interpreter has not loaded by then.
+Some peers start a process for each task, and that process imports this module. So it is one file and imports only
+modules that the interpreter has loaded already.
 """
 
 import mmap
@@ -9,7 +9,7 @@ import os
 import time
 
 VARIABLE = "BENCHMARK_BOARD"
-"""Environment variable that names the file of the board; `benchmarks.board` says what is in it."""
+"""Environment variable that names the board's file; `benchmarks.board` describes its layout."""
 WORDS = 8
 START, END, BEGUN, ENDED, PID, PARENT, FIRST = range(7)
 
@@ -18,7 +18,7 @@ _counts: "memoryview[int] | None" = None
 
 
 def attach(path: "str | os.PathLike[str] | None" = None) -> None:
-    """Open the board; by itself at the first task."""
+    """Open the board; the first task does it, too."""
     global _seconds, _counts
     descriptor = os.open(path or os.environ[VARIABLE], os.O_RDWR)
     whole = memoryview(mmap.mmap(descriptor, 0))
@@ -63,7 +63,7 @@ def cpu(index: int) -> None:
 
 
 def heavy(index: int) -> None:
-    """Imports a module of 300 MB, as a task that uses a large library does."""
+    """Import a module of 300 MB, as a task that uses a large library does."""
     began(index)
     import benchmarks.heavy
 
@@ -72,7 +72,7 @@ def heavy(index: int) -> None:
 
 
 def stuck_once(index: int) -> None:
-    """Hangs at its first run and returns at once from each later one."""
+    """Hang in the first run and return at once from each later one."""
     if began(index) == 0:
         time.sleep(600)
     ended(index)

@@ -1,7 +1,7 @@
 """One measurement in a process of its own: `python -m benchmarks.cell SPEC ANSWER`, both files of JSON.
 
-So no peer's libraries, threads or memory are there when the next one is measured, and whatever a measurement
-leaves running is ended with it.
+No peer's libraries, threads or memory remain when the next peer is measured, and processes that a measurement
+leaves running end with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The goals as data: what is measured, and which ratio of which figures each goal asks for.
+"""The goals as data: the measurements, and the ratio of figures that each goal asks for.
 
-Goals keep their numbers; those missing here (13, 18, 19) are about parts that this table does not measure. Those from 21 on are about jobs, but for 26 and 27: the front door of tasks.
+Goals keep their numbers; 13, 18 and 19 are missing because this table does not measure their parts. Goals from 21 on are
+about jobs, except 26 and 27, which are about the front door of tasks.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class Cell:
     needs: tuple[str, ...] = ()
     """Services."""
     package: str | None = None
-    """What must be importable for it."""
+    """Package that the measurement needs."""
     together: str | None = None
     """Neighbours with the same word run at the same time, because they mostly wait."""
     once: bool = False
-    """In the first round only, because it takes a minute."""
+    """Measured in the first round only, because it takes a minute."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -109,7 +110,7 @@ CELLS: Mapping[str, Cell] = {
         "redelivery",
         peer="procrastinate",
         how="stop",
-        # The sweep comes at each full minute. From here on, the loss is known in about 25 s, and the sweep is due
+        # The sweep comes at each full minute. With a loss at this second, it is noticed in about 25 s and the sweep is due
         # in 55 s: the mean of all moments at which a worker may be lost.
         at_second=5,
         timeout_s=150,

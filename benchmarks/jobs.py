@@ -1,4 +1,4 @@
-"""What launching, watching and running jobs costs, ours and submitit's and Slurm's own commands'."""
+"""Costs of launching, watching and running jobs: ours, submitit's and those of Slurm's own commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_tree(folder: Path, *, files: int, config: str = "") -> Path:
 
 
 def timed(action: Callable[[], object], n: int) -> float:
-    """Median milliseconds of `n` calls, after one that warms up."""
+    """Median milliseconds of `n` calls, after one to warm up."""
     action()
     times = []
     for _ in range(n):
@@ -55,9 +55,9 @@ def timed(action: Callable[[], object], n: int) -> float:
 
 
 def snapshot(folder: Path, services: Mapping[str, Any], *, files: int, repeats: int = 7) -> dict[str, float]:
-    """What the code of so many files adds to `runtime submit` of one command; with and without it in turns, medians.
+    """Time that the code of `files` files adds to `runtime submit` of one command; medians, with and without code in turns.
 
-    It was submitted before, and is as it was or one file was edited since.
+    The code was submitted before and is either unchanged or has one edited file.
     """
     tree = make_tree(folder / "tree", files=files)
     environ = environment({"RUNTIME_DATA_DIR": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")})
@@ -107,7 +107,7 @@ def _rate(path: Path, n: int) -> float:
 
 
 def plan(folder: Path, services: Mapping[str, Any], *, files: int) -> dict[str, float]:
-    """Seconds of `runtime launch --dry-run` from its start to its end, in a tree of so many files."""
+    """Seconds of `runtime launch --dry-run` from its start to its end, in a tree of `files` files."""
     tree = make_tree(folder / "tree", files=files, config=_HPC.format(records=folder / "records") + _OTHERS)
     environ = environment({"RUNTIME_DATA_DIR": str(folder / "data")})
 
@@ -130,7 +130,7 @@ def _quiet(words: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
 
 
 def _cpu() -> float:
-    """Of this process and of all its descendants that have ended; orphans are ours to wait for."""
+    """CPU time of this process and all its descendants that have ended, orphans included."""
     try:
         while True:
             os.waitpid(-1, 0)
@@ -141,7 +141,7 @@ def _cpu() -> float:
 
 
 def local(folder: Path, services: Mapping[str, Any], *, n: int) -> dict[str, float]:
-    """An array of Python processes, each in a tree of its own, two at a time; what the launch uses counts."""
+    """An array of Python processes, each in a tree of its own, two at a time; the CPU of the launch counts."""
     os.environ["RUNTIME_DATA_DIR"] = str(folder / "data")
     import runtime
 
@@ -231,7 +231,7 @@ def slurm_array(folder: Path, services: Mapping[str, Any], *, n: int, repeats: i
 
 def slurm_cold(folder: Path, services: Mapping[str, Any], *, repeats: int = 7) -> dict[str, float]:
     """One command as a job: the whole command `runtime launch`, and a whole script that does it with submitit, in turns;
-    milliseconds from start to end and of CPU of all that they start, medians."""
+    median milliseconds from start to end, and of the CPU of the whole process tree."""
     tree = make_tree(folder / "tree", files=10, config=_HPC.format(records=folder / "records"))
     folders = {"RUNTIME_DATA_DIR": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
     environ = environment({**folders, "SLURM_CONF": services["slurm"]})

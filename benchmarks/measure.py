@@ -1,4 +1,4 @@
-"""The measurements themselves: each takes a place and says numbers. They know nothing of goals."""
+"""The measurements themselves: each takes a place and returns numbers, and knows nothing of goals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEARNING = 50
 
 
 class Unexpected(Exception):
-    """A measurement came out in a way that makes its number worthless."""
+    """The way a measurement went makes its number worthless."""
 
 
 def open_peer(name: str, place: Place, options: Mapping[str, Any]) -> Peer:
@@ -46,7 +46,7 @@ def drain(
 ) -> Numbers:
     """Queue `n` tasks, then start workers; from the first start to the last end.
 
-    CPU is what the trees used in that time, so nobody's start-up counts.
+    CPU is the time that the process trees used meanwhile, so no start-up counts.
     """
     place = new_place(folder, n + 1, services)
     board, indices = place.board, range(n)
@@ -102,7 +102,7 @@ def enqueue(
     single: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Numbers:
-    """Put tasks without anybody to run them: one by one, or in the peer's bulk; CPU is the caller's and its broker's."""
+    """Put tasks while no worker runs: one by one, or in the peer's bulk; CPU is the caller's and its broker's."""
     place = new_place(folder, 1, services)
     one = open_peer(peer, place, options or {})
     one.prepare()
@@ -125,13 +125,13 @@ def enqueue(
 
 
 def _own_cpu() -> float:
-    """Of this process and the children it has waited for."""
+    """CPU time of this process and the children it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def enqueue_made(folder: Path, services: Mapping[str, Any], *, n: int) -> Numbers:
-    """Our bulk put of tasks that exist already, so that what is timed is the queue's part alone."""
+    """Our bulk put of tasks that exist already, so that only the queue's part is timed."""
     from benchmarks.peers.ours import Ours, make_task
 
     one = Ours(new_place(folder, 1, services))
@@ -157,7 +157,7 @@ def latency(
 ) -> Numbers:
     """Singles 20–40 ms apart on an idle worker, from before the enqueue call to the body's first line.
 
-    With `idle_s`, then what the worker uses while it idles for so long, and the start after that.
+    With `idle_s`, also the CPU of a worker that idles for that long, and the latency of the start after it.
     """
     place = new_place(folder, n + 30, services)
     board = place.board
@@ -188,7 +188,7 @@ def _start_of(one: Peer, board: Board, index: int, *, pause_s: float) -> float:
     time.sleep(pause_s)
     before = time.perf_counter()
     one.put("noop", index)
-    # Looked at seldom, so that we do not compete for the two CPUs with what is measured.
+    # Polled rarely, because polling competes for the two CPUs with the measured processes.
     if not board.wait_begun(index, timeout_s=30, every_s=0.004):
         raise Unexpected("a single task did not begin")
     return board.first_start(index) - before
@@ -210,7 +210,7 @@ def idle(
     seconds: float,
     options: Mapping[str, Any] | None = None,
 ) -> Numbers:
-    """What a worker that has run one task uses while nothing happens."""
+    """Measure the cost of a worker that has run one task and waits for the next."""
     return latency(folder, services, peer=peer, n=1, idle_s=seconds, options=options)
 
 
@@ -242,7 +242,7 @@ def forked(
 ) -> Numbers:
     """Our worker with a process for each task: no-ops, then tasks that import 300 MB, then no-ops again.
 
-    Of the last, those count that come when the worker has seen that tasks are short again.
+    Of these last no-ops, only those count that start after the worker has adapted to short tasks again.
     """
     from benchmarks.peers.ours import Ours
 
@@ -280,8 +280,8 @@ def redelivery(
 ) -> Numbers:
     """A second worker runs and waits; from the loss of the first to the second start of its task.
 
-    `how` is `kill` (SIGKILL to all its processes), or `stop` (SIGSTOP: it is there and does not answer). With
-    `at_second` the loss comes at that second of a minute.
+    `how` is `kill` (SIGKILL to all its processes), or `stop` (SIGSTOP: its processes exist and do not answer).
+    With `at_second`, the loss comes at that second of a minute.
     """
     place = new_place(folder, 4, services)
     board = place.board
@@ -297,7 +297,7 @@ def redelivery(
         else:
             victims = tree(one.roots())
             one.start(1)
-        # At any moment of whatever rhythm the second worker looks in.
+        # At a random moment of the rhythm in which the second worker polls.
         time.sleep(2.5 + random.random())
         if at_second is not None:
             time.sleep((at_second - time.time() % 60) % 60)
@@ -391,20 +391,20 @@ def publish(folder: Path, services: Mapping[str, Any], *, peer: str, n: int) -> 
 
 
 def limit(folder: Path, services: Mapping[str, Any], *, name: str, **parameters: Any) -> Numbers:
-    """What the machine can do: a function of `benchmarks.limits`."""
+    """Measure a limit of the machine: a function of `benchmarks.limits`."""
     module, _, function = name.partition(":")
     measure: Callable[..., Numbers] = getattr(importlib.import_module(f"benchmarks.limits.{module}"), function)
     return measure(folder, **parameters)
 
 
 def jobs(folder: Path, services: Mapping[str, Any], *, name: str, **parameters: Any) -> Numbers:
-    """A function of `benchmarks.jobs`."""
+    """Measure jobs: a function of `benchmarks.jobs`."""
     found: Numbers = getattr(importlib.import_module("benchmarks.jobs"), name)(folder, services, **parameters)
     return found
 
 
 def in_new_process(command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float = PATIENCE_S) -> str:
-    """Standard output of a small process, for what must not be forked from a large one."""
+    """Run a program in a small process, because a fork of a large one would cost more; returns its standard output."""
     done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode:
         raise Unexpected(done.stderr[-2000:])

@@ -1,4 +1,4 @@
-"""Trees of processes: what they use, and how they end.
+"""Process trees: their CPU time and memory, and how to end them.
 
 CPU time is read from /proc and includes children that have been reaped, so nothing a peer starts and drops is missed.
 """
@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 def adopt_orphans() -> None:
-    """Have descendants whose parents died fall to this process, so that `end_descendants` finds them."""
+    """Make this process the new parent of orphaned descendants, so that `end_descendants` finds them."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -36,7 +36,7 @@ def die_with_parent() -> None:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """That of every process measured: byte code is written, nothing is taken from the user's own settings."""
+    """Environment of every measured process: byte code is written, and none of the user's own settings apply."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -47,12 +47,12 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def executable(name: str) -> str:
-    """A command of the environment that runs this."""
+    """Path of a command in the environment that runs this process."""
     return str(Path(sys.executable).parent / name)
 
 
 def start(command: Sequence[str], *, log: Path, extra: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """A process in a session of its own; what it prints goes to `log`."""
+    """Start a process in a session of its own; its output goes to `log`."""
     with log.open("ab") as output:
         return subprocess.Popen(
             list(command),
@@ -80,7 +80,7 @@ def _stats() -> dict[int, tuple[int, float, str]]:
 
 
 def tree(roots: Iterable[int]) -> list[int]:
-    """The roots that live and all their descendants."""
+    """Living roots and all their descendants."""
     stats = _stats()
     return _tree(roots, stats)
 
@@ -106,7 +106,7 @@ def cpu_seconds(roots: Iterable[int]) -> float:
 
 
 def pss_bytes(roots: Iterable[int]) -> int:
-    """Memory of the trees, shared pages counted in parts."""
+    """Memory of the trees, shared pages counted proportionally."""
     total = 0
     for pid in tree(roots):
         with contextlib.suppress(OSError, ValueError):
@@ -117,7 +117,7 @@ def pss_bytes(roots: Iterable[int]) -> int:
 
 
 def stop_tree(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> None:
-    """SIGTERM to the root, SIGKILL to whatever of its tree is left after the grace."""
+    """Send SIGTERM to the root, and after the grace SIGKILL to the rest of its tree."""
     pids = tree([process.pid])
     if process.poll() is None:
         process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Pure arithmetic: rounds of numbers → medians → ratios → whether each goal holds, and the table that says so."""
+"""Pure arithmetic: rounds of numbers → medians → ratios → whether each goal holds, and the table of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rounds: TypeAlias = Mapping[str, Sequence[Mapping[str, float]]]
 """Cell → the numbers of each round in which it could be measured."""
 Holds = Literal["yes", "no", "comparator absent", "not measured"]
 NOISE = 0.03
-"""Two figures nearer than this are the same."""
+"""Relative difference below which two figures count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Check:
     plus: float = 0.0
     """Allowed on top of the bound's multiple of theirs, in the same unit."""
     limit: Figure | None = None
-    """What the machine can do at best; says whether the goal could be reached on it."""
+    """Cell that measures the limit of the machine, to see whether it could reach the goal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Verdict:
     ours: float | None
     theirs: float | None
     ratio: float | None
-    """Ours through theirs; ours itself where there is only a bound."""
+    """Ours divided by theirs; ours itself if the goal has a bound only."""
     spread: tuple[float, float] | None = None
     """The least and the greatest ratio of a round."""
     holds: Holds
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def median(rounds: Rounds, figure: Figure | None) -> float | None:
-    """None where no round has it."""
+    """Median of all rounds; None if no round has it."""
     if figure is None:
         return None
     found = _each(rounds, figure)
@@ -88,7 +88,7 @@ def judge(check: Check, rounds: Rounds) -> Verdict:
 
 
 def _spread(check: Check, rounds: Rounds) -> tuple[float, float] | None:
-    """None where fewer than two rounds have both figures."""
+    """Spread of the ratio; None if fewer than two rounds have both figures."""
     ours = _each(rounds, check.ours)
     theirs: Sequence[float | None] = _each(rounds, check.theirs) if check.theirs else [None] * len(ours)
     found = [_ratio(mine, other) for mine, other in zip(ours, theirs, strict=False)]

@@ -24,11 +24,11 @@ INSTALL = {
 
 
 class ServiceMissing(Exception):
-    """A service is not installed; the text says which and the command that installs it."""
+    """A service is not installed; the text names it and the command that installs it."""
 
 
 class Services:
-    """Starts what is asked for; `addresses` is what measurements get."""
+    """Starts services on request; measurements get `addresses`."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class Services:
         self._stack = ExitStack()
 
     def need(self, name: str) -> None:
-        """Have the service run. Raises `ServiceMissing`, each time."""
+        """Start the service unless it runs. Raises `ServiceMissing` at each call if it is not installed."""
         if name in self.missing:
             raise ServiceMissing(self.missing[name])
         if name in self.addresses:
@@ -115,7 +115,7 @@ class Services:
         before = set(tree([os.getpid()]))
         lab = Slurm().start()
         self._stack.callback(lab.stop)
-        # Its daemons leave their starter, and so fall to this process.
+        # Its daemons leave the process that started them, so this process becomes their parent.
         self.pids += [pid for pid in tree([os.getpid()]) if pid not in before]
         self.addresses["slurm"] = str(lab.conf)
 
@@ -134,7 +134,7 @@ def _find_postgres() -> Path | None:
 
 
 def _as_other_user(folder: Path) -> list[str]:
-    """PostgreSQL refuses to run as root; its package has made a user for it."""
+    """PostgreSQL refuses to run as root; its package has created a user for it."""
     if os.geteuid() != 0:
         return []
     if not shutil.which("setpriv"):

@@ -1,4 +1,4 @@
-# What the head and the TPU nodes of a Ray cluster run: Ray, the libraries of the TPUs, and `runtime`.
+# The image of the head and the TPU nodes of a Ray cluster: Ray, the libraries of the TPUs, and `runtime`.
 #
 #   runtime image build --file docker/cluster.Dockerfile
 #
@@ -19,7 +19,7 @@ FROM system AS build
 ARG LOCK=cluster
 WORKDIR /src
 COPY locks/build.txt locks/${LOCK}.txt locks/
-# As in worker.Dockerfile: --no-deps since the lock is complete, --compile whatever the base image's settings say.
+# The same options as in worker.Dockerfile: --no-deps since the lock is complete, --compile to override the base image's settings.
 RUN --mount=type=secret,id=pip,target=/run/secrets/pip.conf \
     set -eu; \
     export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1; \
@@ -46,10 +46,10 @@ RUN set -eu; \
     chown 10001:10001 /home/ray; \
     chmod 0755 /home/ray
 COPY --from=build /opt/runtime /opt/runtime
-# Ray asks its makers how it is used unless it is told not to.
+# Without this variable Ray reports usage statistics to its makers.
 ENV PATH=/opt/runtime/bin:${PATH} HOME=/home/ray PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
 WORKDIR /home/ray
-# The units of the machines name root where a TPU's device needs it; nothing else does.
+# The units of the machines run containers as root if a TPU's device needs it; nothing else needs root.
 USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/bin/tini", "--"]

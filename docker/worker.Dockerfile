@@ -1,11 +1,11 @@
-# What a machine of the fleet runs: `runtime worker`, as a user without rights, under an init that hands SIGTERM on.
+# The image of a machine of the fleet: `runtime worker`, as a user without rights, under an init that passes SIGTERM on.
 #
 #   runtime image build                      CPU
 #   runtime image build --variant cuda       NVIDIA's CUDA image as the base
 #   runtime image build --base IMAGE         on an image of yours; its packages stay importable
 #
-# BASE needs Python 3.11 or newer, or apt-get to bring one. The context is the repository; .dockerignore lets in what is
-# named there and nothing else. Settings of the package index, which may hold a password, come as the build secret `pip`
+# BASE needs Python 3.11 or newer, or apt-get to install one. The context is the repository; .dockerignore lets in only the
+# files that it names. Settings of the package index, which may contain a password, come as the build secret `pip`
 # (`--pip-config FILE`) and are in no layer.
 
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
@@ -30,8 +30,8 @@ FROM python AS build
 ARG LOCK=gcp
 WORKDIR /src
 COPY locks/build.txt locks/${LOCK}.txt locks/
-# --no-deps, because the lock is complete (`pip check` says if not) and older versions of pip trip over its extras.
-# --compile, because a setting of the base image may say otherwise and every start of every worker would pay for it.
+# --no-deps, because the lock is complete (`pip check` reports if not) and older versions of pip fail on its extras.
+# --compile, because a setting of the base image may turn it off and every start of every worker would pay for it.
 RUN --mount=type=secret,id=pip,target=/run/secrets/pip.conf \
     set -eu; \
     export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1; \

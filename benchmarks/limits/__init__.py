@@ -1,1 +1,1 @@
-"""What the machine can do without any framework: the limits that goals are fractions of."""
+"""The limits of the machine without any framework; goals are fractions of them."""

@@ -1,4 +1,4 @@
-"""CPU time of short commands, ours and the least that a command line framework costs."""
+"""CPU time of short commands, ours and the minimum that a command line framework costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process for each task, its result through a pipe: what a fork server of one's own can reach.
+"""A process for each task, its result through a pipe: the limit for a fork server.
 
 Run as a program, because the parent has to be small: a fork copies page tables.
 """
@@ -14,7 +14,7 @@ _RESULT = b'{"state":"succeeded","value":null}' * 4
 
 
 def forks(folder: Path, *, n: int, body: str = "noop", importing: bool = False) -> dict[str, float]:
-    """With `importing`, each child imports the task's module, as it must where the parent never loads user code."""
+    """With `importing`, each child imports the task's module, as it must if the parent never loads user code."""
     from benchmarks.board import Board
     from benchmarks.bodies import VARIABLE
     from benchmarks.measure import in_new_process

@@ -44,7 +44,7 @@ def _fill(path: Path, synchronous: str, n: int) -> sqlite3.Connection:
 
 
 def drain(folder: Path, *, n: int, synchronous: str, claim: int = 1) -> dict[str, float]:
-    """Settle what was claimed, record it and claim the next, in one commit."""
+    """Settle and record the claimed task and claim the next one, in one commit."""
     connection = _fill(folder / "limit.db", synchronous, n)
     began, cpu = time.perf_counter(), time.process_time()
     held: list[Any] = []
@@ -106,7 +106,7 @@ def contention(folder: Path, *, n: int) -> dict[str, float]:
 
 
 def two_processes(work: Any) -> dict[str, float]:
-    """Run `work` in two at once: the worse p99 of a claim, and the lesser share. It returns seconds of each claim."""
+    """Run `work` in two at once: the worse p99 of a claim, and the lesser share. `work` returns the seconds of each claim."""
     pipes = []
     for _ in range(2):
         read, write = os.pipe()
@@ -187,7 +187,7 @@ def _claims(path: Path) -> list[float]:
 
 
 def drain_ours(folder: Path, *, n: int, claim: int = 1, durability: str = "full") -> dict[str, float]:
-    """Our queue alone, in one process and without a worker: what the worker adds is the rest."""
+    """Our queue alone, in one process and without a worker; the difference to a drain is the worker's."""
     from datetime import UTC, datetime, timedelta
 
     from benchmarks.peers.ours import make_task
@@ -235,7 +235,7 @@ def finish_many(folder: Path, *, n: int) -> dict[str, float]:
 
 
 def fsync(folder: Path, *, n: int = 200) -> dict[str, float]:
-    """Write one page and fdatasync: what each durable commit waits for."""
+    """Write one page and fdatasync it, as each durable commit does."""
     descriptor = os.open(folder / "page", os.O_RDWR | os.O_CREAT)
     try:
         os.pwrite(descriptor, bytes(4096 * 64), 0)

@@ -1,1 +1,1 @@
-"""The peers, one file each, all behind `Peer`; and ourselves behind the same."""
+"""The peers and ourselves, one file each, all behind `Peer`."""

@@ -1,4 +1,4 @@
-"""What a peer must do to be measured, and the parts that most of them share."""
+"""The Protocol that a measured peer satisfies, and the parts that most peers share."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ class Peer(Protocol):
         """Make an empty queue."""
 
     def put(self, body: str, index: int) -> None:
-        """One task, the way one alone is put."""
+        """Put one task, in the way that a single task is put."""
 
     def put_many(self, body: str, indices: range) -> None:
-        """Many tasks, in the quickest way that is documented."""
+        """Put many tasks, in the quickest documented way."""
 
     def start(self, workers: int) -> None:
         """Start workers, each with one task at a time, and return without waiting for them."""
 
     def wait(self, indices: range, timeout_s: float) -> bool:
-        """Until all have ended."""
+        """Wait until all have ended."""
 
     def alive(self) -> bool:
         """False once no worker can run a task any more."""
 
     def roots(self) -> list[int]:
-        """Processes whose trees are the worker."""
+        """Root processes of the workers."""
 
     def brokers(self) -> list[int]:
-        """Processes whose trees are the broker."""
+        """Root processes of the broker."""
 
     def stop(self) -> None: ...
 
 
 @dataclass(slots=True)
 class ProcessPeer:
-    """A peer whose workers are processes of their own; a subclass says how one is started."""
+    """A peer whose workers are processes of their own; a subclass gives the commands that start them."""
 
     place: Place
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class ProcessPeer:
     children_run_tasks: ClassVar[bool] = False
 
     def command(self, workers: int) -> Sequence[Sequence[str]]:
-        """The command of each process to start."""
+        """Commands of the processes to start."""
         raise NotImplementedError
 
     def variables(self) -> dict[str, str]:

@@ -24,7 +24,7 @@ class Ours(ProcessPeer):
 
     _bodies: Any = bodies
     salt = ""
-    """Tells tasks apart that differ in nothing else."""
+    """Number that keeps otherwise equal tasks apart."""
     children_run_tasks = True
 
     def prepare(self) -> None:
@@ -92,7 +92,7 @@ def worker_options(options: Any) -> list[str]:
 
 
 def make_task(body: str, index: int, *arguments: Any) -> Any:
-    """As `runtime.submit` makes it: identified by its experiment and its entry."""
+    """A task as `runtime.submit` makes it, identified by its experiment and its entry."""
     from runtime.tasks.model import FunctionEntry, Task, task_id
 
     entry = FunctionEntry(f"benchmarks.bodies:{body}", (index, *arguments))

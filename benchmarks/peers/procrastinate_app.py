@@ -1,4 +1,4 @@
-"""procrastinate on PostgreSQL: coroutine tasks, and a periodic task of one's own that retries what a worker lost."""
+"""procrastinate on PostgreSQL: coroutine tasks, and a periodic task that retries the tasks of lost workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def sweep(context: procrastinate.JobContext, timestamp: int) -> None:
 async def _work() -> None:
     async with app.open_async():
         await app.run_worker_async(
-            concurrency=2,  # One for the sweep: a task that hangs must not be what hides that it hangs.
+            concurrency=2,  # One slot for the sweep: a task that hangs must not block the sweep that would find it.
             update_heartbeat_interval=SETTINGS["heartbeat"],
             stalled_worker_timeout=SETTINGS["stalled"],
         )

@@ -26,7 +26,7 @@ def make_names(place: Place) -> tuple[str, str]:
 
 
 def encode(body: str, index: int) -> bytes:
-    """The same bytes that ours publishes."""
+    """The same bytes that our queue publishes."""
     from benchmarks.peers.ours import make_task
     from runtime.tasks.wire import encode_task
 

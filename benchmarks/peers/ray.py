@@ -40,7 +40,7 @@ class Ray:
         )
         names = ("noop", "cpu", "stuck_once")
         self._tasks = {name: ray.remote(max_retries=-1)(getattr(bodies, name)) for name in names}
-        # A first task for each worker process, long enough for all to be there, so that no start is part of a drain.
+        # A first task for each worker process, long enough for all of them to start, so that no start is part of a drain.
         last = self.place.board.slots - 1
         settle = ray.remote(bodies.sleep)
         ray.get([settle.remote(last, 0.3) for _ in range(workers)])

@@ -1,4 +1,4 @@
-"""taskiq's fastest: Redis streams, results kept, orjson, coroutines; uvloop is taken by itself."""
+"""taskiq's fastest: Redis streams, results kept, orjson, coroutines; taskiq uses uvloop if it is installed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A small data-curation pipeline over a tree of source files: statistics, MinHash signatures, near-duplicates.
 
 Map and reduce, as plain typed functions. `tokens` reads one shard of the files and writes a row for each, `duplicates`
-reads the rows of all shards and finds the files that are nearly the same. `shards` makes the list of tasks. Nothing
-but the standard library; the one thing taken from the runtime is where to write and when to stop.
+reads the rows of all shards and finds the files that are nearly the same. `shards` makes the list of tasks. The code
+uses only the standard library, and the runtime for two things: where to write and when to stop.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import runtime
 SHINGLE_TOKENS: Final = 5
 BINS: Final = 64
 BAND_ROWS: Final = 4
-"""64 bins in 16 bands of 4: of pairs with a Jaccard similarity of 0.7 the bands find 99 %, of those with 0.3 one in eight."""
+"""64 bins in 16 bands of 4 find 99 % of pairs with a Jaccard similarity of 0.7, and one in eight of pairs with 0.3."""
 SHORTEST: Final = 50
-"""Files with fewer tokens are counted and not compared: licence headers and empty packages all look alike."""
+"""Files with fewer tokens are counted but not compared, because licence headers and empty packages all look alike."""
 LARGEST_BYTES: Final = 4 * 1024 * 1024
-"""Files above are left out of the shards: data, not source."""
+"""Larger files are left out of the shards: they are data, not source."""
 
 LANGUAGES: Final[Mapping[str, str]] = {
     ".py": "Python", ".pyi": "Python", ".c": "C", ".h": "C", ".cc": "C++", ".cpp": "C++", ".hpp": "C++", ".cu": "CUDA",
@@ -46,10 +46,10 @@ _NAME: Final = re.compile(r"[^\W\d]\w*")
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """What the map step knows of one file."""
+    """Facts that the map step finds about one file."""
 
     path: str
-    """Below the tree's root."""
+    """Path below the tree's root."""
     language: str
     bytes: int
     lines: int
@@ -60,7 +60,7 @@ class FileRow:
     """Lines of Python docstrings."""
     tokens: int
     names: int
-    """Distinct words: identifiers and keywords, those of comments and strings too."""
+    """Distinct words: identifiers and keywords, including those in comments and strings."""
     mean_name: float
     """Their mean length, weighted by use."""
     common: list[str]
@@ -141,7 +141,7 @@ def duplicates(inputs: Path, threshold: float = 0.7) -> dict[str, Any]:
     roots: dict[str, Path] = {}
     rows: dict[str, FileRow] = {}
     for fields in read_rows(inputs):
-        # A file may come twice, from an attempt that was redone; its row is the same.
+        # A file may appear twice, if an attempt was repeated; its row is the same.
         roots[fields["path"]] = Path(fields.pop("root"))
         rows[fields["path"]] = FileRow(**fields)
     candidates = find_candidates(rows.values())
@@ -161,14 +161,14 @@ def duplicates(inputs: Path, threshold: float = 0.7) -> dict[str, Any]:
 
 
 workflows = {"shards": shards, "tokens": tokens, "duplicates": duplicates}
-"""What `runtime run curation NAME` and a task's `"workflow": NAME` find."""
+"""Functions that `runtime run curation NAME` and a task's `"workflow": NAME` find."""
 
 
 # Files
 
 
 def find_files(root: Path) -> Iterator[tuple[str, int]]:
-    """Path below `root` and size of each source file; installed packages, caches and hidden folders are passed over."""
+    """Path below `root` and size of each source file; installed packages, caches and hidden folders are skipped."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(
             each
@@ -214,9 +214,9 @@ def count_comments(stripped: Iterable[str], language: str) -> int:
 
 
 def count_docstring_lines(text: str) -> int:
-    """Lines of triple-quoted strings that begin a line, blank ones left out as they are counted already.
+    """Lines of triple-quoted strings that begin a line, without blank lines, which are counted already.
 
-    Quicker by far than parsing, and right for source that follows the usual layout.
+    This is much faster than parsing, and right for source that follows the usual layout.
     """
     return sum(sum(bool(line.strip()) for line in found[0].splitlines()) for found in _TRIPLE_QUOTED.finditer(text))
 
@@ -236,7 +236,7 @@ _HASHES: Final = _TokenHashes()
 
 
 def shingles(found: list[str]) -> set[int]:
-    """A 32-bit number for each run of five tokens; all of them for fewer."""
+    """A 32-bit number for each run of five tokens; one number for all tokens if there are fewer."""
     hashes = [_HASHES[token] for token in found] or [0]
     hashes += [0] * (SHINGLE_TOKENS - len(hashes))
     return {
@@ -246,10 +246,10 @@ def shingles(found: list[str]) -> set[int]:
 
 
 def sign(items: set[int]) -> list[int]:
-    """The least item of each of 64 bins; two sets agree in a bin as often as their Jaccard similarity says.
+    """The least item of each of 64 bins; two sets agree in a share of the bins that is about their Jaccard similarity.
 
-    One hash of each item instead of 64: its last six bits choose the bin. A bin that stays empty borrows from the next
-    that is not, with its distance mixed in. https://arxiv.org/abs/1406.4784
+    Each item is hashed once instead of 64 times: its last six bits choose the bin. A bin that stays empty borrows from the
+    next bin that is not empty, with the distance mixed in. https://arxiv.org/abs/1406.4784
     """
     least: list[int | None] = [None] * BINS
     for item in items:
@@ -267,7 +267,7 @@ def sign(items: set[int]) -> list[int]:
 
 
 def estimate(left: list[int], right: list[int]) -> float:
-    """Jaccard similarity as two signatures tell it, to about 0.06."""
+    """Estimate the Jaccard similarity from two signatures, to about 0.06."""
     return sum(a == b for a, b in zip(left, right, strict=True)) / BINS
 
 
@@ -288,7 +288,7 @@ def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
     pairs: set[tuple[str, str]] = set()
     for paths in buckets.values():
         paths.sort()
-        # Of very many alike, a chain connects as well as all pairs do.
+        # If very many are alike, a chain connects them as well as all pairs do.
         pairs.update(combinations(paths, 2) if len(paths) <= 100 else pairwise(paths))
     return sorted(pairs)
 
@@ -296,7 +296,7 @@ def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
 def verify(
     candidates: Iterable[tuple[str, str]], rows: Mapping[str, FileRow], roots: Mapping[str, Path], threshold: float
 ) -> list[tuple[str, str, float]]:
-    """The candidates whose shingles really are as similar, with how much."""
+    """The candidates whose shingles really reach the threshold, with their similarity."""
     sets: dict[str, set[int]] = {}
 
     def shingles_of(path: str) -> set[int]:
@@ -309,7 +309,7 @@ def verify(
         if rows[left].sha256 == rows[right].sha256:
             similarity = 1.0
         elif estimate(rows[left].signature, rows[right].signature) < threshold - 0.25:
-            continue  # four standard errors away: reading both files would tell the same
+            continue  # four standard errors away: reading both files would not change the result
         else:
             similarity = jaccard(shingles_of(left), shingles_of(right))
         if similarity >= threshold:

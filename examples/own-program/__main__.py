@@ -1,6 +1,6 @@
-"""A program of your own that takes two components from research-runtime and nothing else of it.
+"""A program of your own that takes two components from research-runtime and nothing else.
 
-It decides what the components leave to their caller: the provider, the names, who may use them, and what it exports.
+It makes the decisions that the components leave to their caller: the provider, the names, the users, and the exports.
 """
 
 import pulumi
