@@ -25,7 +25,6 @@ from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import (
     Task,
 )
-from runtime.tasks.verdict import malformed
 from runtime.tasks.wire import decode_task, encode_task, read_line
 
 PART_TASKS: Final = 10_000
@@ -235,6 +234,8 @@ def decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], l
 
 
 def bury_lines(records: RecordStore, lines: Iterable[tuple[Task, InvalidMessage]], now: datetime) -> None:
+    from runtime.tasks.verdict import malformed  # It loads `random`, and few submissions have such lines.
+
     for task, invalid in lines:
         settlement = malformed(task, invalid, now=now)
         with suppress(RecordExists):
