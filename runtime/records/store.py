@@ -201,7 +201,7 @@ class BlobRecords(BlobTotals, RecordStore):
         """Whether every generation that began has a record."""
         if self.totals(experiment).counts.get(TaskState.QUEUED):
             return False
-        from runtime.records.coverage import read_keys
+        from runtime.records.coverage import read_keys  # Only a merge of many orders comes here.
 
         recorded = IdSet()
         for task_id, generation in self.recorded(experiment):
