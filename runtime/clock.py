@@ -1,7 +1,7 @@
 """The two clocks: wall time for people and plans, boot time for leases.
 
-Boot time goes on through a suspend, never jumps, and starts again with each boot, whose id tells one from another.
-Nothing is decided by comparing wall times of two machines; that they differ by much is said all the same.
+Boot time goes on through a suspend, never jumps, and starts again with each boot; each boot has an id.
+Nothing is decided by comparing wall times of two machines; a large difference is reported all the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from runtime.units import format_duration
 
 SKEW: Final = timedelta(seconds=30)
-"""Clocks that are kept at all agree far better; from here on it is worth a word."""
+"""Synchronized clocks agree far better; a larger difference is reported."""
 
 
 class Clock(Protocol):
@@ -40,7 +40,7 @@ class SystemClock:
 
 
 def boot_id() -> str:
-    """What names this boot of this kernel."""
+    """The id of this boot of this kernel."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a user sets: the project's file and the environment, as frozen dataclasses.
+"""A user's settings: the project's file and the environment, as frozen dataclasses.
 
 The only module that reads environment variables for settings. The project's file is the nearest, going up from the
 working directory, of a `runtime.toml` and a `pyproject.toml` that has a `[tool.runtime]` table.
@@ -24,7 +24,7 @@ class Project:
     """The table `[tool.runtime]` of pyproject.toml, or all of runtime.toml."""
 
     root: Path
-    """Folder of the file; relative paths in it start here. The working directory where there is no file."""
+    """Folder of the file; relative paths in it start here. The working directory if there is no file."""
     file: Path | None = None
     stack: str | None = None
     queue: str | None = None
@@ -66,7 +66,7 @@ class Settings:
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
-    """Read everything once. Raises `RequestRefused` for what cannot be understood, naming file and key."""
+    """Read all settings once. Raises `RequestRefused` for an invalid one, naming file and key."""
     env = os.environ if environ is None else environ
     project = load_project(folder)
     config_dir = _user_folder(env, "XDG_CONFIG_HOME", ".config")
@@ -108,7 +108,7 @@ def working_folder() -> Path:
 
 
 def no_working_folder(problem: OSError) -> NotPossible:
-    """What it means that the system does not say what the working directory is."""
+    """The failure for a process without a usable working directory."""
     return NotPossible(
         f"the working directory cannot be used: {(problem.strerror or str(problem)).lower()}",
         facts=[f"the shell came into it as `{os.environ['PWD']}`"] if os.environ.get("PWD") else [],
@@ -117,7 +117,7 @@ def no_working_folder(problem: OSError) -> NotPossible:
 
 
 def load_project(folder: Path | None = None) -> Project:
-    """The nearest project file at or above `folder`, or the defaults where there is none."""
+    """The nearest project file at or above `folder`, or the defaults without one."""
     start = folder.absolute() if folder is not None else working_folder()
     for each in (start, *start.parents):
         for name in ("runtime.toml", "pyproject.toml"):
@@ -175,6 +175,10 @@ def _read_table(path: Path) -> Mapping[str, Any] | None:
 
 _SETTABLE: Final = tuple(each.name for each in fields(Project) if each.name not in ("root", "file"))
 _LISTS: Final = ("workflow_packages", "env_files")
+_KINDS: Final[Mapping[str, tuple[type, str]]] = {
+    "snapshot": (bool, "true or false"),
+    "targets": (dict, "a table for each target"),
+}
 
 
 def _parse_project(table: Mapping[str, Any], file: Path) -> Project:
@@ -184,16 +188,13 @@ def _parse_project(table: Mapping[str, Any], file: Path) -> Project:
         if name not in _SETTABLE:
             hint = "settings stand at the top level of runtime.toml" if name == "tool" else None
             raise UnknownName("setting", name, _SETTABLE, where=where, hint=hint)
-        if name == "snapshot":
-            values[name] = _checked(value, bool, f"{name} {where}", "true or false")
-        elif name == "targets":
-            values[name] = _checked(value, dict, f"{name} {where}", "a table for each target")
-        elif name in _LISTS:
+        if name in _LISTS:
             allowed = 'a list of strings, such as ["rslp"]'
             items = _checked(value, list, f"{name} {where}", allowed)
             values[name] = tuple(_checked(item, str, f"{name} {where}", allowed) for item in items)
         else:
-            values[name] = _checked(value, str, f"{name} {where}", "a string")
+            kind, allowed = _KINDS.get(name, (str, "a string"))
+            values[name] = _checked(value, kind, f"{name} {where}", allowed)
     return Project(root=file.parent, file=file, **values)
 
 
@@ -204,7 +205,7 @@ def _checked(value: object, kind: type, what: str, allowed: str) -> Any:
 
 
 def remember_stack(name: str, settings: Settings) -> Path:
-    """Make `name` the stack of commands that name none; returns the file that says so."""
+    """Make `name` the stack of commands that name none; returns the file that stores it."""
     path = settings.default_stack_file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

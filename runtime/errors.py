@@ -1,8 +1,8 @@
 """The failures we explain: each has a type, the facts, and a next step.
 
-RuntimeFailure                      what the command line prints; `exit_code`, `facts`, `hint`
-├── RequestRefused        exit 2    what was asked is wrong, or refused for a reason we can name
-│   ├── UnknownName                 no such stack, queue, workflow …; says which exist
+RuntimeFailure                      printed by the command line; `exit_code`, `facts`, `hint`
+├── RequestRefused        exit 2    the request is wrong, or refused for a reason we can name
+│   ├── UnknownName                 no such stack, queue, workflow …; lists the known ones
 │   ├── InvalidValue                a duration, size, range or option that cannot be read
 │   ├── InvalidTask                 a task that cannot be parsed; goes to the dead letters
 │   ├── InvalidRecord               something that no record can hold; nothing was written
@@ -11,20 +11,16 @@ RuntimeFailure                      what the command line prints; `exit_code`, `
 │   └── NotPossible                 a state or a backend rules it out
 │       └── PartTaken               other tasks were submitted at that place of the experiment
 ├── WorkFailed            exit 1    the work itself failed
-└── InfrastructureFailure exit 3    a service, disk or network failed; `retryable` says if again may help
+└── InfrastructureFailure exit 3    a service, disk or network failed; `retryable` if another try may help
     ├── QueueUnavailable
     ├── StoreUnavailable
-    │   └── StoreBroken             a task file that is damaged, replaced or gone: again cannot help
+    │   └── StoreBroken             a task file that is damaged, replaced or gone: no retry can help
     └── StoreUnsafe                 a store that broke its promise, such as create-only
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 class RuntimeFailure(Exception):
@@ -38,7 +34,7 @@ class RuntimeFailure(Exception):
         self.message = message
         """What could not be done, naming the thing in backticks; lower case, no full stop."""
         self.facts = tuple(facts)
-        """What was seen, what was expected or allowed, what was left behind; a line each."""
+        """Facts seen, values expected or allowed, things left behind; a line each."""
         self.hint = hint
         """The next command or edit."""
 
@@ -60,7 +56,7 @@ class RequestRefused(RuntimeFailure):
 
 
 class UnknownName(RequestRefused):
-    """`kind` has no member called `name`; the known ones and the nearest are said."""
+    """`kind` has no member called `name`; the text lists the known ones and the nearest."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "", hint: str | None = None) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -76,7 +72,7 @@ class UnknownName(RequestRefused):
 
 
 class InvalidValue(RequestRefused):
-    """A value that cannot be read; `allowed` says what would have been."""
+    """A value that cannot be read; `allowed` describes valid ones."""
 
     def __init__(self, field: str, value: object, allowed: str, *, hint: str | None = None) -> None:
         self.field, self.value, self.allowed = field, value, allowed
@@ -84,7 +80,7 @@ class InvalidValue(RequestRefused):
 
 
 class InvalidTask(RequestRefused):
-    """A task that cannot be parsed. `field` is the path of what is wrong, `line` its place in the input."""
+    """A task that cannot be parsed. `field` is the path of the problem, `line` its place in the input."""
 
     def __init__(self, field: str, problem: str, *, line: int | None = None, hint: str | None = None) -> None:
         self.field, self.problem, self.line = field, problem, line
@@ -96,7 +92,7 @@ class InvalidTask(RequestRefused):
 
 
 class InvalidRecord(RequestRefused):
-    """`field` holds what no record can, in any store; nothing was written."""
+    """`field` holds a value that no record can hold, in any store; nothing was written."""
 
     def __init__(self, field: str, problem: BaseException) -> None:
         self.field, self.problem = field, explain_json(problem)
@@ -108,7 +104,7 @@ class InvalidRecord(RequestRefused):
 
 
 def explain_json(problem: BaseException) -> str:
-    """What Python says where it can neither write nor read JSON, without advice that would only move the trouble."""
+    """Python's reason why it can neither write nor read JSON, without its advice, which would only move the trouble."""
     if isinstance(problem, RecursionError):
         return "it is nested too deeply"
     said = str(problem)
@@ -120,7 +116,7 @@ class InvalidContract(RequestRefused):
 
 
 class MissingExtra(RequestRefused):
-    """`what` needs the extra `extra`, whose library is not installed."""
+    """`what` needs the library of the extra `extra`, which is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
         self.what, self.extra = what, extra

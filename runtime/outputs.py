@@ -85,7 +85,7 @@ class RegistryOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretOutput:
-    """Where a secret lies and the variable that carries it; its value is never here."""
+    """A secret's place and the variable that carries it; its value is never here."""
 
     resource: str
     env: str
@@ -157,7 +157,7 @@ class StackOutputs:
     kubernetes: Mapping[str, KubernetesOutput] = field(default_factory=dict)
     identities: Mapping[str, IdentityOutput] = field(default_factory=dict)
     published_url: str | None = None
-    """Where the stack keeps a copy of this contract for machines without Pulumi."""
+    """The URL of a copy of this contract for machines without Pulumi."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class Published:
 
 
 class ContractAltered(InvalidContract):
-    """A published copy whose content is not what was published."""
+    """A published copy that was changed after it was published."""
 
     def __init__(self, stack: str, source: str | None, said: str, found: str) -> None:
         self.said, self.found = said, found
@@ -223,7 +223,7 @@ def need_output(outputs: StackOutputs, key: str, needed_by: str) -> Any:
 
 
 def outputs_fields(outputs: StackOutputs) -> dict[str, Any]:
-    """The contract as a JSON object, without keys whose value is None."""
+    """The contract as a JSON object, without keys for None."""
     return {"schema": SCHEMA, "needs_runtime": NEEDS_RUNTIME, **_plain(outputs)}
 
 
@@ -281,11 +281,6 @@ def read_published(contract: Mapping[str, Any], *, source: str | None = None) ->
     if (found := contract_digest(contract)) != published.digest:
         raise ContractAltered(stack, source, published.digest, found)
     return published
-
-
-def decode_outputs(data: str | bytes, *, source: str | None = None) -> StackOutputs:
-    """Like `parse_outputs`, from text. Errors name `source` as its origin."""
-    return parse_outputs(decode_fields(data, source=source), source=source)
 
 
 def decode_fields(data: str | bytes, *, source: str | None = None) -> Any:

@@ -8,7 +8,7 @@ from runtime.values import dataclass
 
 
 class Budget(StrEnum):
-    """What a retry after an end reason is charged to."""
+    """The budget that a retry after an end reason is charged to."""
 
     FAILURES = "failures"
     PREEMPTIONS = "preemptions"
@@ -16,7 +16,7 @@ class Budget(StrEnum):
     NONE = "none"
     """Free: it may be tried again for ever."""
     NEVER = "never"
-    """Not tried again by itself."""
+    """Not tried again automatically."""
 
 
 class EndReason(StrEnum):
@@ -81,6 +81,6 @@ class Explanation:
 
     sentence: str
     evidence: tuple[str, ...] = ()
-    """What was seen, a line each, with its source."""
+    """Facts, a line each, with their source."""
     hint: str | None = None
     """The next step: a command, or what to change."""

@@ -1,8 +1,8 @@
 """The one reader of plain values (YAML, JSON, TOML) into frozen dataclasses; it reports every problem at once.
 
-A dataclass is its own description: its type hints say what each key may hold, its defaults which keys may be left out. A
-class may read itself: `read(value)` returns an instance or raises `ValueError` with what it expected, and `SCHEMA` is its
-part of the JSON Schema. Subclasses of `Reader` change what is forgiven and how problems are worded.
+A dataclass describes itself: its type hints are the values that each key may hold, and keys with defaults may be left
+out. A class may read itself: `read(value)` returns an instance or raises `ValueError` with the expected form, and
+`SCHEMA` is its part of the JSON Schema. Subclasses of `Reader` relax rules and word problems differently.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Size(int):
 
 
 UNREADABLE: Final = object()
-"""Stands for a value whose problem is reported already."""
+"""In the place of a value with a problem that is reported already."""
 
 
 class Reader:
@@ -153,7 +153,7 @@ class Reader:
         read = {key: self.read(item, each, join(path, key)) for key, each in self.entries(value, path).items()}
         return {key: each for key, each in read.items() if each is not UNREADABLE}
 
-    # what a subclass may forgive
+    # rules that a subclass may relax
 
     keeps_rest = False
     """Whether a dataclass is made from its readable fields when an optional one has a problem."""

@@ -38,12 +38,12 @@ def parse_duration(text: str, *, field: str = "duration") -> timedelta:
     raise InvalidValue(field, text, "such as 90s, 5m, 2h, 1d or 1h30m")
 
 
-def parse_size(text: str, *, field: str = "size") -> int:
+def parse_size(text: str) -> int:
     """Bytes of `16GiB` (1024-based), `500MB` (1000-based) or a bare number of bytes."""
     matched = re.fullmatch(_SIZE, text.strip())
     size = float(matched[1]) * _SCALE[matched[2]] if matched else math.inf
     if not math.isfinite(size):
-        raise InvalidValue(field, text, "such as 512MiB, 16GiB or 2TB")
+        raise InvalidValue("size", text, "such as 512MiB, 16GiB or 2TB")
     return int(size)
 
 

@@ -29,7 +29,7 @@ _MISSING: Final = _Missing()
 
 
 class _Field:
-    """What is known of one field, under the names that `dataclasses.Field` has for it."""
+    """The facts about one field, under the names of `dataclasses.Field`."""
 
     __slots__ = ("compare", "default", "default_factory", "init", "kw_only", "name", "repr", "type")
 
@@ -57,7 +57,7 @@ def _fields(value: Any) -> tuple[_Field, ...]:
 
 
 def _foreign_fields(cls: type) -> tuple[_Field, ...]:
-    """Of a class that the standard library made: a launcher from elsewhere may have such."""
+    """Fields of a class that the standard library made, such as a third-party launcher's."""
     import dataclasses
 
     found = []
@@ -124,7 +124,7 @@ def _read_field(name: str, kind: str, body: dict[str, Any], kw_only: bool) -> _F
     return found
 
 
-# what a class gets
+# what every class has in common
 
 
 class _Init:
@@ -145,7 +145,7 @@ def _compile_init(cls: Any, *, frozen: bool) -> Callable[..., None]:
     scope: dict[str, Any] = {"_MISSING": _MISSING, "__name__": cls.__module__}
     taken: list[str] = []
     values: dict[str, str] = {}
-    # Python has those that go by their position first.
+    # Python wants positional parameters first.
     for each in sorted(_fields(cls), key=lambda each: each.kw_only):
         name = value = each.name
         if each.kw_only and "*" not in taken:

@@ -12,8 +12,7 @@ from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore, WorkerSeen
 from runtime.records.memory import MemoryRecords
-from runtime.tasks.history import EndedNote, Record, StartedMark, mark_of
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement, StartedMark, mark_of
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock

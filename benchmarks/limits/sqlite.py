@@ -157,8 +157,7 @@ def _claims(path: Path) -> list[float]:
 
     from runtime.queues.sqlite.queue import open_sqlite
     from runtime.reasons import EndReason
-    from runtime.tasks.history import Record
-    from runtime.tasks.lease import Settlement
+    from runtime.tasks.history import Record, Settlement
     from runtime.tasks.model import TaskState
 
     queue, _ = open_sqlite(path)
@@ -194,8 +193,7 @@ def drain_ours(folder: Path, *, n: int, claim: int = 1, durability: str = "full"
     from benchmarks.peers.ours import make_task
     from runtime.queues.sqlite.queue import open_sqlite
     from runtime.reasons import EndReason
-    from runtime.tasks.history import Record
-    from runtime.tasks.lease import Settlement
+    from runtime.tasks.history import Record, Settlement
     from runtime.tasks.model import TaskState
 
     queue, _ = open_sqlite(folder / "local.db", durability=durability)  # type: ignore[arg-type]

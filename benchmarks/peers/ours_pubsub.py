@@ -67,10 +67,10 @@ class OursPubsub(ProcessPeer):
 def open_queue(topic: str, subscription: str) -> Any:
     """With records in this process's memory."""
     from runtime.outputs import PubSubQueueOutput
-    from runtime.queues.pubsub.queue import open_pubsub
+    from runtime.queues.pubsub.queue import PubSubQueue
     from runtime.records.memory import MemoryRecords
 
-    return open_pubsub(PubSubQueueOutput(topic=topic, subscription=subscription), records=MemoryRecords())
+    return PubSubQueue(PubSubQueueOutput(topic=topic, subscription=subscription), MemoryRecords())
 
 
 PEER = OursPubsub

@@ -21,8 +21,7 @@ def loop(topic: str, subscription: str) -> None:
     import select
 
     from runtime.reasons import EndReason
-    from runtime.tasks.history import Record
-    from runtime.tasks.lease import Settlement
+    from runtime.tasks.history import Record, Settlement
     from runtime.tasks.model import FunctionEntry, TaskState
 
     queue = open_queue(topic, subscription)
@@ -50,10 +49,10 @@ def loop(topic: str, subscription: str) -> None:
         if settlements:
             queue.settle(settlements)
         else:
-            bell = queue.doorbell()
-            if bell is not None:
-                select.select([bell], [], [], 0.5)
-                queue.hush()
+            wake_fd = queue.wake_descriptor()
+            if wake_fd is not None:
+                select.select([wake_fd], [], [], 0.5)
+                queue.drain_wakes()
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ class _Request:
         if self.source is not None:
             from runtime.tasks.sources import read_lines, read_tasks
 
-            return read_tasks(read_lines(self.source), options.defaults())
+            return read_tasks(read_lines(self.source), options)
         return self._expand(self._make_entry(), options)
 
     def _make_entry(self) -> WorkflowEntry | CommandEntry:

@@ -30,7 +30,7 @@ from runtime.client.tasks.wait import wait
 from runtime.config import load_settings
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, WorkFailed
 from runtime.outputs import SqliteQueueOutput
-from runtime.queues.sqlite.presence import Presence
+from runtime.queues.sqlite.holders import Presence
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.records.embedded import refuse_network_filesystem

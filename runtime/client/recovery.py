@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from runtime.errors import InvalidTask, NotPossible, StoreBroken
 from runtime.queues.base import DEFAULT_QUEUE
-from runtime.queues.sqlite.presence import Presence
+from runtime.queues.sqlite.holders import Presence
 from runtime.records.embedded import TABLES, EmbeddedFile, check_layout, explain_sqlite, look_at_file, make_tables
 from runtime.tasks.model import TERMINAL_STATES
 from runtime.tasks.wire import decode_stored

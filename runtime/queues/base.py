@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Protocol, runtime_checkable
 
-from runtime.records.base import RecordStore
-from runtime.tasks.history import Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.records.base import RecordExists, RecordStore, ResultStore, is_unwritten, settle_record
+from runtime.tasks.history import Lease, Record, Release, Settlement
 from runtime.tasks.model import Task
 from runtime.values import dataclass, field
 
@@ -20,7 +19,7 @@ DEFAULT_LEASE: Final = timedelta(seconds=30)
 
 
 def ignore_progress(_: int) -> None:
-    """For whoever does not show how far a purge is."""
+    """The `progress` of callers that do not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,18 @@ class QueueTraits:
     remote: bool
     """Calls cross a network: the worker makes them off its loop."""
     priorities: bool
-    knows_depth: bool
-    max_message_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The attempts that a worker ran when it last reported them."""
+
+    tokens: frozenset[str] = frozenset()
+    apart: str | None = None
+    """The one suspect among them."""
+
+    def alone(self, token: str) -> bool:
+        return len(self.tokens) == 1 or token == self.apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +66,9 @@ class Settled:
 class PutResult:
     new: int
     known: int
-    """Already queued, leased or recorded, so not put again; 0 where the queue cannot tell."""
+    """Already queued, leased or recorded, so not put again; 0 if the queue cannot know."""
     begun_before: frozenset[str] | None = None
-    """Ids of the later generations among those; None where the queue cannot tell."""
+    """Ids of the later generations among them; None if the queue cannot know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +84,17 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Where a task stands that nobody holds."""
+    """The place of a task that no worker holds."""
 
     ahead: int
-    """Tasks that will be leased before it, as things are; of a delayed one those that are ready."""
+    """Tasks that will be leased before it, as things are; for a delayed task, the ready ones."""
     due: datetime | None = None
-    """When a delayed one will be ready; None if it is."""
+    """When a delayed task will be ready; None for a ready one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What an idle worker may still expect."""
+    """The work that an idle worker may still expect."""
 
     next_due: timedelta | None = None
     """Until the next delayed task; None if there is none or it cannot be known."""
@@ -95,7 +104,7 @@ class Outlook:
 
 @runtime_checkable
 class FindsWaiting(Protocol):
-    """What a queue is too that can look up a task without leasing."""
+    """A queue that can look up a task without leasing it."""
 
     def find_waiting(self, task_id: str) -> Waiting | None:
         """None if it does not wait here: it is leased, has ended, or was never put."""
@@ -106,7 +115,7 @@ class MakesTopics(Protocol):
     """A queue whose service can forget that it exists, as an emulator does when it starts again."""
 
     def ensure_topics(self) -> list[str]:
-        """Make again what was forgotten, where that is ours to make; returns the names."""
+        """Make forgotten topics again if they are ours to make; returns their names."""
 
 
 class Queue(Protocol):
@@ -115,29 +124,29 @@ class Queue(Protocol):
     name: str
     traits: QueueTraits
     records: RecordStore
-    """Where settled tasks are recorded."""
+    """Settled tasks are recorded here."""
 
     def put(self, tasks: Sequence[Task]) -> PutResult:
-        """Durable on return. A task whose id and generation are known here is not put twice where that can be told."""
+        """Durable on return. A queue that knows its tasks puts no id and generation twice."""
 
     def join(self, worker: str) -> tuple[int, ...]:
         """Begin to hold leases as `worker`.
 
-        Returns the descriptors that say that the worker lives, where the queue tracks its holders; the guardian keeps
+        Returns the descriptors that prove that the worker lives, if the queue tracks its holders; the guardian keeps
         them open until the worker's attempts are gone.
         """
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
-        """Say which attempts run at this moment, so that a sudden death blames no others; cheap.
+        """Note which attempts run at this moment, so that a sudden death blames no others; cheap.
 
-        `apart` is the one suspect among them, if there is just one.
+        `apart` is the suspect among them, if exactly one is.
         """
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         """At most `n` tasks that are due, without waiting for more; may be empty though tasks exist."""
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
-        """Confirm the leases for `ttl` from now; returns those that are lost."""
+        """Confirm the leases for `ttl` from now; returns the lost ones."""
 
     def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
         """Mark, record and end each lease, and claim up to `claim_next` more for the same worker.
@@ -153,23 +162,46 @@ class Queue(Protocol):
         """Upkeep on the worker's clock (about each half second): leases of the dead go back, due tasks come up."""
 
     def outlook(self) -> Outlook: ...
-    def doorbell(self) -> int | None:
-        """A descriptor that turns readable when tasks may have arrived; `hush` empties it."""
+    def wake_descriptor(self) -> int | None:
+        """A descriptor that turns readable when tasks may have arrived; `drain_wakes` empties it."""
 
-    def hush(self) -> bool:
-        """Empty the doorbell. True if it rang because a holder died: `tend` has something to do at once."""
+    def drain_wakes(self) -> bool:
+        """Empty the wake-up descriptor. True if a holder's death woke it: `tend` has something to do at once."""
 
     def depth(self) -> Depth | None: ...
     def peek(self, n: int) -> list[Task]:
-        """The next tasks, without leasing; raises `NotPossible` where the service cannot."""
+        """The next tasks, without leasing; raises `NotPossible` if the service cannot."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
         """End every task that was put before and has not ended, running ones too, in the store; the queue follows.
 
-        Returns how many were recorded as cancelled. Safe to interrupt at any moment and to call again. `progress` is
-        called with the number of tasks that were looked at since the last call.
+        Returns how many were recorded as cancelled. Safe to interrupt at any moment and to call again. `progress` gets
+        the number of tasks that were looked at since its last call.
         """
 
     def close(self) -> None: ...
+
+
+def record_settlement(records: ResultStore, settlement: Settlement) -> Refused | None:
+    """Write the mark and the record; the caller ends the lease in either case, since a record stands."""
+    try:
+        settle_record(records, settlement.record, settlement.mark)
+    except RecordExists as first:
+        return Refused(settlement.lease, first.record.worker, first.record)
+    return None
+
+
+def refuse_lost(records: ResultStore, settlement: Settlement, holder: str | None = None) -> Refused | None:
+    """Refuse a settlement other than a success if its lease passed on: another attempt may be running.
+
+    Returns None if its own record stands already.
+    """
+    record = settlement.record
+    existing = records.find(record.task_id, record.generation)
+    try:
+        unwritten = is_unwritten(record, existing)
+    except RecordExists as first:
+        return Refused(settlement.lease, first.record.worker, first.record)
+    return Refused(settlement.lease, holder) if unwritten else None

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 from runtime.clock import Clock, SystemClock, machine_id
-from runtime.queues.base import (
-    DEFAULT_QUEUE,
-    Depth,
-    Outlook,
-    PutResult,
-    QueueTraits,
-    Settled,
-    Waiting,
-    ignore_progress,
-)
-from runtime.queues.purge import open_task, purging
-from runtime.queues.settling import record_settlement, refuse_lost
-from runtime.queues.sqlite.presence import Running
+from runtime.queues import base
+from runtime.queues.base import DEFAULT_QUEUE, Settled
+from runtime.queues.purge import Purge, open_task
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.records.orders import pause_order, resume_order
-from runtime.tasks.history import EndedNote
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.values import dataclass, replace
 
@@ -56,7 +46,7 @@ class _Held:
 class MemoryQueue:
     """`Queue` over dictionaries. Share one object between the threads of a test."""
 
-    traits = QueueTraits(kind="memory", tracks_holders=True, remote=False, priorities=True, knows_depth=True)
+    traits = base.QueueTraits(kind="memory", tracks_holders=True, remote=False, priorities=True)
 
     def __init__(self, records: RecordStore, *, name: str = DEFAULT_QUEUE, clock: Clock | None = None) -> None:
         self.name = name
@@ -66,12 +56,12 @@ class MemoryQueue:
         self._waiting: dict[str, _Wait] = {}
         self._held: dict[str, _Held] = {}
         self._known: dict[str, int] = {}
-        """The newest generation of every id ever put."""
-        self._running: dict[str, Running] = {}
+        """The newest generation of each id."""
+        self._running: dict[str, base.Running] = {}
         self._worker = ""
         self._order = 0
 
-    def put(self, tasks: Sequence[Task]) -> PutResult:
+    def put(self, tasks: Sequence[Task]) -> base.PutResult:
         with self._mutex:
             new, before = 0, set()
             for task in tasks:
@@ -82,24 +72,26 @@ class MemoryQueue:
                 self._order += 1
                 self._waiting[task.id] = _Wait(task, self._order, task.not_before or _ALWAYS)
                 new += 1
-            return PutResult(new, len(tasks) - new, frozenset(before))
+            return base.PutResult(new, len(tasks) - new, frozenset(before))
 
     def join(self, worker: str) -> tuple[int, ...]:
         self._worker = worker
         return ()
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
-        self._running[self._worker] = Running(frozenset(tokens), apart)
+        self._running[self._worker] = base.Running(frozenset(tokens), apart)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         with self._mutex:
             self._worker = worker
             if self.records.control(self.name).paused:
                 return []
-            now = self._clock.now()
-            due = [waiting for waiting in self._waiting.values() if waiting.due <= now]
-            due.sort(key=lambda waiting: (-waiting.task.priority, waiting.order))
-            return [self._hold(waiting, worker, ttl) for waiting in due[:n]]
+            return [self._hold(waiting, worker, ttl) for waiting in self._due()[:n]]
+
+    def _due(self) -> list[_Wait]:
+        now = self._clock.now()
+        due = [waiting for waiting in self._waiting.values() if waiting.due <= now]
+        return sorted(due, key=lambda waiting: (-waiting.task.priority, waiting.order))
 
     def _hold(self, waiting: _Wait, worker: str, ttl: timedelta) -> Lease:
         task, token = waiting.task, new_token()
@@ -134,10 +126,10 @@ class MemoryQueue:
         held = self._held_by(lease)
         if held is None and record.state is not TaskState.SUCCEEDED:
             other = self._held.get(lease.task.id)
-            if refused := refuse_lost(self.records, settlement, other.worker if other else None):
+            if refused := base.refuse_lost(self.records, settlement, other.worker if other else None):
                 settled.refused.append(refused)
             return
-        if refused := record_settlement(self.records, settlement):
+        if refused := base.record_settlement(self.records, settlement):
             settled.refused.append(refused)
         if self._known.get(lease.task.id) == record.generation:
             self._held.pop(lease.task.id, None)
@@ -167,65 +159,59 @@ class MemoryQueue:
                 if self._clock.boottime() <= held.deadline:
                     continue
                 del self._held[task_id]
-                running = self._running.get(held.worker, Running())
+                running = self._running.get(held.worker, base.Running())
                 began = held.token in running.tokens
                 if began:
-                    self.records.note_ended(held.waiting.task, self._lost(held, alone=running.alone(held.token)))
+                    note = EndedNote(
+                        token=held.token,
+                        reason=EndReason.LOST,
+                        ended_at=self._clock.now(),
+                        started_at=held.leased_at,
+                        worker=held.worker,
+                        message=f"worker {held.worker} vanished",
+                        alone=running.alone(held.token),
+                        machine=machine_id(),
+                    )
+                    self.records.note_ended(held.waiting.task, note)
                 self._waiting[task_id] = replace(
                     held.waiting, due=_ALWAYS, tries=held.waiting.tries + began, suspect=True
                 )
-
-    def _lost(self, held: _Held, *, alone: bool) -> EndedNote:
-        return EndedNote(
-            token=held.token,
-            reason=EndReason.LOST,
-            ended_at=self._clock.now(),
-            started_at=held.leased_at,
-            worker=held.worker,
-            message=f"worker {held.worker} vanished",
-            alone=alone,
-            machine=machine_id(),
-        )
 
     def _held_by(self, lease: Lease) -> _Held | None:
         held = self._held.get(lease.task.id)
         return held if held is not None and held.token == lease.token else None
 
-    def outlook(self) -> Outlook:
+    def outlook(self) -> base.Outlook:
         with self._mutex:
             if self.records.control(self.name).paused:
-                return Outlook()
+                return base.Outlook()
             now = self._clock.now()
             due = min((waiting.due for waiting in self._waiting.values()), default=None)
             late = any(held.deadline < self._clock.boottime() for held in self._held.values())
-            return Outlook(None if due is None else max(timedelta(), due - now) if due > _ALWAYS else timedelta(), late)
+            return base.Outlook(None if due is None else max(timedelta(), due - now), late)
 
-    def doorbell(self) -> None:
+    def wake_descriptor(self) -> None:
         return None
 
-    def hush(self) -> bool:
+    def drain_wakes(self) -> bool:
         return False
 
-    def depth(self) -> Depth:
+    def depth(self) -> base.Depth:
         with self._mutex:
-            now = self._clock.now()
-            ready = sum(waiting.due <= now for waiting in self._waiting.values())
-            return Depth(ready, len(self._waiting) - ready, len(self._held))
+            ready = len(self._due())
+            return base.Depth(ready, len(self._waiting) - ready, len(self._held))
 
     def peek(self, n: int) -> list[Task]:
         with self._mutex:
-            now = self._clock.now()
-            due = [waiting for waiting in self._waiting.values() if waiting.due <= now]
-            due.sort(key=lambda waiting: (-waiting.task.priority, waiting.order))
-            return [waiting.task for waiting in due[:n]]
+            return [waiting.task for waiting in self._due()[:n]]
 
-    def find_waiting(self, task_id: str) -> Waiting | None:
+    def find_waiting(self, task_id: str) -> base.Waiting | None:
         with self._mutex:
             found = self._waiting.get(task_id)
             if found is None:
                 return None
-            due = [task.id for task in self.peek(len(self._waiting))]
-            return Waiting(due.index(task_id)) if task_id in due else Waiting(len(due), found.due)
+            due = [waiting.task.id for waiting in self._due()]
+            return base.Waiting(due.index(task_id)) if task_id in due else base.Waiting(len(due), found.due)
 
     def pause(self) -> None:
         self.records.put_order(self.name, pause_order(self._clock.now()))
@@ -235,8 +221,8 @@ class MemoryQueue:
         if order is not None:
             self.records.put_order(self.name, order)
 
-    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
-        with purging(self.records, clock=self._clock, progress=progress) as purge:
+    def purge(self, *, progress: Callable[[int], None] = base.ignore_progress) -> int:
+        with closing(Purge(self.records, clock=self._clock, progress=progress)) as purge:
             purge.end_submitted(self.name)
             with self._mutex:
                 waiting = [*self._waiting.values(), *(held.waiting for held in self._held.values())]

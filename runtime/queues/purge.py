@@ -1,26 +1,24 @@
-"""Ending everything that a queue's manifests list: the order first, then a record for each task that has none.
+"""Ending every task that a queue's manifests list: the order first, then a record for each task that has none.
 
-Once the order is durable no worker starts what it covers, and what runs stops; once a task has its record, nothing that
-the queue may still deliver of it runs. So a purge may be interrupted anywhere and run again, and what is submitted
-beside it is either covered and ended, or not covered and run.
+Once the order is durable no worker starts a covered task, and running ones stop; once a task has its record, a late
+delivery of it does not run. So a purge may be interrupted anywhere and run again, and a task submitted beside it is
+either covered and ended, or not covered and run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
 from runtime.clock import Clock
 from runtime.errors import InfrastructureFailure, RuntimeFailure
-from runtime.reasons import EndReason
-from runtime.records.base import ManifestPart, RecordExists, RecordStore
+from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.orders import Order, OrderKind, person
-from runtime.records.settle import settle_record
-from runtime.tasks.history import Record, mark_of
+from runtime.tasks.history import Record, cancelled_record, mark_of
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.tasks.wire import read_line
@@ -40,7 +38,7 @@ class Open:
     generation: int
     experiment: str
     task: Task | None
-    """None if what is written there cannot be read, or is written nowhere any more."""
+    """None if it cannot be read, or is no longer stored."""
     raw: str | None = None
 
 
@@ -59,14 +57,15 @@ class Purge:
         return sum(self.ended.values())
 
     def close(self) -> None:
+        """Begin no more, and count the tasks that were ended."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        # As a worker does: beyond a number of marks, `status` adds up what each has counted.
+        # Like a worker: beyond a number of marks, `status` adds up the counters.
         counters = {name: {TaskState.CANCELLED: ended} for name, ended in self.ended.items()}
         with suppress(RuntimeFailure):
             self._records.put_counters(f"purge-{new_token()}", counters)
 
     def end_submitted(self, queue: str) -> None:
-        """End all that the manifests of the queue's experiments list now, and what was begun again of it."""
+        """End all tasks in the manifests of the queue's experiments, and later generations of them."""
         records = self._records
         names = [seen.name for seen in records.experiments() if seen.queue in (None, queue)]
         parts = {name: records.parts(name) for name in names}
@@ -80,7 +79,7 @@ class Purge:
         for name in names:
             again = dict(records.tried_again(name))
             if again:
-                # In no manifest, so the order names each.
+                # No manifest lists them, so the order names each.
                 begun = frozenset((task_id, generation + 1) for task_id, generation in again.items())
                 records.put_order(queue, replace(order, kind=OrderKind.CANCEL, experiments={}, tasks=begun))
             recorded = IdSet()
@@ -91,17 +90,17 @@ class Purge:
                 self.end(
                     [
                         *(each for each in listed if task_key(each.task_id, each.generation) not in recorded),
-                        *(_begun_again(each, again.pop(each.task_id)) for each in listed if each.task_id in again),
+                        *(_next_life(each, again.pop(each.task_id)) for each in listed if each.task_id in again),
                     ]
                 )
                 if not part.sent:
-                    # Nothing of it is left to publish.
+                    # All its tasks have ended.
                     records.mark_sent(part)
                 self._progress(len(listed))
             self.end([Open(task_id, generation + 1, name, None) for task_id, generation in again.items()])
 
     def _read_part(self, part: ManifestPart) -> list[Open]:
-        """A part that is damaged for good is left out: the order covers it, and nothing else can be known of its tasks."""
+        """The tasks of a part. One that is damaged for good is left out: the order covers it, and its tasks are unknown."""
         try:
             return [_read_line(line, part.experiment) for line in self._records.read_part(part)]
         except InfrastructureFailure as problem:
@@ -113,53 +112,34 @@ class Purge:
     def end(self, tasks: Iterable[Open]) -> list[Record]:
         """Record each as cancelled unless it has ended; returns the records that stand, in the same order."""
         now = self._clock.now()
-        return [self._count(*each) for each in self._pool.map(lambda one: self._end_one(one, now), tasks)]
+        stand = []
+        for record, by_us in self._pool.map(lambda one: self._end_one(one, now), tasks):
+            if by_us:
+                self.ended[record.experiment] = self.ended.get(record.experiment, 0) + 1
+            stand.append(record)
+        return stand
 
     def _end_one(self, one: Open, now: datetime) -> tuple[Record, bool]:
-        record = Record(
-            task_id=one.task_id,
-            generation=one.generation,
-            experiment=one.experiment,
-            state=TaskState.CANCELLED,
-            token=new_token(),
-            reason=EndReason.CANCELLED,
-            ended_at=now,
-            message=f"cancelled by {self._by}, who purged its queue",
-            attempts=0,
-        )
+        by = f"{self._by}, who purged its queue"
+        record = cancelled_record(one.task_id, one.generation, one.experiment, now=now, by=by)
         try:
             settle_record(self._records, record, mark_of(record, one.task, raw=one.raw))
         except RecordExists as first:
             return first.record, False
         return record, True
 
-    def _count(self, record: Record, by_us: bool) -> Record:
-        if by_us:
-            self.ended[record.experiment] = self.ended.get(record.experiment, 0) + 1
-        return record
-
-
-@contextmanager
-def purging(records: RecordStore, *, clock: Clock, progress: Callable[[int], None]) -> Iterator[Purge]:
-    """Interrupted, it begins nothing more; what it has ended is counted all the same."""
-    purge = Purge(records, clock=clock, progress=progress)
-    try:
-        yield purge
-    finally:
-        purge.close()
-
 
 def open_task(task: Task) -> Open:
-    """What a queue describes itself."""
+    """A task that the queue itself lists."""
     return Open(task.id, task.generation, task.experiment, task)
 
 
-def _begun_again(one: Open, ended: int) -> Open:
+def _next_life(one: Open, ended: int) -> Open:
     task = None if one.task is None else replace(one.task, generation=ended + 1)
     return replace(one, generation=ended + 1, task=task)
 
 
 def _read_line(line: str, experiment: str) -> Open:
-    """A manifest's line; one that cannot be decoded is ended by its id."""
+    """The task of a manifest's line; an undecodable one is ended by its id."""
     task, problem = read_line(line, experiment)
     return open_task(task) if problem is None else Open(task.id, task.generation, task.experiment, None, line)

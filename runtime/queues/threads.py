@@ -1,4 +1,4 @@
-"""A few threads for calls that may wait, at little cost for those that do not.
+"""A few threads for calls that may wait, at little cost for calls that do not.
 
 The standard library's pool makes a future, a condition and two locks for each call, which costs more than a read from
 memory or a small file. Here a call is one entry in a queue, and many calls of one kind share their threads.
@@ -17,7 +17,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 SLOW_S: Final = 0.0003
-"""Calls that take longer are worth a thread each: a few times what it costs to wake one."""
+"""Calls that take longer are worth a thread each: a few times the cost of waking one."""
 HANGING_S: Final = 0.1
 PAUSE_EVERY_S: Final = 0.001
 
@@ -33,7 +33,7 @@ class Threads:
         """Threads that wait for a call. Too high while all of them work and calls wait, when none can be started anyway."""
         self._lock = threading.Lock()
         self.mean_s = 0.0
-        """What recent calls of many took. Now and then one waits for the interpreter's lock, and proves nothing."""
+        """Mean duration of recent calls. Single calls wait for the interpreter's lock, and prove nothing."""
 
     def start(self, call: Callable[[], object]) -> None:
         """Have a thread make the call, which must not raise."""
@@ -50,12 +50,12 @@ class Threads:
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # or what it refers to would live until the next one
+            del call  # or its references would live until the next one
             with self._lock:
                 self._free += 1
 
     def each(self, call: Callable[[A], B], items: Sequence[A], *, at_once: int) -> list[B]:
-        """As `map`, in this thread and others; raises what the first of them raised, once all have returned."""
+        """`map`, in this thread and others; raises the first item's exception once all calls have returned."""
         if len(items) == 1:
             return [call(items[0])]
         results: list[B | None] = [None] * len(items)
@@ -115,7 +115,7 @@ class Lane(Generic[A]):
         self._threads.start(self._work)
 
     def work(self, items: Iterable[A]) -> None:
-        """As `add`, with this thread as the first; others may still be at their last when it returns."""
+        """`add`, with this thread as the first; others may still make their last call when it returns."""
         with self._lock:
             self._left.extend(items)
             self._working += 1

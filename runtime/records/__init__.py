@@ -20,26 +20,31 @@ SCHEMES: Final = ("file", "gs", "memory", "s3", "sqlite")
 def open_records(url: str) -> RecordStore:
     """The store at `url`: `file:/folder` or an absolute path, `gs://…`, `s3://…`, `sqlite:/file`, `memory:`.
 
-    Touches the network not at all and the disk only to see that a folder is there; `check` proves what it promises.
+    Makes no network call, and looks on the disk only for a folder; `check` proves the store's promises.
     """
     if url.startswith("/"):
         url = f"file:{url}"
     scheme, colon, rest = url.partition(":")
     match scheme if colon else "":
         case "file":
-            from runtime.records.blobs.folder import FolderRecords
+            from runtime.records.blobs.folder import FolderBlobs
+            from runtime.records.store import BlobRecords
 
-            return FolderRecords(_local_path(url, rest))
+            return BlobRecords(FolderBlobs(_local_path(url, rest)))
         case "gs" | "s3":
-            from runtime.records.blobs.bucket import BucketRecords
+            from runtime.records.blobs.bucket import BucketBlobs
+            from runtime.records.store import BlobRecords
 
-            return BucketRecords(url)
+            return BlobRecords(BucketBlobs(url))
         case "memory":
             from runtime.records.memory import MemoryRecords
 
             return MemoryRecords()
         case "sqlite":
-            return _open_sqlite(_local_path(url, rest))
+            from runtime.records.embedded import EmbeddedFile
+            from runtime.records.sqlite import SqliteRecords
+
+            return SqliteRecords(EmbeddedFile(_local_path(url, rest)))
     from importlib.metadata import entry_points
 
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
@@ -51,15 +56,8 @@ def open_records(url: str) -> RecordStore:
 
 
 def _local_path(url: str, rest: str) -> Path:
-    """Of `file:/a`, `file:///a` and their like; `%20` is read only behind `//`, where URLs are quoted."""
+    """The path of `file:/a`, `file:///a` and their like; `%20` is read only behind `//`, where URLs are quoted."""
     path = Path(unquote(rest[2:]) if rest.startswith("//") else rest)
     if not path.is_absolute():
         raise InvalidValue("record store", url, "an absolute path behind the colon, such as file:/lab/records")
     return path
-
-
-def _open_sqlite(path: Path) -> RecordStore:
-    from runtime.records.embedded import EmbeddedFile
-    from runtime.records.sqlite import SqliteRecords
-
-    return SqliteRecords(EmbeddedFile(path))

@@ -1,7 +1,7 @@
-"""What every record store promises, and the values that lie in it.
+"""The promises of every record store, and the values that lie in it.
 
-The store is the truth about tasks: one create-only record ends each generation of a task, notes say how earlier
-attempts ended, marks list what did not succeed, and manifests list what was submitted. docs/records.md has the
+The store is the truth about tasks: one create-only record ends each generation of a task, notes describe earlier
+attempts' ends, marks list unsuccessful tasks, and manifests list submitted ones. docs/records.md has the
 layout that people read with plain tools.
 """
 
@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, Protocol
 
+from runtime import faults
 from runtime.errors import RuntimeFailure
 from runtime.records.orders import Control, Order
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
@@ -34,13 +35,13 @@ class ManifestPart:
     """Published to the queue, all of it."""
 
     @classmethod
-    def named(cls, experiment: str, name: str, *, sent: bool = False) -> ManifestPart:
-        return cls(experiment, name, int(name.split("-")[1]), sent=sent)
+    def named(cls, experiment: str, name: str) -> ManifestPart:
+        return cls(experiment, name, int(name.split("-")[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSeen:
-    """What a worker says of itself every 30 s, and a last time when it leaves."""
+    """A worker's report about itself, every 30 s and once more when it leaves."""
 
     worker: str
     host: str
@@ -85,7 +86,7 @@ class StoredTask:
     """A task as it stands in a store that holds tasks."""
 
     task: Task | None
-    """None if what is stored cannot be decoded."""
+    """None if it cannot be decoded."""
     generation: int
     state: TaskState
     experiment: str
@@ -110,8 +111,8 @@ class ResultStore(Protocol):
     def commit(self, record: Record) -> None:
         """Make it the one record of its generation; durable on return.
 
-        Raises `RecordExists` if another token's record was first. Its own token's means it has won: a
-        conditional write that was retried loses to itself.
+        Raises `RecordExists` if another token's record was first. A record with this one's token is no conflict:
+        a retried conditional write loses to itself.
         """
 
     def find(self, task_id: str, generation: int) -> Record | None: ...
@@ -128,36 +129,36 @@ class ResultStore(Protocol):
         """Id and generation of each record, in no order, by listing alone."""
 
     def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
-        """Id and generation of each newest record that is no success and whose mark was closed: the next generation was
-        published, and has not ended."""
+        """Tasks with a next generation that has not ended: id and generation of each newest record that is no success and
+        has a closed mark."""
 
     def record_url(self, task_id: str, generation: int) -> str:
-        """Where a person finds a record that exists."""
+        """The place where people find a record that exists."""
 
     def mark(self, mark: Mark) -> None:
-        """Safe to repeat. One that was closed stays closed, however late this comes."""
+        """Write a mark. Safe to repeat; a closed mark stays closed, however late this comes."""
 
     def unmark(self, task_id: str, generation: int, state: TaskState) -> bool:
-        """Close it for good; True if this call did, and always where the queue's own file holds the tasks."""
+        """Close a mark for good; True if this call did, and always if the queue's own file holds the tasks."""
 
     def marks(
         self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
     ) -> Iterator[Mark]:
-        """Newest generation of each; a mark whose record says otherwise is skipped.
+        """The newest generation's mark of each task, unless its record contradicts it.
 
-        `limit` bounds what is looked at, and so the requests; fewer may come back.
+        `limit` bounds the marks examined, and so the requests; fewer may come back.
         """
 
     def find_mark(self, task_id: str, generation: int, state: TaskState) -> Mark | None:
-        """That one, if `marks` would list it."""
+        """The mark, if `marks` would list it."""
 
 
 class AttemptStore(Protocol):
-    """Attempts that began, and how those ended that did not succeed."""
+    """Attempts that began, and the ends of attempts that did not succeed."""
 
     def note_started(self, task: Task, started: StartedMark) -> None: ...
     def retract_started(self, task: Task, token: str) -> None:
-        """The attempt did not begin after all: as if its mark had never been."""
+        """Remove the mark of an attempt that did not begin after all."""
 
     def note_ended(self, task: Task, note: EndedNote) -> None:
         """Create-only by token; a second one of the same token changes nothing."""
@@ -166,7 +167,7 @@ class AttemptStore(Protocol):
 
 
 class ManifestStore(Protocol):
-    """What was submitted, and how much of it has ended."""
+    """The submitted tasks, and how many of them have ended."""
 
     def put_experiment(self, experiment: str, *, queue: str | None) -> None: ...
     def experiments(self) -> list[ExperimentSeen]: ...
@@ -177,31 +178,32 @@ class ManifestStore(Protocol):
     def mark_sent(self, part: ManifestPart) -> None: ...
 
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
-        """By experiment: the records that this worker has committed since it started."""
+        """Report, by experiment, the records that this worker has committed since it started."""
 
     def totals(self, experiment: str, *, exact: bool = False) -> Totals:
-        """Without `exact` a hint, for never a request per task, and none per worker: see `runtime.records.totals`."""
+        """Without `exact` a hint that costs no request per task or worker: see `runtime.records.totals`."""
 
 
 class FleetStore(Protocol):
-    """What workers are told, and what they report."""
+    """Orders for workers, and workers' reports."""
 
     def put_order(self, queue: str, order: Order) -> str:
-        """Tell the workers of a queue something; durable on return. None is lost to another that is given at once.
+        """Give the workers of a queue an order; durable on return, and never lost to another given at the same moment.
 
-        Returns the order's id. What earlier orders say is put together now and then, and that loses nothing either.
+        Returns the order's id. Now and then earlier orders are merged into one, which loses none of them.
         """
 
     def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> Control:
-        """All that the queue's workers are told, by one listing and a read of what is new in it.
+        """All orders of the queue, by one listing and a read of each new one.
 
-        The same object as before while nothing is new. What was read here less than `max_age` ago is not read again.
+        Returns the same object as before while none is new, and without a request if the last read is younger than
+        `max_age`.
         """
 
     def skew(self) -> timedelta | None:
-        """How far this machine's clock is ahead of the store's; None where the store goes by this machine's.
+        """How far this machine's clock is ahead of the store's; None if the store uses this machine's.
 
-        Costs a request the first time, where no answer has told it already.
+        Costs a request the first time, unless an earlier answer contained the store's time.
         """
 
     def put_worker(self, seen: WorkerSeen) -> None: ...
@@ -218,16 +220,16 @@ class FileStore(Protocol):
     def has_blob(self, reference: str) -> bool: ...
 
     def log_url(self, task_id: str, token: str) -> str:
-        """What `append_log` returns, also before its first call."""
+        """The URL that `append_log` returns, also before its first call."""
 
     def outputs_url(self, task_id: str, token: str) -> str:
-        """Where an attempt's outputs belong: a folder's path, or a bucket's URL."""
+        """The place for an attempt's outputs: a folder's path, or a bucket's URL."""
 
     def checkpoints_path(self, task_id: str) -> str | None:
-        """The folder that all attempts of a task share; None where the store has no folders."""
+        """The folder that all attempts of a task share; None if the store has no folders."""
 
     def keep_outputs(self, task_id: str, token: str, folder: Path) -> KeptOutputs:
-        """Make what an attempt left in `folder` durable; returns where it lies, and what of it cannot be kept."""
+        """Make the files that an attempt left in `folder` durable; returns their place, and the files left out."""
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         """Add to an attempt's long log and return its URL."""
@@ -236,10 +238,10 @@ class FileStore(Protocol):
 
 
 class RecordStore(ResultStore, AttemptStore, ManifestStore, FleetStore, FileStore, Protocol):
-    """Where the truth lies: all that is kept, in one place."""
+    """The truth about tasks, in one place."""
 
     holds_tasks: bool
-    """The queue's own file: what is put is already durable and listed, and needs no manifest."""
+    """It is the queue's own file: tasks put there are durable and listed, and need no manifest."""
 
     def check(self) -> None:
         """Prove once that create-only holds here. Raises `StoreUnsafe`."""
@@ -248,7 +250,7 @@ class RecordStore(ResultStore, AttemptStore, ManifestStore, FleetStore, FileStor
 
 
 def calls_at_once(records: RecordStore) -> int:
-    """How many calls of one kind to make at a time; in this process's memory none waits for anything."""
+    """How many calls of one kind to make at a time; calls into this process's memory wait for nothing."""
     return 1 if records.url.startswith("memory:") else 16
 
 
@@ -261,3 +263,30 @@ class RecordExists(RuntimeFailure):
             f"task `{record.task_id}` already has a record: {record.state}",
             facts=[f"generation {record.generation}, by worker `{record.worker}`", "result discarded, nothing written"],
         )
+
+
+def settle_record(records: ResultStore, record: Record, mark: Mark | None = None) -> None:
+    """Write the mark, then the record; both are durable on return.
+
+    Raises `RecordExists` if another attempt's record was first; if that record contradicts the mark, the mark is closed.
+    """
+    if mark is not None:
+        records.mark(mark)
+        faults.reach("queue.marked")
+    try:
+        records.commit(record)
+    except RecordExists as first:
+        if mark is not None and first.record.state is not record.state:
+            records.unmark(record.task_id, record.generation, record.state)
+        raise
+    faults.reach("queue.recorded")
+
+
+def is_unwritten(record: Record, existing: Record | None) -> bool:
+    """Whether `record` has yet to be written; False if `existing` is the same record, from a repeated write.
+
+    Raises `RecordExists` if `existing` is another attempt's.
+    """
+    if existing is not None and existing.token != record.token:
+        raise RecordExists(existing)
+    return existing is None

@@ -1,37 +1,41 @@
 """Records, notes, marks and the rest as JSON that people read with jq: one object, one line, UTF-8.
 
-What has its default value is left out, fields that this release does not know are ignored, and `schema` is a major
-that added fields never bump. Every text can be written: a document that holds half of a surrogate pair, which is no
+Most fields with a default value are left out, unknown fields are ignored, and `schema` is a major version that added
+fields never raise. Every text can be written: a document that holds half of a surrogate pair, which is no
 UTF-8, is written with escapes alone. NaN and infinities are spelled as Python's json does. docs/decisions/text-and-numbers.md
 has the reasons.
 
-A record's length modulo 4 says its state (`state_of_size`), so that a listing, which has sizes and costs a request
-per 1,000 names, counts states exactly and no record needs to be read: docs/decisions/record-size-says-state.md.
+A record's length modulo 4 is its state (`state_of_size`), so that a listing, which has sizes and costs a request per
+1,000 names, counts states exactly without reading a record: docs/decisions/record-size-says-state.md.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from runtime.errors import InvalidRecord, InvalidTask, InvalidValue, NotPossible, StoreUnsafe, explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
 from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
-from runtime.tasks.model import TaskState, hex_digest
+from runtime.tasks.model import Task, TaskState, hex_digest
 from runtime.tasks.wire import parse_task, task_fields
 from runtime.units import format_time, parse_time
 from runtime.values import replace
 
 SCHEMA: Final = 1
 MERGED: Final = "merged"
-"""Stands for the kind of an order that says what several said."""
+"""The kind of an order in place of several others."""
 
-K = TypeVar("K")
+V = TypeVar("V")
+
+REQUIRED: Final = object()
+"""The default of a field that every object has."""
 
 _STATES: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 
@@ -92,56 +96,172 @@ def damaged(where: str, problem: object) -> StoreUnsafe:
 
 
 UNDECODABLE: Final = (StoreUnsafe, NotPossible)
-"""What decoding raises. A listing, or a loop over many, reports it and goes on; nothing else may be caught with it."""
+"""Failures of decoding. A listing, or a loop over many objects, reports them and goes on; it catches nothing else."""
+
+
+class Field(NamedTuple):
+    """A key of an object's JSON and the attribute that it holds."""
+
+    key: str
+    kind: Any
+    default: Any = REQUIRED
+    """The value for a missing or null key; it is not written, unless `always`."""
+    attribute: str | None = None
+    """The attribute's name if it is not the key."""
+    always: bool = False
+
+
+class Format(Generic[V]):
+    """A value class as one JSON object: its fields, in the order in which they are written."""
+
+    def __init__(self, made: type[V], *fields: Field) -> None:
+        self._made, self._fields = made, fields
+        self._get = operator.attrgetter(*(each.attribute or each.key for each in fields))
+        # None is never written, so a default of None needs no comparison.
+        left_out = [REQUIRED if each.always or each.default is None else each.default for each in fields]
+        self._spelling = [
+            (each.key, default, _SPELL.get(each.kind)) for each, default in zip(fields, left_out, strict=True)
+        ]
+
+    def encode(self, value: V) -> bytes:
+        fields: dict[str, Any] = {"schema": SCHEMA}
+        for (key, default, spell), found in zip(self._spelling, self._get(value), strict=True):
+            if found is None or (default is not REQUIRED and found == default):
+                continue
+            fields[key] = found if spell is None else spell(found)
+        return encode_json(fields)
+
+    def decode(self, data: bytes, where: str) -> V:
+        """Raises `StoreUnsafe` if `data` is damaged and `NotPossible` if a newer release wrote it."""
+        return self.read(decode_json(data, where), where)
+
+    def read(self, fields: Mapping[str, Any], where: str) -> V:
+        values = {}
+        with _reading(where):
+            for key, kind, default, attribute, _ in self._fields:
+                found: Any = fields[key] if default is REQUIRED else fields.get(key)
+                if found is None and default is not REQUIRED:
+                    found = default
+                elif kind in _READ:
+                    found = _READ[kind](found)
+                elif kind is not Any and type(found) is not kind:
+                    raise TypeError(f"`{key}` is {type(found).__name__}, expected {kind.__name__}")
+                values[attribute or key] = tuple(found) if kind is list else found
+            return self._made(**values)
+
+
+_SPELL: Final[Mapping[Any, Callable[[Any], Any]]] = {datetime: format_time, dict: dict, Task: task_fields}
+_READ: Final[Mapping[Any, Callable[[Any], Any]]] = {
+    datetime: parse_time,
+    Task: parse_task,
+    TaskState: TaskState,
+    EndReason: EndReason,
+    float: float,
+}
+
+RECORD: Final = Format(
+    Record,
+    Field("task", str, attribute="task_id"),
+    Field("generation", int),
+    Field("experiment", str),
+    Field("state", TaskState),
+    Field("reason", EndReason),
+    Field("token", str),
+    Field("attempts", int, 1, always=True),
+    Field("ended_at", datetime),
+    Field("started_at", datetime, None),
+    Field("message", str, None),
+    Field("worker", str, None),
+    Field("exit_code", int, None),
+    Field("code", str, None),
+    Field("value", Any, None),
+    Field("value_url", str, None),
+    Field("outputs_url", str, None),
+    Field("log_url", str, None),
+    Field("metrics", dict, {}),
+    Field("log", str, ""),
+)
+ENDED: Final = Format(
+    EndedNote,
+    Field("token", str),
+    Field("reason", EndReason),
+    Field("ended_at", datetime),
+    Field("started_at", datetime, None),
+    Field("worker", str, None),
+    Field("message", str, None),
+    Field("exit_code", int, None),
+    Field("machine", str, None),
+    Field("evidence", str, None),
+    Field("alone", bool, False),
+    Field("progressed", bool, False),
+    Field("log", str, ""),
+)
+STARTED: Final = Format(
+    StartedMark,
+    Field("token", str),
+    Field("worker", str),
+    Field("started_at", datetime),
+    Field("alone", bool, False, always=True),
+    Field("machine", str, None),
+)
+MARK: Final = Format(
+    Mark,
+    Field("task_id", str),
+    Field("generation", int),
+    Field("experiment", str),
+    Field("state", TaskState),
+    Field("reason", EndReason),
+    Field("marked_at", datetime),
+    Field("message", str, None),
+    Field("task", Task, None),
+    Field("raw", str, None),
+)
+EXPERIMENT: Final = Format(
+    ExperimentSeen,
+    Field("experiment", str, attribute="name"),
+    Field("created_at", datetime, None),
+    Field("queue", str, None),
+)
+WORKER: Final = Format(
+    WorkerSeen,
+    Field("worker", str),
+    Field("host", str),
+    Field("queue", str),
+    Field("seen_at", datetime),
+    Field("started_at", datetime),
+    Field("slots", int),
+    Field("running", list, (), always=True),
+    Field("done", int, 0, always=True),
+    Field("failed", int, 0, always=True),
+    Field("rate_per_s", float, 0, always=True),
+    Field("left", bool, False, always=True),
+    Field("labels", dict, {}, always=True),
+    Field("declined", dict, {}, always=True),
+)
 
 
 def encode_record(record: Record) -> bytes:
-    fields: dict[str, Any] = {
-        "schema": SCHEMA,
-        "task": record.task_id,
-        "generation": record.generation,
-        "experiment": record.experiment,
-        "state": record.state.value,
-        "reason": record.reason.value,
-        "token": record.token,
-        "attempts": record.attempts,
-        "ended_at": format_time(record.ended_at),
-    }
-    if record.started_at is not None:
-        fields["started_at"] = format_time(record.started_at)
-    for name in ("message", "worker", "exit_code", "code", "value", "value_url", "outputs_url", "log_url"):
-        value = getattr(record, name)
-        if value is not None:
-            fields[name] = value
-    if record.metrics:
-        fields["metrics"] = dict(record.metrics)
-    if record.log:
-        fields["log"] = record.log
-    data = encode_json(fields)
+    data = RECORD.encode(record)
     padding = (_STATES.index(record.state) - len(data)) % 4
     return data[:-1] + b" " * padding + b"\n"
 
 
-def decode_record(data: bytes, where: str = "record") -> Record:
-    return _record_of(decode_json(data, where), where)
-
-
 def read_record(data: bytes, where: str, task_id: str, generation: int) -> Record:
-    """As `decode_record`; one that cannot be decoded is `unreadable` and counts as what its name and length say."""
+    """Decode a record; an undecodable one is `unreadable`, with the task, generation and state of its name and length."""
     try:
-        return decode_record(data, where)
+        return RECORD.decode(data, where)
     except UNDECODABLE as problem:
         why = problem.message
     fields = _salvage(data)
     try:
-        found = _record_of(fields | {"value": None, "metrics": {}}, where)
+        found = RECORD.read(fields | {"value": None, "metrics": {}}, where)
     except UNDECODABLE:
         return unreadable_record(task_id, generation, fields.get("experiment"), state_of_size(len(data)), why)
     return replace(found, unreadable=why)
 
 
 def unreadable_record(task_id: str, generation: int, experiment: object, state: TaskState, why: str) -> Record:
-    """What stands for a record of which nothing else is known."""
+    """The stand-in for a record that cannot be read."""
     return Record(
         task_id=task_id,
         generation=generation,
@@ -161,12 +281,12 @@ REASON_OF: Final = {
     TaskState.CANCELLED: EndReason.CANCELLED,
     TaskState.EXPIRED: EndReason.EXPIRED,
 }
-"""The end reason of a record that says only its state."""
+"""The end reason of a record with nothing but a state."""
 _UNKNOWN_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _salvage(data: bytes) -> dict[str, Any]:
-    """The object with numbers that are too long left out; empty where there is none to be had."""
+    """The object without numbers that are too long; empty if it cannot be read at all."""
     try:
         fields = json.loads(data, parse_int=lambda text: int(text) if len(text) < _LONGEST_NUMBER else None)
     except (ValueError, RecursionError):
@@ -175,36 +295,11 @@ def _salvage(data: bytes) -> dict[str, Any]:
 
 
 _LONGEST_NUMBER: Final = 600
-"""Digits that every interpreter reads, whatever its limit is set to."""
-
-
-def _record_of(fields: Mapping[str, Any], where: str) -> Record:
-    with _reading(where):
-        return Record(
-            task_id=_need(fields, "task", str),
-            generation=_need(fields, "generation", int),
-            experiment=_need(fields, "experiment", str),
-            state=TaskState(fields["state"]),
-            reason=EndReason(fields["reason"]),
-            token=_need(fields, "token", str),
-            attempts=_take(fields, "attempts", int, 1),
-            ended_at=parse_time(fields["ended_at"]),
-            started_at=_time(fields.get("started_at")),
-            message=_take(fields, "message", str),
-            worker=_take(fields, "worker", str),
-            exit_code=_take(fields, "exit_code", int),
-            value=fields.get("value"),
-            value_url=_take(fields, "value_url", str),
-            log=_take(fields, "log", str, ""),
-            log_url=_take(fields, "log_url", str),
-            outputs_url=_take(fields, "outputs_url", str),
-            metrics=_take(fields, "metrics", dict, {}),
-            code=_take(fields, "code", str),
-        )
+"""Digits that every interpreter reads, at any setting of its limit."""
 
 
 def read_value(record: Record, records: RecordStore) -> Any:
-    """What the task returned, wherever the store keeps it; None only if it returned nothing, or None.
+    """The task's result, wherever the store keeps it; None only if the task returned nothing, or None.
 
     Raises `StoreUnavailable` if the store has it no more or does not answer, and `StoreUnsafe` if it is damaged.
     """
@@ -219,159 +314,38 @@ def read_value(record: Record, records: RecordStore) -> Any:
         raise damaged(record.value_url, explain_json(problem)) from None
 
 
-def encode_ended(note: EndedNote) -> bytes:
-    fields: dict[str, Any] = {
-        "schema": SCHEMA,
-        "token": note.token,
-        "reason": note.reason.value,
-        "ended_at": format_time(note.ended_at),
-    }
-    if note.started_at is not None:
-        fields["started_at"] = format_time(note.started_at)
-    for name in ("worker", "message", "exit_code", "machine", "evidence"):
-        value = getattr(note, name)
-        if value is not None:
-            fields[name] = value
-    for name in ("alone", "progressed", "log"):
-        if value := getattr(note, name):
-            fields[name] = value
-    return encode_json(fields)
-
-
-def decode_ended(data: bytes, where: str = "note") -> EndedNote:
-    fields = decode_json(data, where)
-    with _reading(where):
-        return EndedNote(
-            token=_need(fields, "token", str),
-            reason=EndReason(fields["reason"]),
-            ended_at=parse_time(fields["ended_at"]),
-            started_at=_time(fields.get("started_at")),
-            worker=_take(fields, "worker", str),
-            message=_take(fields, "message", str),
-            alone=_take(fields, "alone", bool, False),
-            machine=_take(fields, "machine", str),
-            evidence=_take(fields, "evidence", str),
-            progressed=_take(fields, "progressed", bool, False),
-            exit_code=_take(fields, "exit_code", int),
-            log=_take(fields, "log", str, ""),
-        )
-
-
-def encode_started(started: StartedMark) -> bytes:
-    return encode_json(
-        {
-            "schema": SCHEMA,
-            "token": started.token,
-            "worker": started.worker,
-            "started_at": format_time(started.started_at),
-            "alone": started.alone,
-            **({} if started.machine is None else {"machine": started.machine}),
-        }
-    )
-
-
-def decode_started(data: bytes, where: str = "started mark") -> StartedMark:
-    fields = decode_json(data, where)
-    with _reading(where):
-        return StartedMark(
-            _need(fields, "token", str),
-            _need(fields, "worker", str),
-            parse_time(fields["started_at"]),
-            _take(fields, "alone", bool, False),
-            _take(fields, "machine", str),
-        )
-
-
-def encode_mark(mark: Mark) -> bytes:
-    fields: dict[str, Any] = {
-        "schema": SCHEMA,
-        "task_id": mark.task_id,
-        "generation": mark.generation,
-        "experiment": mark.experiment,
-        "state": mark.state.value,
-        "reason": mark.reason.value,
-        "marked_at": format_time(mark.marked_at),
-    }
-    if mark.message is not None:
-        fields["message"] = mark.message
-    if mark.task is not None:
-        fields["task"] = task_fields(mark.task)
-    if mark.raw is not None:
-        fields["raw"] = mark.raw
-    return encode_json(fields)
-
-
-def decode_mark(data: bytes, where: str = "mark") -> Mark:
-    fields = decode_json(data, where)
-    with _reading(where):
-        task = fields.get("task")
-        return Mark(
-            task_id=_need(fields, "task_id", str),
-            generation=_need(fields, "generation", int),
-            experiment=_need(fields, "experiment", str),
-            state=TaskState(fields["state"]),
-            reason=EndReason(fields["reason"]),
-            marked_at=parse_time(fields["marked_at"]),
-            message=_take(fields, "message", str),
-            task=None if task is None else parse_task(task),
-            raw=_take(fields, "raw", str),
-        )
-
-
-def encode_experiment(seen: ExperimentSeen) -> bytes:
-    fields: dict[str, Any] = {"schema": SCHEMA, "experiment": seen.name}
-    if seen.created_at is not None:
-        fields["created_at"] = format_time(seen.created_at)
-    if seen.queue is not None:
-        fields["queue"] = seen.queue
-    return encode_json(fields)
-
-
-def decode_experiment(data: bytes, where: str = "experiment") -> ExperimentSeen:
-    fields = decode_json(data, where)
-    with _reading(where):
-        return ExperimentSeen(
-            _need(fields, "experiment", str), _time(fields.get("created_at")), _take(fields, "queue", str)
-        )
-
-
 def encode_order(order: Order) -> bytes:
-    fields: dict[str, Any] = {"schema": SCHEMA, "order": order.kind.value, "at": format_time(order.at)}
-    if order.by is not None:
-        fields["by"] = order.by
-    if order.ends:
-        fields["ends"] = sorted(order.ends)
-    if order.experiments:
-        fields["experiments"] = {name: sorted(parts) for name, parts in sorted(order.experiments.items())}
-    if order.tasks:
-        fields["tasks"] = _generations(order.tasks)
-    return encode_json(fields)
+    optional = {
+        "by": order.by,
+        "ends": sorted(order.ends),
+        "experiments": {name: sorted(parts) for name, parts in sorted(order.experiments.items())},
+        "tasks": _generations(order.tasks),
+    }
+    fields = {"schema": SCHEMA, "order": order.kind.value, "at": format_time(order.at)}
+    return encode_json(fields | {name: value for name, value in optional.items() if value})
 
 
 def encode_merged(control: Control, merged: Iterable[str]) -> bytes:
-    """What `control` says, in place of the orders whose ids are `merged`; equal values are equal bytes."""
-    fields: dict[str, Any] = {"schema": SCHEMA, "order": MERGED, "merged": sorted(merged)}
-    if control.pauses:
-        fields["pauses"] = sorted(control.pauses)
-    if control.ended:
-        fields["ended"] = sorted(control.ended)
-    if control.experiments:
-        fields["experiments"] = {
+    """`control` as an order in place of those with the ids `merged`; equal values are equal bytes."""
+    optional = {
+        "pauses": sorted(control.pauses),
+        "ended": sorted(control.ended),
+        "experiments": {
             name: {
                 "parts": sorted(covered.parts),
                 "before": format_time(covered.before),
                 "ordered_at": format_time(covered.ordered_at),
             }
             for name, covered in sorted(control.experiments.items())
-        }
-    if control.tasks:
-        fields["tasks"] = _generations(control.tasks)
-    if control.purged_before is not None:
-        fields["purged_before"] = format_time(control.purged_before)
-    return encode_json(fields)
+        },
+        "tasks": _generations(control.tasks),
+        "purged_before": control.purged_before and format_time(control.purged_before),
+    }
+    fields = {"schema": SCHEMA, "order": MERGED, "merged": sorted(merged)}
+    return encode_json(fields | {name: value for name, value in optional.items() if value})
 
 
-def decode_order(data: bytes, identity: str, stored_at: datetime, where: str = "order") -> ReadOrder:
+def decode_order(data: bytes, identity: str, stored_at: datetime, where: str) -> ReadOrder:
     fields = decode_json(data, where)
     with _reading(where):
         tasks = frozenset(
@@ -403,7 +377,7 @@ def decode_order(data: bytes, identity: str, stored_at: datetime, where: str = "
             experiments={name: frozenset(parts) for name, parts in experiments.items()},
             tasks=tasks,
         )
-        # As a merged order will say it.
+        # With milliseconds, as in a merged order.
         return ReadOrder(control_of(identity, order, parse_time(format_time(stored_at))))
 
 
@@ -414,8 +388,8 @@ def _generations(tasks: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     return found
 
 
-def decode_old_control(data: bytes, where: str = "control") -> Control:
-    """What an older release told the workers, in one object that it wrote anew for each order."""
+def decode_old_control(data: bytes, where: str) -> Control:
+    """The orders of an older release, in one object that it replaced for each order."""
     fields = decode_json(data, where)
     with _reading(where):
         old = OldControl(
@@ -431,60 +405,8 @@ def decode_old_control(data: bytes, where: str = "control") -> Control:
         )
 
 
-def encode_worker(seen: WorkerSeen) -> bytes:
-    return encode_json(
-        {
-            "schema": SCHEMA,
-            "worker": seen.worker,
-            "host": seen.host,
-            "queue": seen.queue,
-            "seen_at": format_time(seen.seen_at),
-            "started_at": format_time(seen.started_at),
-            "slots": seen.slots,
-            "running": list(seen.running),
-            "done": seen.done,
-            "failed": seen.failed,
-            "rate_per_s": seen.rate_per_s,
-            "left": seen.left,
-            "labels": dict(seen.labels),
-            "declined": dict(seen.declined),
-        }
-    )
-
-
-def decode_worker(data: bytes, where: str = "worker") -> WorkerSeen:
-    fields = decode_json(data, where)
-    with _reading(where):
-        return WorkerSeen(
-            worker=_need(fields, "worker", str),
-            host=_need(fields, "host", str),
-            queue=_need(fields, "queue", str),
-            seen_at=parse_time(fields["seen_at"]),
-            started_at=parse_time(fields["started_at"]),
-            slots=_need(fields, "slots", int),
-            running=tuple(_take(fields, "running", list, [])),
-            done=_take(fields, "done", int, 0),
-            failed=_take(fields, "failed", int, 0),
-            rate_per_s=float(fields.get("rate_per_s", 0)),
-            left=_take(fields, "left", bool, False),
-            labels=_take(fields, "labels", dict, {}),
-            declined=_take(fields, "declined", dict, {}),
-        )
-
-
 def _time(text: str | None) -> datetime | None:
     return None if text is None else parse_time(text)
-
-
-def _need(fields: Mapping[str, Any], name: str, kind: type[K]) -> K:
-    value = fields[name]
-    if type(value) is not kind:
-        raise TypeError(f"`{name}` is {type(value).__name__}, expected {kind.__name__}")
-    return value
-
-
-def _take(fields: Mapping[str, Any], name: str, kind: type[Any], default: Any = None) -> Any:
-    return default if fields.get(name) is None else _need(fields, name, kind)
 
 
 @contextmanager

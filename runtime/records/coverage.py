@@ -1,4 +1,4 @@
-"""Whether an order covers a task: exactly, by the manifest parts that the order names, each of which is read once."""
+"""Whether an order covers a task: exactly, by the manifest parts that the order names, each read once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_keys(records: ManifestStore, part: ManifestPart) -> Sequence[int]:
     """The `task_key` of each task that the part lists, in its order."""
     keys = array("Q")
     for line in records.read_part(part):
-        # Most lines begin with an id of ours and are of a first generation; to take them apart costs ten times as much.
+        # Most lines begin with an id of ours and are of a first generation; to parse one costs ten times as much.
         ours = None if '"generation":' in line else _OUR_LINE.match(line)
         if ours:
             keys.append(int(ours[1], 16) or 1)
@@ -32,7 +32,7 @@ def read_keys(records: ManifestStore, part: ManifestPart) -> Sequence[int]:
             fields = json.loads(line)
             keys.append(task_key(fields["id"], fields.get("generation", 1)))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            continue  # `repair` makes a dead letter of it.
+            continue  # `repair` makes it a dead letter.
     return keys
 
 
@@ -43,7 +43,7 @@ def own_key(part_name: str) -> int | None:
 
 
 class Coverage:
-    """What the orders of a queue cover, as far as it has been asked for; 16 bytes for each task that they do.
+    """The tasks that a queue's orders cover, of the experiments asked for; 16 bytes for each task.
 
     `covers` never waits, so a worker's loop can ask it; `read` may be called from any thread.
     """
@@ -53,14 +53,14 @@ class Coverage:
         self._keys: dict[str, IdSet] = {}
         self._read: dict[str, frozenset[str]] = {}
         self._whole: dict[str, frozenset[str]] = {}
-        """Of which all were read when that was last looked at: a comparison costs as much as there are parts."""
+        """Parts of an experiment that were all read at the last look: comparing sets takes time for each part."""
         self._reading = Lock()
 
     def covers(self, control: Control, task: Task, published_at: datetime | None = None) -> bool | None:
         """Whether `control` covers the task; None if `read` has to be called first.
 
-        `published_at` is when the queue's service took in the message of a foreign producer, by the service's clock,
-        which tells whole milliseconds: what was taken in within the order's own is covered.
+        `published_at` is when the queue's service took in the message of a foreign producer, by the service's clock, in
+        whole milliseconds: a message of the order's own millisecond is covered.
         """
         if (task.id, task.generation) in control.tasks:
             return True
@@ -82,7 +82,7 @@ class Coverage:
     def read(self, control: Control, experiment: str) -> None:
         """Read the parts of an experiment that `control` names and that were not read yet.
 
-        A part that is gone or damaged for good covers nothing: its tasks would come and go without an end otherwise.
+        A part that is missing or damaged for good covers nothing: its tasks would otherwise come and go without end.
         """
         covered = control.experiments.get(experiment)
         if covered is None:

@@ -67,8 +67,8 @@ CREATE TABLE objects(key TEXT PRIMARY KEY, value BLOB NOT NULL, modified REAL NO
 """
 TABLES: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", _SCHEMA))
 
-# A record's row id joins the task's number and the generation, so that records are appended in order and one
-# integer key says both.
+# A record's row id joins the task's number and the generation, so that records are appended in order under one
+# integer key.
 _GENERATION_BITS = 20
 
 _NETWORK_FILESYSTEMS = frozenset(
@@ -97,14 +97,14 @@ class EmbeddedFile:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._readings = 0
-        """How many calls read from it now."""
+        """Calls that read from it now."""
         self._temporary: tuple[str, ...] = ()
         self._is_durable = True
-        """Whether the writer's commits wait for the disk now."""
+        """The writer's commits wait for the disk."""
         self._lock_fd = -1
         self._name = str(path)
         self._opened: tuple[int, int] | None = None
-        """Device and inode of the file that the connections are of."""
+        """Device and inode of the open file."""
         refuse_network_filesystem(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class EmbeddedFile:
     def transaction(self, *, durable: bool | None = None) -> Iterator[sqlite3.Connection]:
         """One write transaction under the file's lock; rolled back whole if the body raises.
 
-        `durable` commits with an fsync, or without one, whatever durability the file was opened with.
+        `durable` overrides the file's durability: commit with an fsync, or without one.
         """
         with self._mutex:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
@@ -141,13 +141,13 @@ class EmbeddedFile:
                     raise
             except sqlite3.DatabaseError as problem:
                 if type(problem) not in _THE_FILE:
-                    raise  # Something about what was to be written.
-                raise self._explain(problem) from problem
+                    raise  # It is about the values to be written.
+                raise explain_sqlite(self.path, problem) from problem
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def execute(self, statement: str, values: Sequence[object]) -> None:
-        """Run one statement as a write transaction of its own, with an fsync; it needs less than `transaction`."""
+        """Run one statement as a write transaction of its own, with an fsync; it is cheaper than `transaction`."""
         with self._mutex:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             try:
@@ -158,7 +158,7 @@ class EmbeddedFile:
             except sqlite3.DatabaseError as problem:
                 if type(problem) not in _THE_FILE:
                     raise
-                raise self._explain(problem) from problem
+                raise explain_sqlite(self.path, problem) from problem
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
@@ -171,7 +171,7 @@ class EmbeddedFile:
                 self._ensure_same()
                 yield self._reader or self._open_reader()
             except sqlite3.DatabaseError as problem:
-                raise self._explain(problem) from problem
+                raise explain_sqlite(self.path, problem) from problem
             finally:
                 self._readings -= 1
 
@@ -215,30 +215,30 @@ class EmbeddedFile:
                 connection.close()
             self._reader = self._writer = None
         finally:
-            # Closing the descriptor would not do: a child that was forked meanwhile has it too, and the lock with it.
+            # Closing the descriptor does not suffice: a child that was forked meanwhile has it too, and the lock with it.
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, which has no connection of it."""
+        """Close the lock in a forked child, which has no connection."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
     def add_temporary(self, statements: Sequence[str]) -> None:
-        """Make views and triggers that belong to a connection, in this one and in each that takes its place."""
+        """Make temporary views and triggers, in the present connection and in each later one."""
         with self.transaction() as connection:
             for statement in statements:
                 connection.execute(statement)
             self._temporary += tuple(statements)
 
     def expect(self, *, durable: bool) -> None:
-        """Say what the next transaction will be, at a moment when nobody waits: to change that is a statement."""
+        """Prepare the durability of the next transaction while nobody waits: a change takes a statement."""
         with self._mutex:
             if self._writer is not None:
                 self._make_durable(self._writer, durable)
 
     def _make_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
-        """Have the transactions that follow wait for the disk, or not."""
+        """Have the following transactions wait for the disk, or not."""
         if durable is not self._is_durable:
             connection.execute("PRAGMA synchronous=FULL" if durable else "PRAGMA synchronous=NORMAL")
             self._is_durable = durable
@@ -301,11 +301,8 @@ class EmbeddedFile:
         self._reader = connection
         return connection
 
-    def _explain(self, problem: sqlite3.DatabaseError) -> InfrastructureFailure:
-        return explain_sqlite(self.path, problem)
 
-
-# Forks. SQLite keeps account of a process's locks in its memory, which a fork copies and the locks it does not. A child that
+# Forks. SQLite records a process's locks in its memory, which a fork copies, unlike the locks. A child that
 # had the parent's connections would hang in a lock that a thread of the parent held inside SQLite, find the file locked for
 # ever, or write to a log that the parent removes with its last connection: https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_connection_across_a_fork_
 # So a process forks only while none of its threads is at a task file, and with all connections closed; both sides open
@@ -317,9 +314,9 @@ FORK_PATIENCE_S: Final = 10.0
 _forking = threading.RLock()
 _files: weakref.WeakSet[EmbeddedFile] = weakref.WeakSet()
 _waited_for: list[EmbeddedFile] = []
-"""Those whose mutex the thread that forks now has."""
+"""Files with a mutex that the forking thread holds now."""
 _in_use_at_fork: set[tuple[int, int]] = set()
-"""In a child: device and inode of the files that the parent's connections were at work on."""
+"""In a child: device and inode of the files that the parent's connections were using."""
 _of_the_parent: list[sqlite3.Connection | None] = []
 """Never closed: that touches files that the parent uses."""
 
@@ -331,7 +328,7 @@ def _before_fork() -> None:
     for file in files:
         if file._mutex.acquire(timeout=max(0.0, until - time.monotonic())):
             _waited_for.append(file)  # noqa: PERF401 - one that is acquired is listed at once
-    # Where this thread itself is in the middle of something, to wait for a lock might be to wait for itself.
+    # If this thread itself is in the middle of a call, waiting for a lock might mean waiting for itself.
     if len(_waited_for) == len(files) and not any(map(_is_at_work, _waited_for)):
         for file in _waited_for:
             with suppress(OSError, sqlite3.Error):
@@ -359,7 +356,7 @@ def _after_fork_in_child() -> None:
             _of_the_parent.extend((file._reader, file._writer))
             file._reader = file._writer = None
         if file._lock_fd >= 0:
-            # A lock belongs to what was opened, which parent and child share until the child opens its own.
+            # A lock belongs to an open file description, which parent and child share until the child opens its own.
             with suppress(OSError):
                 own = os.open(f"{file._name}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 os.close(file._lock_fd)
@@ -371,7 +368,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, 
 
 
 def explain_sqlite(path: Path, problem: sqlite3.DatabaseError) -> InfrastructureFailure:
-    """What SQLite's refusal of a task file means, and the next step."""
+    """The meaning of SQLite's refusal of a task file, and the next step."""
     code = getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return damaged(path, str(problem))
@@ -399,11 +396,11 @@ def damaged(path: Path, said: str) -> StoreBroken:
 
 
 def look_at_file(path: Path, *, may_be_empty: bool = False) -> None:
-    """Raise for what SQLite would hang on, call by another name, or take for a new file."""
+    """Raise for a file that SQLite would hang on, explain misleadingly, or take for a new one."""
     try:
         status = path.stat()
     except OSError:
-        # SQLite makes a file that is missing. A link that leads nowhere would look like one.
+        # SQLite creates a missing file. A link that leads nowhere would look like one.
         if path.is_symlink():
             raise StoreBroken(
                 f"the task file `{path}` is a link that leads nowhere",
@@ -440,7 +437,7 @@ def check_layout(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def examine_file(path: Path, *, patience_s: float) -> bool:
-    """Look through a task file and change nothing; False if the time was up first. Raises what is wrong with it."""
+    """Check a task file without changing it; False if `patience_s` passed first. Raises its first problem."""
     look_at_file(path)
     until = time.monotonic() + patience_s
     try:
@@ -470,10 +467,10 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 _THE_FILE: Final = (sqlite3.DatabaseError, sqlite3.OperationalError, sqlite3.InternalError)
-"""What these say is about the file; their other kinds are about a statement or a value."""
+"""Errors about the file; their subclasses are about a statement or a value."""
 
 _as_text = functools.partial(str, encoding="utf-8", errors="replace")
-"""Otherwise one text that was damaged fails the statement, and with it all rows beside its own."""
+"""Without it one damaged text fails its statement, and with it all other rows."""
 
 
 def refuse_network_filesystem(path: Path) -> None:
@@ -488,7 +485,7 @@ def refuse_network_filesystem(path: Path) -> None:
 
 
 def filesystem_kind(path: Path) -> str | None:
-    """The type of the file system that `path` lies on or would; None where the system does not say."""
+    """The type of the file system of `path`, which need not exist; None if the system does not report it."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -527,7 +524,7 @@ def experiment_number(connection: sqlite3.Connection, name: str, queue: int, cre
 
 
 def take_out(connection: sqlite3.Connection, seq: int) -> TaskState | None:
-    """Remove a task from wherever it waits or is held; returns the state it was in, None for a terminal one."""
+    """Remove a task from the queued or leased ones; returns its state before, None for a terminal one."""
     if connection.execute("DELETE FROM leases WHERE seq=?", (seq,)).rowcount:
         return TaskState.LEASED
     row = connection.execute("SELECT queue, rank FROM tasks WHERE seq=?", (seq,)).fetchone()

@@ -1,4 +1,4 @@
-"""What an attempt left in its output folder: what of it can be kept, and what cannot and why."""
+"""The content of an attempt's output folder: files that can be kept, and the rest with reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from runtime.values import dataclass, field
 
 _SAID: Final = 5
-"""So many of what was left out are named."""
+"""How many of the left-out files are named."""
 _NOT_OPENED: Final = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT)
 _NOT_SYNCED: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 """Some network file systems cannot sync a folder."""
@@ -20,15 +20,15 @@ _NOT_SYNCED: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 @dataclass(slots=True)
 class FoundOutputs:
-    """What lies in an output folder, or in its place. Links to folders are not followed."""
+    """The content of an output folder, or the file in its place. Links to folders are not followed."""
 
     root: Path
     folders: list[Path] = field(default_factory=list)
     """All of them, the root first."""
     files: dict[str, Path] = field(default_factory=dict)
-    """Files that can be read, and links to such, by their path from the root."""
+    """Readable files, and links to such, by their path from the root."""
     others: dict[str, str] = field(default_factory=dict)
-    """Why the rest is none, by its path from the root."""
+    """Why the rest is no output, by its path from the root."""
 
     def take(self, path: Path, name: str) -> None:
         if why := _why_no_output(path):
@@ -37,7 +37,7 @@ class FoundOutputs:
             self.files[name] = path
 
     def sync(self) -> None:
-        """Make what stays where it lies durable; what we may not open is left as it is."""
+        """Make the files durable where they lie, except files that we may not open."""
         for path in (*self.files.values(), *reversed(self.folders or [self.root]), *self.root.parents[:2]):
             _sync(path)
 

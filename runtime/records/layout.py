@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Literal
 
 from runtime.tasks.model import Task, TaskState, experiment_digest
 
@@ -14,7 +14,7 @@ OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
 COUNTED: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 
 
-# What listings take for ours, in whole: people, editors and copying tools leave other names beside it.
+# The names that listings take for ours, in whole: people, editors and copying tools leave other names beside them.
 # A pattern given as text is compiled when a folder or a bucket is listed: the local stack loads this module too.
 RECORD: Final = r"records/[0-9a-f]{8}/[0-9a-f]/([\w+@=%-]+)\.g(\d+)\.json"
 MARK: Final = r"marks/[0-9a-f]{8}/([\w+@=%-]+)\.g(\d+)\.(failed|cancelled|expired)\.json"
@@ -30,7 +30,7 @@ MERGED: Final = "merged-"
 
 
 def matched(keys: Iterable[str], shape: str) -> Iterator[re.Match[str]]:
-    """The keys of that shape; what people left beside them is passed over."""
+    """The keys of that shape; other names beside them are left out."""
     return filter(None, map(re.compile(shape, re.ASCII).fullmatch, keys))
 
 
@@ -43,7 +43,7 @@ def newest_of_each(marks: Iterable[re.Match[str]]) -> Iterator[list[re.Match[str
 
 
 def shard(task_id: str) -> str:
-    """One of 16 folders, so that a listing can go in parallel; told by an id's third letter alone, as prefixes are."""
+    """One of 16 folders, so that a listing can go in parallel; chosen by an id's third letter alone, as for prefixes."""
     letter = task_id[2:3].lower() or "0"
     return letter if letter in HEX else HEX[ord(letter) % 16]
 
@@ -66,7 +66,7 @@ def experiment_key(experiment: str) -> str:
 
 
 def experiment_of(key: str) -> str | None:
-    """The name that is in the key, if it is there whole."""
+    """The name in the key, unless it was cut."""
     from urllib.parse import unquote
 
     digest, _, quoted = key.rpartition("/")[2].removesuffix(".json").partition("-")
@@ -79,7 +79,7 @@ def mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
 
 
 def closed_key(mark_key: str) -> str:
-    """What says that a mark was closed, for as long as there may be anybody who would put it back."""
+    """The object that keeps a closed mark closed, however late a process puts the mark back."""
     return f"closed/{mark_key.removeprefix('marks/').removesuffix('.json')}"
 
 
@@ -87,16 +87,12 @@ def order_key(queue: str, name: str) -> str:
     return f"orders/{quoted(queue)}/{name}"
 
 
-def started_key(task: Task, token: str) -> str:
-    return f"attempts/{task.id}/g{task.generation}/{token}.started.json"
-
-
-def ended_key(task: Task, token: str) -> str:
-    return f"attempts/{task.id}/g{task.generation}/{token}.ended.json"
+def attempt_key(task: Task, token: str, step: Literal["started", "ended"]) -> str:
+    return f"attempts/{task.id}/g{task.generation}/{token}.{step}.json"
 
 
 def old_control_key(queue: str) -> str:
-    """Where an older release kept what it told a queue's workers."""
+    """The object in which an older release kept a queue's orders."""
     return f"control/{quoted(queue)}.json"
 
 

@@ -10,15 +10,15 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 
 from runtime.clock import Clock
-from runtime.records.blobs.base import BlobInfo
+from runtime.records.blobs import BlobInfo
 from runtime.records.store import BlobRecords
 
 
 class MemoryBlobs:
     parallel = 1
 
-    def __init__(self, url: str = "memory:") -> None:
-        self.url = url
+    def __init__(self) -> None:
+        self.url = "memory:"
         self._blobs: dict[str, tuple[bytes, datetime]] = {}
         self._keys: list[str] = []
         """Sorted."""
@@ -75,7 +75,7 @@ class MemoryBlobs:
         return iter(() if data is None else (data,))
 
     def path(self, key: str) -> Path | None:
-        """What attempts write is files all the same; they lie in a temporary folder until `close`."""
+        """The path for an attempt's outputs, in a temporary folder that `close` removes; None for all else."""
         if not key.startswith("outputs/"):
             return None
         with self._lock:
@@ -94,4 +94,4 @@ class MemoryRecords(BlobRecords):
         super().__init__(MemoryBlobs(), clock=clock)
 
     def skew(self) -> None:
-        """The store goes by this process's clock."""
+        """The store uses this process's clock."""

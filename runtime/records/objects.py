@@ -1,34 +1,54 @@
-"""Objects of a store, read and written many at a time: decoded, created once, and named by their content."""
+"""Objects of a store, read and written many at a time: blobs named by their content, experiments, and manifest parts."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import StoreUnavailable
+from runtime.errors import PartTaken, StoreUnavailable
 from runtime.records import codec
-from runtime.records.blobs.base import PAUSES_S, BlobInfo, Blobs
-from runtime.tasks.model import hex_digest
+from runtime.records.base import ExperimentSeen, ManifestPart
+from runtime.records.blobs import PAUSES_S, BlobInfo, Blobs
+from runtime.records.layout import BLOB, EXPERIMENT, PART, experiment_key, experiment_of, matched
+from runtime.tasks.model import experiment_digest, hex_digest
+from runtime.values import replace
 
 # Loading executors takes a while, and a worker on the embedded file never uses them.
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-from runtime.records.layout import BLOB
-
 REPORTED: Final = 1_000
-"""Things that cannot be decoded and are said by one store object; more help nobody."""
+"""Undecodable objects that one store reports at most."""
 A = TypeVar("A")
 B = TypeVar("B")
 
 
+class ClockSkew:
+    """How far this machine's clock is ahead of the store's, learned from objects that this process created."""
+
+    def __init__(self) -> None:
+        self.fresh: tuple[str, datetime, datetime] | None = None
+        """The key that this process created last, and the times before and after."""
+        self.skew: timedelta | None = None
+
+    def learn(self, infos: Iterable[BlobInfo]) -> datetime | None:
+        """Take the store's own time of the object that this process created last, if it is among `infos`; returns it."""
+        fresh = self.fresh
+        stored = next((info.modified for info in infos if fresh and info.key == fresh[0]), None)
+        if fresh is not None and stored is not None:
+            _, asked, answered = fresh
+            # The store may have taken it at any time between the two.
+            self.skew = asked - stored if stored < asked else min(timedelta(0), answered - stored)
+        return stored
+
+
 class Objects:
-    """Reads and writes what lies in `Blobs`; the parts of a store build on it."""
+    """Reads and writes `Blobs`; the parts of a store build on it."""
 
     def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
         self.url = blobs.url
@@ -36,7 +56,7 @@ class Objects:
         self._clock: Clock = clock or SystemClock()
         self._skew = ClockSkew()
         self._reported: set[str] = set()
-        """Keys of what cannot be decoded, each reported once."""
+        """Keys of undecodable objects, each reported once."""
         self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
 
@@ -50,7 +70,7 @@ class Objects:
         return next(iter(self.blobs.list_keys(key)), None) == key
 
     def get_blob(self, reference: str) -> bytes:
-        """Only the last two parts of the reference count, so a share that is mounted elsewhere will do."""
+        """Only the last two parts of the reference count, so a share mounted at another path works too."""
         key = "/".join(reference.split("/")[-2:])
         # A reference may come from anybody's message.
         data = self.blobs.get(key) if BLOB.fullmatch(key) else None
@@ -69,19 +89,19 @@ class Objects:
         return f"{self.url}/{key}" if path is None else str(path)
 
     def _create_or_read(self, key: str, data: bytes) -> bytes | None:
-        """None if created now, else what was there first, which may be this call's own data after a retry."""
+        """None if this call created it, else the data that was there first; after a retry that may be this call's own."""
         for pause in PAUSES_S:
             if self.blobs.create(key, data):
                 return None
             existing = self.blobs.get(key)
             if existing is not None:
                 return existing
-            # S3 refuses while another's conditional write is on its way, and that one may fail yet.
+            # S3 refuses while another's conditional write is on its way, and that one may still fail.
             time.sleep(pause)
         raise StoreUnavailable(f"`{self._address(key)}` was refused as existing, yet it is not there")
 
     def _decoded(self, key: str, data: bytes, decode: Callable[[bytes, str], A]) -> list[A]:
-        """What `decode` makes of it, or nothing where that cannot be done, which is said once."""
+        """The decoded object; nothing if it cannot be decoded, which is reported once."""
         try:
             return [decode(data, self._address(key))]
         except codec.UNDECODABLE as problem:
@@ -91,12 +111,12 @@ class Objects:
     def _report(self, key: str, problem: str) -> None:
         if key not in self._reported and len(self._reported) < REPORTED:
             self._reported.add(key)
-            import logging  # only when there is something to say: loading it takes as long as all of this module
+            import logging  # only when there is something to report: loading it takes as long as all of this module
 
             logging.getLogger(__name__).warning("%s; passed over", problem)
 
     def _read_all(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """In order; what is gone meanwhile is passed over."""
+        """Keys and their data, in order, without objects that were removed meanwhile."""
         found = self._in_parallel(lambda key: (key, self.blobs.get(key)), keys)
         return ((key, data) for key, data in found if data is not None)
 
@@ -112,15 +132,6 @@ class Objects:
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
-
-    def _start(self, call: Callable[[], B]) -> Future[B]:
-        from concurrent.futures import Future
-
-        if self.blobs.parallel > 1:
-            return self._executor().submit(call)
-        done: Future[B] = Future()
-        done.set_result(call())
-        return done
 
     def _executor(self) -> ThreadPoolExecutor:
         from concurrent.futures import ThreadPoolExecutor
@@ -138,20 +149,81 @@ class Objects:
         self.blobs.close()
 
 
-class ClockSkew:
-    """How far this machine's clock is ahead of the store's, learned from objects that this process created."""
+class BlobManifests(Objects):
+    """Experiments, each created with its first task, and manifest parts that list submitted tasks."""
 
-    def __init__(self) -> None:
-        self.fresh: tuple[str, datetime, datetime] | None = None
-        """The key that this process created last, and the times before and after."""
-        self.skew: timedelta | None = None
+    def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
+        super().__init__(blobs, clock=clock)
+        self._known_experiments: set[str] = set()
 
-    def learn(self, infos: Iterable[BlobInfo]) -> datetime | None:
-        """Take the store's own time of what this process created last, and return it, if that is among `infos`."""
-        fresh = self.fresh
-        stored = next((info.modified for info in infos if fresh and info.key == fresh[0]), None)
-        if fresh is not None and stored is not None:
-            _, asked, answered = fresh
-            # Between the two it may have been any time.
-            self.skew = asked - stored if stored < asked else min(timedelta(0), answered - stored)
-        return stored
+    def put_experiment(self, experiment: str, *, queue: str | None) -> None:
+        key = experiment_key(experiment)
+        seen = ExperimentSeen(experiment, self._clock.now(), queue)
+        existing = self._create_or_read(key, codec.EXPERIMENT.encode(seen))
+        self._known_experiments.add(experiment)
+        if existing is None or queue is None:
+            return
+        for known in self._decoded(key, existing, codec.EXPERIMENT.decode):
+            if known.queue != queue:
+                self.blobs.put(key, codec.EXPERIMENT.encode(replace(known, queue=queue)))
+
+    def experiments(self) -> list[ExperimentSeen]:
+        """All of them; an undecodable one is known by the name in its key, and left out if that was cut."""
+        seen = []
+        for key, data in self._read_all(
+            found[0] for found in matched(self.blobs.list_keys("experiments/"), EXPERIMENT)
+        ):
+            decoded, name = self._decoded(key, data, codec.EXPERIMENT.decode), experiment_of(key)
+            seen += decoded or ([] if name is None else [ExperimentSeen(name, None)])
+        return sorted(seen, key=lambda one: one.name)
+
+    def find_experiment(self, experiment: str) -> ExperimentSeen | None:
+        key = experiment_key(experiment)
+        data = self.blobs.get(key)
+        if data is None:
+            return None
+        return next(iter(self._decoded(key, data, codec.EXPERIMENT.decode)), ExperimentSeen(experiment, None))
+
+    def _see_experiment(self, experiment: str) -> None:
+        if experiment not in self._known_experiments:
+            self.put_experiment(experiment, queue=None)
+
+    def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
+        """Create-only by index: the same lines again are the same part, others raise `PartTaken`."""
+        if any("\n" in line for line in lines):
+            raise ValueError("a manifest line holds a line break")
+        data = "".join(f"{line}\n" for line in lines).encode()
+        name = f"{index:05}-{len(lines)}-{hex_digest(data)[:16]}"
+        digest = experiment_digest(experiment)
+        self._see_experiment(experiment)
+        # The index is claimed first: two submitters of different tasks must not both get it.
+        claimed = self._create_or_read(f"claims/{digest}/{index:05}", name.encode())
+        if claimed is not None and claimed != name.encode():
+            raise PartTaken(experiment, index)
+        key, asked = f"manifests/{digest}/{name}.jsonl", self._clock.now()
+        if self.blobs.create(key, data):
+            self._skew.fresh = key, asked, self._clock.now()
+        sent = claimed is not None and self.blobs.get(f"manifests/{digest}/{name}.sent") is not None
+        return ManifestPart(experiment, name, len(lines), sent=sent)
+
+    def parts(self, experiment: str) -> list[ManifestPart]:
+        written: list[tuple[int, int, str]] = []
+        sent: set[str] = set()
+        for found in matched(self.blobs.list_keys(f"manifests/{experiment_digest(experiment)}/"), PART):
+            if found[4] == "sent":
+                sent.add(found[1])
+            else:
+                written.append((int(found[2]), int(found[3]), found[1]))
+        return [ManifestPart(experiment, name, count, sent=name in sent) for _, count, name in sorted(written)]
+
+    def read_part(self, part: ManifestPart) -> list[str]:
+        key = f"manifests/{experiment_digest(part.experiment)}/{part.name}.jsonl"
+        data = self.blobs.get(key)
+        if data is None:
+            raise StoreUnavailable(f"manifest part `{self._address(key)}` is gone", retryable=False)
+        if not part.name.endswith(hex_digest(data)[:16]):
+            raise codec.damaged(self._address(key), "its digest is not the one in its name")
+        return data.decode(errors="replace").split("\n")[:-1]
+
+    def mark_sent(self, part: ManifestPart) -> None:
+        self.blobs.create(f"manifests/{experiment_digest(part.experiment)}/{part.name}.sent", b"")

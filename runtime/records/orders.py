@@ -1,8 +1,8 @@
-"""What workers of a queue are told: values, and how many orders become one answer.
+"""Orders for the workers of a queue, and how many orders become one `Control`.
 
-An order is a create-only object of its own, so none is lost to another that is given at the same moment. It names what
-it covers (pauses, manifest parts, generations), so its meaning depends on no clock of a submitter, of whoever gives the
-order, or of a worker. docs/decisions/order-log.md has the reasons.
+An order is a create-only object of its own, so none is lost to another that is given at the same moment. It names the
+pauses, manifest parts or generations that it covers, so its meaning depends on no clock of a submitter, a worker or the
+person who gives it. docs/decisions/order-log.md has the reasons.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ class OrderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What somebody told a queue once."""
+    """One order that a person gave to a queue."""
 
     kind: OrderKind
     at: datetime
-    """By the clock of whoever gave it, for people to read; nothing is decided by it."""
+    """By the clock of the machine that gave it, for people to read; it decides nothing."""
     by: str | None = None
     ends: frozenset[str] = frozenset()
-    """Of a resume: ids of the pauses that it ends. A pause that it has not seen stays."""
+    """Ids of the pauses that a resume ends. A pause that it has not seen stays."""
     experiments: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Of a cancel or purge: the names of each experiment's manifest parts that it covers."""
+    """Names of each experiment's manifest parts that a cancel or purge covers."""
     tasks: frozenset[tuple[str, int]] = frozenset()
-    """Of a cancel or purge: id and generation of single tasks that it covers."""
+    """Id and generation of single tasks that a cancel or purge covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """What orders cancel of one experiment."""
+    """The part of one experiment that orders cancel."""
 
     parts: frozenset[str]
     before: datetime
-    """By the store's clock. A foreign producer's tasks are in no manifest; those that the queue's service took in before
-    are covered."""
+    """By the store's clock. A foreign producer's tasks are in no manifest; they are covered if the queue's service took
+    them in before."""
     ordered_at: datetime
     """When the newest of the orders was given, for people to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldControl:
-    """What an object `control/<queue>.json` of an older release says; it is read and never written."""
+    """The content of an older release's object `control/<queue>.json`; it is read and never written."""
 
     purged_before: datetime | None = None
     cancelled_before: Mapping[str, datetime] = field(default_factory=dict)
     cancelled_tasks: frozenset[str] = frozenset()
 
     def covers(self, task: Task) -> bool:
-        """By the time of submission, which is all that it goes by; a redrive moves that time past its orders."""
-        # It names no generations, and a task's second is begun when the order has done its work.
+        """Compare the time of submission, which a redrive moves past the orders."""
+        # It names no generations, and a task's second one begins when the order has done its work.
         if task.id in self.cancelled_tasks and task.generation == 1:
             return True
         times = (self.purged_before, self.cancelled_before.get(task.experiment))
@@ -76,7 +76,7 @@ class OldControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """All orders of a queue, merged: what its workers go by."""
+    """All orders of a queue, merged; its workers follow it."""
 
     pauses: frozenset[str] = frozenset()
     """Ids of the orders to pause."""
@@ -99,7 +99,7 @@ class Control:
 
 
 def person() -> str:
-    """Who gives an order or cancels a task, for people to read."""
+    """Name the user who gives an order or cancels a task, for people to read."""
     import getpass
     import socket
 
@@ -111,18 +111,18 @@ def person() -> str:
 
 
 def pause_order(at: datetime) -> Order:
-    """Given also if the queue is paused already: a resume that is on its way ends only what it has seen."""
+    """Pause, even a paused queue: a resume that is on its way ends only the pauses that it has seen."""
     return Order(kind=OrderKind.PAUSE, at=at, by=person())
 
 
 def resume_order(control: Control, at: datetime) -> Order | None:
-    """Ends every pause in `control`; None if there is none."""
+    """End every pause in `control`; None without any."""
     paused = control.pauses - control.ended
     return Order(kind=OrderKind.RESUME, at=at, by=person(), ends=paused) if paused else None
 
 
 def control_of(identity: str, order: Order, stored_at: datetime) -> Control:
-    """What one order alone tells the workers; `stored_at` is the time that the store gave its object."""
+    """One order as a `Control`; `stored_at` is the time that the store gave its object."""
     return Control(
         pauses=frozenset({identity}) if order.kind is OrderKind.PAUSE else frozenset(),
         ended=order.ends,
@@ -136,13 +136,17 @@ def control_of(identity: str, order: Order, stored_at: datetime) -> Control:
 
 
 def merge(controls: Iterable[Control]) -> Control:
-    """All of them as one, in whatever order they come and however often each does."""
+    """All of them as one; their sequence and repetitions do not matter."""
     controls = list(controls)
     experiments: dict[str, Covered] = {}
     for control in controls:
         for name, covered in control.experiments.items():
-            known = experiments.get(name)
-            experiments[name] = covered if known is None else _join(known, covered)
+            known = experiments.get(name, covered)
+            experiments[name] = Covered(
+                parts=known.parts | covered.parts,
+                before=max(known.before, covered.before),
+                ordered_at=max(known.ordered_at, covered.ordered_at),
+            )
     olds = [control.old for control in controls if control.old is not None]
     return Control(
         pauses=frozenset().union(*(control.pauses for control in controls)),
@@ -155,31 +159,23 @@ def merge(controls: Iterable[Control]) -> Control:
     )
 
 
-def _join(one: Covered, other: Covered) -> Covered:
-    return Covered(
-        parts=one.parts | other.parts,
-        before=max(one.before, other.before),
-        ordered_at=max(one.ordered_at, other.ordered_at),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ReadOrder:
-    """What lies at the name of an order."""
+    """A stored order."""
 
     control: Control
-    """What it tells the workers."""
+    """Its meaning for the workers."""
     merged: frozenset[str] = frozenset()
-    """Ids of the orders in whose place it stands; of most that is none."""
+    """Ids of the orders that it replaces; most replace none."""
     readable: bool = True
-    """One that is not tells nothing, and is left where it lies."""
+    """An unreadable order has no meaning, and is left where it lies."""
 
 
 class OrderLog:
-    """What a process has read of one queue's orders. An order never changes, so each is read once."""
+    """One queue's orders as a process has read them. An order never changes, so each is read once."""
 
     def __init__(self, old: Control) -> None:
-        """`old` is what an older release left."""
+        """`old` comes from an older release."""
         self._old = old
         self._taking = Lock()
         self._told: frozenset[str] = frozenset()
@@ -189,7 +185,7 @@ class OrderLog:
         """Boot time just before the listing."""
 
     def take(self, orders: Mapping[str, ReadOrder], *, at: float) -> None:
-        """Go by `orders`, which were listed at `at`, unless another thread has listed them since."""
+        """Take over `orders`, listed at `at`, unless another thread has listed them since."""
         with self._taking:
             if at < self.read_at:
                 return

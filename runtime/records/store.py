@@ -1,28 +1,215 @@
-"""A whole record store over named bytes: the layout, the commit, marks, manifests and totals.
+"""The whole record store over named bytes: workers' orders and reports, files of attempts, and all that it builds on.
 
 Folder, bucket and memory differ only in their `Blobs`. docs/records.md shows the layout with plain tools. Nothing here
-locks: what must happen once is one create-only write, and all else may be written again.
+locks: a step that must happen once is one create-only write, and everything else may be written again.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
 
-from runtime.errors import StoreUnsafe
+from runtime.clock import Clock
+from runtime.errors import RuntimeFailure, StoreUnavailable, StoreUnsafe
 from runtime.records import codec
-from runtime.records.base import RecordStore
-from runtime.records.files import BlobFiles
-from runtime.records.fleet import BlobFleet
-from runtime.records.results import BlobAttempts
+from runtime.records.base import KeptOutputs, RecordStore, WorkerSeen
+from runtime.records.blobs import BlobInfo, Blobs
+from runtime.records.layout import MERGED, ORDER, WORKER, log_key, old_control_key, order_key, worker_key
+from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
+from runtime.records.results import BlobTotals
+from runtime.tasks.idset import IdSet, task_key
+from runtime.tasks.model import TaskState, hex_digest, new_token
+from runtime.values import replace
+
+ORDERS_APART: Final = 64
+"""Up to this many orders of a queue lie there as they were given; beyond, they are merged."""
+MOVED_FOR: Final = timedelta(minutes=10)
+"""How long an order stays beside the merged one that contains it."""
+LISTED_WITHIN_S: Final = 300.0
+"""A listing of orders that takes this long, half of `MOVED_FOR`, is taken again; it takes seconds."""
+REMEMBERED_FOR: Final = timedelta(days=40)
+"""How long an order is kept for an experiment that has ended. No subscription of Pub/Sub keeps messages, such as those
+that foreign producers sent before the order, for more than 31 days."""
+TASKS_LOOKED_AT: Final = 256
+"""How many of the single tasks in orders are looked for among the records when orders are merged."""
+
 
 _proven: set[str] = set()
-"""URLs whose create-only this process has seen to hold."""
+"""URLs of stores that this process has seen to be create-only."""
 
 
-class BlobRecords(BlobFleet, BlobAttempts, BlobFiles, RecordStore):
+class BlobRecords(BlobTotals, RecordStore):
     """`RecordStore` over named bytes."""
 
     holds_tasks = False
+
+    def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
+        super().__init__(blobs, clock=clock)
+        self._order_logs: dict[str, OrderLog] = {}
+        self._outputs: str | None = None
+
+    # orders for workers, and their reports
+
+    def put_order(self, queue: str, order: Order) -> str:
+        data = codec.encode_order(order)
+        while True:
+            identity = new_token()
+            key, asked = order_key(queue, f"{identity}.json"), self._clock.now()
+            if self._create_or_read(key, data) in (None, data):
+                self._skew.fresh = key, asked, self._clock.now()
+                break
+        self.look_after_orders(queue)
+        return identity
+
+    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> Control:
+        log = self._order_log(queue)
+        if self._clock.boottime() - log.read_at >= max_age.total_seconds():
+            self._read_orders(queue, log)
+        return log.control
+
+    def skew(self) -> timedelta | None:
+        if self._skew.skew is None:
+            if self._skew.fresh is None:
+                key, data = "probe/clock.json", codec.encode_json({"schema": codec.SCHEMA})
+                asked = self._clock.now()
+                self.blobs.put(key, data)
+                self._skew.fresh = key, asked, self._clock.now()
+            self._skew.learn(self.blobs.list_blobs(self._skew.fresh[0]))
+        return self._skew.skew
+
+    def put_worker(self, seen: WorkerSeen) -> None:
+        self.blobs.put(worker_key(seen.worker), codec.WORKER.encode(seen))
+
+    def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]:
+        # The backend's clock only saves reading reports that are surely old; `seen_at` decides.
+        surely_old = datetime.now(UTC) - newer_than - timedelta(days=1)
+        listed = self.blobs.list_blobs("workers/")
+        recent = (info.key for info in listed if info.modified >= surely_old and WORKER.fullmatch(info.key))
+        seen = (one for key, data in self._read_all(recent) for one in self._decoded(key, data, codec.WORKER.decode))
+        oldest = self._clock.now() - newer_than
+        return sorted((one for one in seen if one.seen_at >= oldest), key=lambda one: one.worker)
+
+    def look_after_orders(self, queue: str) -> None:
+        """Merge orders after one was given, which stands even if this fails: the next order tries again."""
+        with suppress(RuntimeFailure):
+            self._put_orders_together(queue)
+
+    def _order_log(self, queue: str) -> OrderLog:
+        if queue not in self._order_logs:
+            key = old_control_key(queue)
+            data = self.blobs.get(key)
+            decoded = [] if data is None else self._decoded(key, data, codec.decode_old_control)
+            old = next(iter(decoded), Control())
+            self._order_logs.setdefault(queue, OrderLog(old))
+        return self._order_logs[queue]
+
+    def _read_orders(self, queue: str, log: OrderLog) -> None:
+        """Bring `log` up to date.
+
+        Merged orders move: the merged copy is written first, and the old ones are deleted `MOVED_FOR` later. A listing
+        that took less than that contains the one or the other, so only a slow one is taken again, and one with an order
+        that was deleted before it was read.
+        """
+        for pause_s in (0.05, 0.2, 1.0, 2.0, 0.0):
+            asked = self._clock.boottime()
+            listed = self._list_orders(queue)
+            quick = self._clock.boottime() - asked < LISTED_WITHIN_S
+            orders = self._read_listed(log, listed) if quick else None
+            if orders is not None:
+                log.take(orders, at=asked)
+                return
+            time.sleep(pause_s)
+        raise StoreUnavailable(f"the orders of queue `{queue}` in `{self.url}` change faster than they can be read")
+
+    def _list_orders(self, queue: str) -> dict[str, BlobInfo]:
+        folder = order_key(queue, "")
+        found = ((ORDER.fullmatch(info.key, len(folder)), info) for info in self.blobs.list_blobs(folder))
+        return {matched[1]: info for matched, info in found if matched}
+
+    def _read_listed(self, log: OrderLog, listed: Mapping[str, BlobInfo]) -> dict[str, ReadOrder] | None:
+        """Each order in `listed`; None if one of them was deleted."""
+        known = log.known
+        ids = {info.key: identity for identity, info in listed.items() if identity not in known}
+        new = {ids[key]: self._decode_order(key, data, listed[ids[key]]) for key, data in self._read_all(ids)}
+        if len(new) < len(ids):
+            return None
+        return {identity: known.get(identity) or new[identity] for identity in listed}
+
+    def _decode_order(self, key: str, data: bytes, listed: BlobInfo) -> ReadOrder:
+        """The order; an undecodable one, or a newer release's, is empty and does not keep workers from the others."""
+        identity = key.rpartition("/")[2].removesuffix(".json")
+        try:
+            return codec.decode_order(data, identity, listed.modified, self._address(key))
+        except codec.UNDECODABLE as problem:
+            self._report(key, problem.message)
+            return ReadOrder(Control(), readable=False)
+
+    def _put_orders_together(self, queue: str) -> None:
+        """Replace many orders by one of the same meaning, so that a log of years is read in a moment.
+
+        May be killed anywhere and run twice at once: to merge merged orders changes nothing. It compares only the
+        store's own times.
+        """
+        listed = self._list_orders(queue)
+        given_at = self._skew.learn(listed.values())
+        if len(listed) <= ORDERS_APART:
+            return
+        log, now = self._order_log(queue), given_at or max(info.modified for info in listed.values())
+        stand_in = self._read_listed(log, {each: info for each, info in listed.items() if each.startswith(MERGED)})
+        if stand_in is None:
+            return
+        gone = {
+            old
+            for identity, order in stand_in.items()
+            if now - listed[identity].modified >= MOVED_FOR
+            for old in order.merged & listed.keys()
+        }
+        deque(self._in_parallel(lambda identity: self.blobs.delete(listed[identity].key), sorted(gone)), maxlen=0)
+        apart = listed.keys() - gone.union(*(order.merged for order in stand_in.values()))
+        if len(apart) <= ORDERS_APART:
+            return
+        orders = self._read_listed(log, {identity: info for identity, info in listed.items() if identity not in gone})
+        if orders:
+            readable = {identity: order for identity, order in orders.items() if order.readable}
+            said = self._without_ended(merge(order.control for order in readable.values()), now)
+            data = codec.encode_merged(said, readable)
+            self.blobs.create(order_key(queue, f"{MERGED}{hex_digest(data)[:16]}.json"), data)
+
+    def _without_ended(self, control: Control, now: datetime) -> Control:
+        """`control` without single tasks that ended, and without old orders for experiments that did."""
+        import random
+
+        some = random.sample(sorted(control.tasks), min(TASKS_LOOKED_AT, len(control.tasks)))
+        found = self._in_parallel(lambda task: (task, self.find(*task) is not None), some)
+        old = [name for name, covered in control.experiments.items() if now - covered.before > REMEMBERED_FOR]
+        ended = {name for name in old if self._has_ended(name)}
+        purged = control.purged_before
+        return replace(
+            control,
+            tasks=control.tasks - {task for task, is_recorded in found if is_recorded},
+            experiments={name: covered for name, covered in control.experiments.items() if name not in ended},
+            purged_before=purged if purged and now - purged <= REMEMBERED_FOR else None,
+        )
+
+    def _has_ended(self, experiment: str) -> bool:
+        """Whether every generation that began has a record."""
+        if self.totals(experiment).counts.get(TaskState.QUEUED):
+            return False
+        from runtime.records.coverage import read_keys  # Only a merge of many orders comes here.
+
+        recorded = IdSet()
+        for task_id, generation in self.recorded(experiment):
+            recorded.add(task_key(task_id, generation))
+        listed = (read_keys(self, part) for part in self.parts(experiment))
+        return all(key in recorded for keys in listed for key in keys) and not any(self.tried_again(experiment))
+
+    # the store itself, and files of attempts
 
     def check(self) -> None:
         """Prove create-only once for each process and URL.
@@ -47,3 +234,46 @@ class BlobRecords(BlobFleet, BlobAttempts, BlobFiles, RecordStore):
             hint="use a folder on a file system with hard links, or a bucket of a service with conditional writes",
             retryable=False,
         )
+
+    def log_url(self, task_id: str, token: str) -> str:
+        return self._address(log_key(task_id, token))
+
+    def outputs_url(self, task_id: str, token: str) -> str:
+        # On the path of every task, so their common folder is looked up once.
+        if self._outputs is None:
+            self._outputs = self._address("outputs/").rstrip("/")
+        return f"{self._outputs}/{task_id}/{token}"
+
+    def checkpoints_path(self, task_id: str) -> str | None:
+        path = self.blobs.path(f"checkpoints/{task_id}")
+        return None if path is None else str(path)
+
+    def keep_outputs(self, task_id: str, token: str, folder: Path) -> KeptOutputs:
+        from runtime.records import kept_outputs
+
+        key = f"outputs/{task_id}/{token}"
+        found = kept_outputs.find_outputs(folder)
+        if self.blobs.path(key) is not None:
+            # All that lies there stays there.
+            if not (found.files or found.others):
+                found.remove_empty()
+                return KeptOutputs()
+            found.sync()
+            return KeptOutputs(self._address(key))
+        odd = {name: why for name in found.files if (why := kept_outputs.why_no_object(name))}
+        names = [name for name in found.files if name not in odd]
+        deque(self._in_parallel(lambda name: self.blobs.upload(f"{key}/{name}", found.files[name]), names), maxlen=0)
+        left_out = kept_outputs.tell_left_out(found.others | odd)
+        return KeptOutputs(self._address(key) if names else None, left_out)
+
+    def append_log(self, task_id: str, token: str, data: bytes) -> str:
+        key = log_key(task_id, token)
+        self.blobs.append(key, data)
+        return self._address(key)
+
+    def read_log(self, url: str) -> Iterator[bytes]:
+        return self.blobs.stream("/".join(url.split("/")[-3:]))
+
+    def close(self) -> None:
+        self._outputs = None
+        super().close()

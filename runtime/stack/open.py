@@ -177,13 +177,13 @@ class OpenStack:
 
     def _open_pubsub(self, name: str, output: PubSubQueueOutput, records: RecordStore) -> Queue:
         try:
-            from runtime.queues.pubsub.queue import open_pubsub
+            from runtime.queues.pubsub.queue import PubSubQueue
         except ModuleNotFoundError as problem:
             if (problem.name or "").startswith("google"):
                 raise MissingExtra(f"queue `{name}` on Pub/Sub", "gcp") from problem
             raise
         self._records = records
-        return open_pubsub(output, name=name, records=records)
+        return PubSubQueue(output, records, name=name)
 
     def _open_records(self, needed_by: str, url: str | None = None) -> RecordStore:
         """Open a folder or bucket; a queue elsewhere cannot settle into an embedded file."""

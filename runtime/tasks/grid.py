@@ -15,7 +15,7 @@ from runtime.values import dataclass
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 MOST_VALUES = 1_000_000
-"""Of one option; they are held in memory."""
+"""The limit of one option; its values are held in memory."""
 MOST_COMBINATIONS = 100_000_000
 ALLOWED = "NAME=VALUE,VALUE…, NAME=START:END (END left out), NAME=START:END:STEP or NAME=[JSON array]"
 
@@ -85,7 +85,7 @@ def apply_grid(entry: WorkflowEntry | CommandEntry, values: Mapping[str, str]) -
 
 
 def check_grid(grid: Grid, entry: WorkflowEntry | CommandEntry, *, key: str | None = None) -> None:
-    """Refuse a grid whose combinations would not be tasks of their own."""
+    """Refuse a grid if its combinations would not be separate tasks."""
     texts = [key] if key is not None else list(entry.command) if isinstance(entry, CommandEntry) else None
     if texts is None:
         return

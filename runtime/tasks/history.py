@@ -1,4 +1,4 @@
-"""What a task became: its record, its mark as a dead letter, and how each of its attempts started and ended."""
+"""What becomes of a task: leases, how each of its attempts started and ended, its record, and its mark as a dead letter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.values import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """How a generation of a task ended, for good. Whoever creates it first has won."""
+    """How a generation of a task ended, for good. The first record wins."""
 
     task_id: str
     generation: int
@@ -26,26 +26,25 @@ class Record:
     ended_at: datetime
     started_at: datetime | None = None
     message: str | None = None
-    """A readable sentence for what did not succeed, or what was left out of its outputs; its last line is what status
-    shows."""
+    """A readable sentence about a failure, or about left-out outputs; status shows its last line."""
     worker: str | None = None
     attempts: int = 1
     """Attempts of this generation that ended, this one included."""
     exit_code: int | None = None
     value: Any = None
-    """What the function returned, JSON, or None; larger than `INLINE_BYTES` it lies at `value_url`."""
+    """The function's result, JSON, or None; a value larger than `INLINE_BYTES` lies at `value_url`."""
     value_url: str | None = None
     log: str = ""
-    """Standard output and error as they came; of a longer log its end, the whole at `log_url`."""
+    """Standard output and error as they came; the end of a longer log, which lies at `log_url`."""
     log_url: str | None = None
     outputs_url: str | None = None
-    """The attempt's folder, where it wrote one."""
+    """The attempt's folder, if it wrote one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     code: str | None = None
     """Content id of the snapshot, or commit or digest of the code that the worker ran."""
     unreadable: str | None = None
-    """Why what lies in the store cannot be decoded. Its value is missing then, and so may be all but what its name and
-    length say: task, generation and state."""
+    """Why the stored record cannot be decoded. Its value is missing then; perhaps everything but task, generation and
+    state, which follow from its name and length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +61,9 @@ class EndedNote:
     alone: bool = False
     """No other attempt ran on that worker; of a suspect, no other suspect. False if the whole machine went."""
     machine: str | None = None
-    """Where it ran, as `clock.machine_id` names it; None in notes of older releases."""
+    """The machine that it ran on, as named by `clock.machine_id`; None in notes of older releases."""
     evidence: str | None = None
-    """Of a loss: what died although the worker lived, so that machine and worker are not to blame."""
+    """For a loss: the process that died although the worker lived, so that machine and worker are not to blame."""
     progressed: bool = False
     """It reported progress or left a new checkpoint."""
     exit_code: int | None = None
@@ -89,12 +88,12 @@ class StartedMark:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of the earlier attempts of one generation."""
+    """The known attempts of one generation before this one."""
 
     ended: tuple[EndedNote, ...] = ()
     """Oldest first."""
     open: tuple[StartedMark, ...] = ()
-    """Began and left no word of their end: running elsewhere, or lost."""
+    """Attempts without a recorded end: running elsewhere, or lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +108,9 @@ class Mark:
     reason: EndReason
     message: str | None
     task: Task | None
-    """What redrive publishes again; None for what could not be parsed."""
+    """The task that redrive publishes again; None for a message that could not be parsed."""
     raw: str | None = None
-    """The message as it came, where it could not be parsed. Neither it nor a task: the dead letter was purged."""
+    """A message that could not be parsed, as it came. Without both this and a task, the dead letter was purged."""
 
 
 def mark_of(record: Record, task: Task | None, *, raw: str | None = None) -> Mark:
@@ -128,12 +127,12 @@ def mark_of(record: Record, task: Task | None, *, raw: str | None = None) -> Mar
     )
 
 
-def cancelled_record(task: Task, *, now: datetime, by: str) -> Record:
-    """What `cancel` commits for a task that it does not hold."""
+def cancelled_record(task_id: str, generation: int, experiment: str, *, now: datetime, by: str) -> Record:
+    """The record that a command commits for a task that it does not hold."""
     return Record(
-        task_id=task.id,
-        generation=task.generation,
-        experiment=task.experiment,
+        task_id=task_id,
+        generation=generation,
+        experiment=experiment,
         state=TaskState.CANCELLED,
         token=new_token(),
         reason=EndReason.CANCELLED,
@@ -141,3 +140,57 @@ def cancelled_record(task: Task, *, now: datetime, by: str) -> Record:
         message=f"cancelled by {by}",
         attempts=0,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidMessage:
+    """A delivered message that cannot be parsed; its lease is settled as a dead letter."""
+
+    task_id: str
+    raw: str
+    problem: str
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The right to run one task until it is no longer renewed."""
+
+    task: Task
+    token: str
+    """Names the attempt: its record, its notes and its folder bear it."""
+    body: str = ""
+    """The task's wire text as delivered; empty if it must be encoded again."""
+    tries: int = 0
+    """Attempts of this generation that are known to have ended before; 0 proves nothing on a remote queue."""
+    suspect: bool = False
+    """It was held before and came back unstarted or unexplained: start it only where that start is on file."""
+    alone: bool = False
+    """Suspected of ending its workers: to be run with no other suspect beside it."""
+    invalid: InvalidMessage | None = None
+    handle: Any = None
+    """The queue's own key."""
+    published_at: datetime | None = None
+    """When the queue's service took in a foreign producer's message, by the service's clock; None for other tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A lease and the record that ends its task; `mark` goes first if the task did not succeed."""
+
+    lease: Lease
+    record: Record
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A lease given back, for another attempt not before a time.
+
+    `note` records how the attempt ended; None if it never started, which counts in no budget.
+    """
+
+    lease: Lease
+    not_before: datetime | None = None
+    note: EndedNote | None = None
+    alone: bool = False
+    """Run the next attempt with no other suspect beside it."""

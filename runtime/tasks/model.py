@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.values import dataclass, field, replace
@@ -44,7 +44,7 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
         "resources.gpus": (0, 1_000_000),
     }
 )
-"""The least and the most of every number of a task, by its name on the wire, whichever way the task is made.
+"""The least and the most of every number of a task, by its name on the wire.
 
 Whole numbers and `resources.memory` may be either; the others stay below the most, and `timeout_s` above the least.
 """
@@ -112,29 +112,38 @@ NO_RESOURCES: Final = Resources()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    id: str
-    entry: Entry
+class Terms:
+    """Fields that the tasks of a submission have in common; also the defaults of a line or message without them."""
+
     experiment: str = DEFAULT_EXPERIMENT
-    generation: int = 1
-    """One life of the task; redrive and retry begin the next."""
     resources: Resources = NO_RESOURCES
     timeout: timedelta | None = None
     not_before: datetime | None = None
     expires_at: datetime | None = None
     max_failures: int = DEFAULT_MAX_FAILURES
-    outputs: tuple[str, ...] = ()
-    """URLs that prove it done; `--skip-existing` looks at them."""
     snapshot: str | None = None
-    """Content id of the code it is bound to; None runs the worker's own."""
+    """Content id of the code that attempts run; None runs the worker's own."""
     folder: str | None = None
-    """Where in the snapshot's tree its attempts start; None is the tree itself."""
-    key: str | None = None
+    """The folder of the snapshot's tree that attempts start in; None is the tree itself."""
     priority: int = 0
     submitted_by: str | None = None
     submitted_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        check_terms(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Terms):
+    id: str
+    entry: Entry
+    generation: int = 1
+    """One life of the task; redrive and retry begin the next."""
+    outputs: tuple[str, ...] = ()
+    """URLs that prove it done; `--skip-existing` looks at them."""
+    key: str | None = None
     extra: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    """Fields this release does not know."""
+    """Fields that this release does not know."""
 
     def __post_init__(self) -> None:
         check_task(self)
@@ -203,14 +212,14 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
             basis = f'{{"entry":{_canonical_entry(entry)}}}'
         digest = hex_digest(f"{experiment}\0{basis}".encode())
     except (TypeError, ValueError, RecursionError) as problem:
-        # What the check says of it is more exact.
+        # The check's own error is more exact.
         check_text("key", key) if key is not None else check_entry(entry)
         raise InvalidTask("entry", f"is no JSON: {explain_json(problem)}") from None
     return f"t-{digest[:16]}{experiment_digest(experiment)}"
 
 
 def _make_encoder(*, sort_keys: bool) -> Callable[[object], str]:
-    """`JSONEncoder.encode` at a third of its cost, most of which is that it makes the encoder in C again each time."""
+    """`JSONEncoder.encode` at a third of its cost: the standard one makes the encoder in C again for each call."""
     whole = json.JSONEncoder(sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     make: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
     if make is None:
@@ -223,7 +232,9 @@ def _make_encoder(*, sort_keys: bool) -> Callable[[object], str]:
         try:
             return "".join(spell(value, 0))
         except RecursionError:
-            return whole.encode(value)  # Says it if the value holds itself, for which markers would be needed above.
+            return whole.encode(
+                value
+            )  # Raises if the value contains itself; the encoder above would need markers for that.
 
     return encode
 
@@ -247,7 +258,7 @@ def _canonical_entry(entry: Entry) -> str:
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
-    # The commonest first, and without subpatterns, which cost more than what is read here.
+    # The commonest first, and without subpatterns, which cost more than the rest of this function.
     match entry:
         case FunctionEntry():
             fields: dict[str, Any] = {"function": entry.function}
@@ -275,12 +286,12 @@ def describe_entry(entry: Entry, *, width: int = 72) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-# checking: what every task holds to, whichever way it was made
+# checking: the rules for every task, however it was made
 
 
 def check_task(task: Task) -> None:
-    """Raise `InvalidTask`, with the field's name on the wire, for what no queue, worker or store could take."""
-    # Each task passes here several times, so what is usual is told at once and only the rest is looked at.
+    """Raise `InvalidTask`, with the field's name on the wire, for a task that no queue, worker or store could take."""
+    # Each task passes here several times, so the usual values are recognized at once and only others examined.
     if not is_id(task.id):
         raise InvalidTask(
             "id", f"is {show_value(task.id)}, expected `t-` and up to 62 letters and digits; `key` takes any text"
@@ -298,7 +309,7 @@ def check_task(task: Task) -> None:
 
 
 def check_terms(terms: Terms) -> None:
-    """The same for what the tasks of a submission have in common."""
+    """The same for the terms of a submission."""
     check_experiment_field(terms.experiment)
     if terms.max_failures is not DEFAULT_MAX_FAILURES:
         _check_whole("max_failures", terms.max_failures)
@@ -321,33 +332,6 @@ def check_terms(terms: Terms) -> None:
     at = terms.submitted_at
     if at is not None and (type(at) is not datetime or at.tzinfo is not UTC):
         _check_time("submitted_at", at)
-
-
-class Terms(Protocol):
-    """What a task and the defaults of many have in common."""
-
-    @property
-    def experiment(self) -> str: ...
-    @property
-    def resources(self) -> Resources: ...
-    @property
-    def timeout(self) -> timedelta | None: ...
-    @property
-    def not_before(self) -> datetime | None: ...
-    @property
-    def expires_at(self) -> datetime | None: ...
-    @property
-    def max_failures(self) -> int: ...
-    @property
-    def snapshot(self) -> str | None: ...
-    @property
-    def folder(self) -> str | None: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def submitted_by(self) -> str | None: ...
-    @property
-    def submitted_at(self) -> datetime | None: ...
 
 
 def _check_folder(folder: object) -> None:
@@ -534,7 +518,7 @@ def describe_kind(value: object) -> str:
 
 
 def show_value(value: object) -> str:
-    """What was given, short enough for a line; a number may be too long to be printed at all."""
+    """The given value, short enough for a line; a number may be too long to be printed at all."""
     try:
         text = repr(value)
     except ValueError:
@@ -543,7 +527,7 @@ def show_value(value: object) -> str:
 
 
 def next_generation(task: Task) -> Task:
-    """The same work, begun anew: budgets start again and no old delay holds. Raises `InvalidTask` after the last."""
+    """The same work once more: budgets start again and no old delay holds. Raises `InvalidTask` after the last."""
     return replace(task, generation=task.generation + 1, not_before=None)
 
 

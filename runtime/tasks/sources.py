@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
-from runtime.tasks.model import Task, check_experiment
-from runtime.tasks.wire import TaskDefaults, decode_task
+from runtime.tasks.model import Task, Terms, check_experiment
+from runtime.tasks.wire import decode_task
 
 STDIN: Final = "-"
 _SUFFIXES: Final = (".gz", ".jsonl", ".ndjson", ".json", ".txt")
@@ -32,13 +32,13 @@ def name_experiment(source: str) -> str:
 
 
 def check_readable(source: str) -> None:
-    """Raise `NotPossible` where there is no such file, before anything else is begun."""
+    """Raise `NotPossible` without such a file, before any other work."""
     if source != STDIN:
         _open(source, None).close()
 
 
 def read_lines(source: str, *, stdin: IO[bytes] | None = None) -> Iterator[tuple[int, bytes]]:
-    """Number (from 1) and bytes of each line that is not blank. Raises `NotPossible` where `source` cannot be read."""
+    """Number (from 1) and bytes of each line that is not blank. Raises `NotPossible` if `source` cannot be read."""
     with _open(source, stdin) as stream:
         try:
             for number, line in enumerate(stream, start=1):
@@ -52,7 +52,7 @@ def read_lines(source: str, *, stdin: IO[bytes] | None = None) -> Iterator[tuple
             ) from problem
 
 
-def read_tasks(lines: Iterable[tuple[int, bytes]], defaults: TaskDefaults) -> Iterator[Task]:
+def read_tasks(lines: Iterable[tuple[int, bytes]], defaults: Terms) -> Iterator[Task]:
     """The task of each line. Raises `InvalidTask` with the line's number and the field."""
     for number, line in lines:
         try:
@@ -71,7 +71,7 @@ def read_tasks(lines: Iterable[tuple[int, bytes]], defaults: TaskDefaults) -> It
 
 
 def count_lines(source: str) -> int | None:
-    """Lines of a plain file, for a progress bar; None where they cannot be counted without reading them for good."""
+    """Lines of a plain file, for a progress bar; None if counting would consume them."""
     path = Path(source)
     if source == STDIN or path.suffix == ".gz" or not path.is_file():
         return None

@@ -27,10 +27,10 @@ from runtime.tasks.model import (
     FunctionEntry,
     Resources,
     Task,
+    Terms,
     WorkflowEntry,
     check_experiment_field,
     check_resources,
-    check_terms,
     check_text,
     describe_kind,
     entry_fields,
@@ -44,11 +44,10 @@ from runtime.tasks.model import (
     task_id,
 )
 from runtime.units import format_time, parse_size, parse_time
-from runtime.values import dataclass
 
 
 def task_fields(task: Task) -> dict[str, Any]:
-    """The wire object of a task; what has its default value is left out."""
+    """The wire object of a task, without fields that have their default value."""
     fields: dict[str, Any] = {"schema": SCHEMA, "id": task.id, "experiment": task.experiment}
     fields |= entry_fields(task.entry)
     if task.generation != 1:
@@ -106,7 +105,7 @@ def encode_task(task: Task) -> str:
 
 
 def _is_usual(task: Task) -> bool:
-    """Whether it says no more than what it runs, its code, and when and by whom it was submitted."""
+    """Whether the task has no other fields than its entry, its code, and its time and author of submission."""
     return (
         task.max_failures == DEFAULT_MAX_FAILURES
         and task.key is None
@@ -128,7 +127,7 @@ def _spell_code(snapshot: str | None, folder: str | None, submitted_by: str | No
 
 
 _spelled: tuple[datetime | None, str] = (None, "")
-"""The last time that was, and how: tasks that are submitted together have the same."""
+"""The last time that was spelled, and its text: tasks that are submitted together have the same."""
 
 
 def _spell_time(submitted_at: datetime | None) -> str:
@@ -143,34 +142,13 @@ def _spell_time(submitted_at: datetime | None) -> str:
 # the wire
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDefaults:
-    """What a line or message that leaves a field out gets instead."""
-
-    experiment: str = DEFAULT_EXPERIMENT
-    max_failures: int = DEFAULT_MAX_FAILURES
-    timeout: timedelta | None = None
-    not_before: datetime | None = None
-    expires_at: datetime | None = None
-    priority: int = 0
-    resources: Resources = NO_RESOURCES
-    snapshot: str | None = None
-    folder: str | None = None
-    """Of `snapshot`; a line that names another one has its own."""
-    submitted_by: str | None = None
-    submitted_at: datetime | None = None
-
-    def __post_init__(self) -> None:
-        check_terms(self)
-
-
-_DEFAULTS = TaskDefaults()
+_DEFAULTS = Terms()
 
 
 def decode_task(
     data: str | bytes,
     *,
-    defaults: TaskDefaults = _DEFAULTS,
+    defaults: Terms = _DEFAULTS,
     fallback_key: str | None = None,
     line: int | None = None,
 ) -> Task:
@@ -187,9 +165,9 @@ def decode_task(
 
 
 def decode_stored(body: str) -> Task:
-    """The task of a text that `encode_task` wrote, at two thirds of the cost of `decode_task`, which takes the rest.
+    """The task of a text that `encode_task` wrote, at two thirds of the cost of `decode_task`, which takes other texts.
 
-    Raises `InvalidTask` for what was written by hand, by another release, or damaged.
+    Raises `InvalidTask` for an invalid text, such as one written by hand or damaged.
     """
     try:
         fields = _decode(body)
@@ -227,9 +205,9 @@ def _stored(value: object) -> tuple[Any, ...]:
 
 
 def parse_task(
-    fields: object, *, defaults: TaskDefaults = _DEFAULTS, fallback_key: str | None = None, line: int | None = None
+    fields: object, *, defaults: Terms = _DEFAULTS, fallback_key: str | None = None, line: int | None = None
 ) -> Task:
-    """As `decode_task`, from the decoded object."""
+    """`decode_task` from the decoded object."""
     try:
         return _parse(fields, defaults, fallback_key)
     except InvalidTask as problem:
@@ -237,9 +215,9 @@ def parse_task(
 
 
 def stand_in(identity: Any, experiment: Any, *, generation: Any = 1, submitted_at: datetime | None = None) -> Task:
-    """A task in the place of one that cannot be decoded, for the record of that; it must not be run.
+    """A task in the place of an undecodable one, for its record; it must not be run.
 
-    It has the names that are given as far as a task may have them.
+    It gets the given names as far as a task may have them.
     """
     if not isinstance(experiment, str) or not is_experiment(experiment):
         experiment = DEFAULT_EXPERIMENT
@@ -257,7 +235,7 @@ def stand_in(identity: Any, experiment: Any, *, generation: Any = 1, submitted_a
 
 
 def read_line(line: str, experiment: str) -> tuple[Task, InvalidTask | None]:
-    """The task of a manifest's line, or what stands for it and why it cannot be decoded."""
+    """The task of a manifest's line, or a stand-in and the reason why the line cannot be decoded."""
     try:
         return decode_task(line), None
     except InvalidTask as problem:
@@ -266,12 +244,12 @@ def read_line(line: str, experiment: str) -> tuple[Task, InvalidTask | None]:
         except (ValueError, RecursionError):
             fields = None
         named = fields if isinstance(fields, dict) else {}
-        # Without an id of its own it gets one that is no other line's.
+        # Without its own id it gets a unique one.
         identity = named["id"] if is_id(named.get("id")) else line
         return stand_in(identity, experiment, generation=named.get("generation", 1)), problem
 
 
-def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> Task:
+def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
     if type(fields) is not dict:
         raise InvalidTask("json", f"is {describe_kind(fields)}, expected an object such as {_EXAMPLE}")
     schema = fields.get("schema", SCHEMA)
@@ -324,7 +302,7 @@ _scan = json.JSONDecoder().raw_decode
 
 
 def _decode(data: str | bytes) -> Any:
-    """As `json.loads`, at half the cost where there is nothing around the JSON."""
+    """`json.loads` at half the cost for a text that is nothing but an object."""
     if isinstance(data, str) and data.startswith("{"):
         value, end = _scan(data)
         if end == len(data):
@@ -376,7 +354,7 @@ def _parse_function(fields: dict[str, Any]) -> FunctionEntry:
     return FunctionEntry(fields["function"], args, {} if kwargs is None else kwargs)
 
 
-# reading: from what JSON has to what a field holds
+# reading: from JSON values to fields
 
 
 def _read_list(name: str, value: object) -> tuple[Any, ...]:

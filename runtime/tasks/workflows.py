@@ -57,7 +57,7 @@ class UnknownModule(RequestRefused):
 
 
 class NoWorkflows(RequestRefused):
-    """The project's module is there and declares nothing that can be run."""
+    """The project's module exists and declares nothing that can be run."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -97,15 +97,15 @@ def workflow(
 
 
 def load(entry: Entry, *, project: Project | None = None) -> Callable[[], object]:
-    """The call that an entry stands for, its arguments parsed and checked; calling it runs the work.
+    """The entry as a call, its arguments parsed and checked; calling it runs the work.
 
-    Raises `RequestRefused` for what no retry mends: `UnknownName`, `UnknownModule`, `BadArguments`. What the
-    user's own module raises while it is imported comes through as it is. `project` says where the settings
-    come from; by default they are looked for from the working directory.
+    Raises `RequestRefused` for problems that no retry solves: `UnknownName`, `UnknownModule`, `BadArguments`. Exceptions
+    of the user's own module during its import come through unchanged. `project` holds the settings; by default they are
+    looked for from the working directory.
     """
     match entry:
         case WorkflowEntry(name, workflow_name, args):
-            settings = project or _nearest_project()
+            settings = project or _read_project(Path.cwd())
             prepare_process(settings)
             function = find_workflow(name, workflow_name, settings)
             try:
@@ -117,7 +117,7 @@ def load(entry: Entry, *, project: Project | None = None) -> Callable[[], object
                     hint=f"`runtime run {name} {workflow_name} --help` prints it",
                 ) from None
         case FunctionEntry(name, args, kwargs):
-            prepare_process(project or _nearest_project())
+            prepare_process(project or _read_project(Path.cwd()))
             return bind_call(find_function(name), args, kwargs, name=name)
         case CommandEntry():
             raise TypeError("a command is executed, not called")
@@ -141,7 +141,7 @@ def prepare_process(project: Project) -> None:
 def find_workflow(project_name: str, name: str, project: Project) -> Callable[..., Any]:
     """The function registered as `name` of `project_name`.
 
-    Raises `UnknownName` with the names there are, or `UnknownModule` where no such project exists.
+    Raises `UnknownName` with the known names, or `UnknownModule` if no such project exists.
     """
     candidates = [project_name, *(f"{package}.{project_name}" for package in project.workflow_packages)]
     known: dict[str, Callable[..., Any]] = {}
@@ -162,16 +162,6 @@ def find_workflow(project_name: str, name: str, project: Project) -> Callable[..
         candidates,
         hint=f"run it in the folder that holds the project, or add its package to `workflow_packages`{where}",
     )
-
-
-def list_workflows(project: Project) -> Iterator[tuple[str, str]]:
-    """Project and name of each workflow that is registered in this process or as an entry point."""
-    prepare_process(project)
-    for package in project.workflow_packages:
-        _import_if_there(package)
-    for project_name, functions in sorted(_registered.items()):
-        for name in sorted(functions):
-            yield project_name, name
 
 
 def find_function(path: str, *, kind: str = "function") -> Callable[..., Any]:
@@ -202,8 +192,8 @@ def _find_function(module_name: str, qualname: str, kind: str) -> Callable[..., 
 def bind_arguments(function: Callable[..., Any], args: Sequence[str], *, name: str) -> Callable[[], object]:
     """Parse command-line arguments by the function's signature into a call of it.
 
-    Raises `BadArguments` with jsonargparse's reason, `HelpAsked` where they hold `--help`; prints nothing and
-    never exits.
+    Raises `BadArguments` with jsonargparse's reason, `HelpAsked` if they contain `--help`; prints nothing and never
+    exits.
     """
     parser = _parser_of(function, name)
     printed = StringIO()
@@ -216,7 +206,7 @@ def bind_arguments(function: Callable[..., Any], args: Sequence[str], *, name: s
             raise HelpAsked(printed.getvalue()) from None
         raise _refusal(parser, name, printed.getvalue()) from None
     except Exception as problem:
-        # Also what the user's own types raise for a value they do not take.
+        # Also exceptions of the user's own types for a value that they refuse.
         raise _refusal(parser, name, str(problem) or type(problem).__name__) from problem
     return _Call(function, (), values)
 
@@ -224,7 +214,7 @@ def bind_arguments(function: Callable[..., Any], args: Sequence[str], *, name: s
 def bind_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str
 ) -> Callable[[], object]:
-    """A call with JSON arguments; raises `BadArguments` where the signature does not take them."""
+    """A call with JSON arguments; raises `BadArguments` if the signature does not take them."""
     signature = _signature_of(function)
     if signature is not None:
         try:
@@ -249,19 +239,15 @@ class _Call:
         return returned
 
 
-def _nearest_project() -> Project:
+@functools.lru_cache(maxsize=8)
+def _read_project(folder: Path) -> Project:
     from runtime.config import load_project
 
-    return _cached_project(Path.cwd(), load_project)
-
-
-@functools.lru_cache(maxsize=8)
-def _cached_project(folder: Path, read: Callable[[Path], Project]) -> Project:
-    return read(folder)
+    return load_project(folder)
 
 
 def _load_env_file(name: str, project: Project) -> None:
-    """From the project, or, as secrets are in no snapshot, from the one that the worker was started in."""
+    """Load it from the project, or, as secrets are in no snapshot, from the project that the worker was started in."""
     from dotenv import load_dotenv
 
     path = project.root / name
@@ -282,9 +268,10 @@ def _load_env_file(name: str, project: Project) -> None:
 def _registries(
     project_name: str, candidates: Sequence[str], packages: Sequence[str]
 ) -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Every registry that goes by the project's name, nearest first; modules are imported as they are needed."""
+    """Every registry with the project's name, nearest first; modules are imported when they are needed."""
     for candidate in candidates:
-        module = _import_if_there(candidate) if _is_module_name(candidate) else None
+        is_name = all(part.isidentifier() for part in candidate.split("."))
+        module = _import_if_there(candidate) if is_name else None
         if module is None:
             continue
         declared = getattr(module, "workflows", None)
@@ -300,7 +287,7 @@ def _registries(
 
 
 def _registered_under(module_name: str) -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """What `@workflow` saw in the module, then in the modules below it that are imported."""
+    """Functions that `@workflow` saw in the module, then in the imported modules below it."""
     if module_name in _registered:
         yield _registered[module_name]
     for name in sorted(_registered):
@@ -320,16 +307,12 @@ def _entry_points(project_name: str) -> Iterator[Mapping[str, Callable[..., Any]
             yield {point.name[len(project_name) + 1 :]: point.load()}
 
 
-def _is_module_name(name: str) -> bool:
-    return all(part.isidentifier() for part in name.split("."))
-
-
 def _import_if_there(name: str) -> ModuleType | None:
-    """The module, or None if there is none of that name. What fails inside it comes through."""
+    """The module, or None if no module has that name. Failures inside it come through."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as problem:
-        # Missing is only the module itself or a parent of it; any other name is an import inside the user's code.
+        # The module itself or a parent of it is missing; any other name is an import inside the user's code.
         if problem.name is not None and (name == problem.name or name.startswith(f"{problem.name}.")):
             return None
         raise
@@ -349,7 +332,10 @@ def _parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(
-        prog=f"runtime run {name}", exit_on_error=False, allow_abbrev=False, description=_summary(function)
+        prog=f"runtime run {name}",
+        exit_on_error=False,
+        allow_abbrev=False,
+        description=(function.__doc__ or "").strip().partition("\n")[0],
     )
     try:
         parser.add_function_arguments(function, as_positional=False, fail_untyped=False)
@@ -367,22 +353,16 @@ def _parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
     return parser
 
 
-def _summary(function: Callable[..., Any]) -> str:
-    return (function.__doc__ or "").strip().partition("\n")[0]
-
-
 def _instantiate(parser: ArgumentParser, parsed: Any) -> dict[str, Any]:
     """Keyword arguments of the call; dataclasses are made from their values."""
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    values = make(parsed)
-    return {name: value for name, value in vars(values).items() if name != "config" or _takes_config(parser)}
-
-
-def _takes_config(parser: ArgumentParser) -> bool:
-    return not any(type(action).__name__ == "ActionConfigFile" for action in parser._actions)
+    config_is_ours = any(type(action).__name__ == "ActionConfigFile" for action in parser._actions)
+    return {name: value for name, value in vars(make(parsed)).items() if not (name == "config" and config_is_ours)}
 
 
 def _refusal(parser: ArgumentParser, name: str, text: str) -> BadArguments:
+    from runtime.schema import suggest
+
     lines = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("usage:")]
     lines = [re.sub(r"<(?:class|enum) '(?:\w+\.)*(\w+)'>", r"`\1`", line) for line in lines]
     hint = f"`runtime run {name} --help` lists its options"
@@ -394,7 +374,7 @@ def _refusal(parser: ArgumentParser, name: str, text: str) -> BadArguments:
             f"workflow `{name}`",
             f"it has no option `{word}`" if word.startswith("-") else f"it takes no argument `{word}` without a name",
             facts=[f"its options: {', '.join(known) or 'none'}"],
-            hint=_nearest(word, known) or hint,
+            hint=suggest(word, known) or hint,
         )
     if first.startswith("the following arguments are required: "):
         missing = first.partition(": ")[2].split(", ")
@@ -412,10 +392,3 @@ def _option_names(parser: ArgumentParser) -> list[str]:
     names = {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
     own = {"--help", "--config", "--print_config", "--print_shtab"}
     return sorted(name for name in names - own if not name.endswith(("+", ".help")))
-
-
-def _nearest(word: str, known: Sequence[str]) -> str | None:
-    import difflib
-
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean `{near[0]}`?" if near else None

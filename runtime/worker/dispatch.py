@@ -14,7 +14,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import calls_at_once
 from runtime.tasks.history import StartedMark
 from runtime.tasks.model import FunctionEntry
-from runtime.tasks.retry import ALONE_FOR, backoff
+from runtime.tasks.verdict import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Order

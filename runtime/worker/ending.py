@@ -14,9 +14,9 @@ from runtime.errors import explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import KeptOutputs
 from runtime.tasks.history import EndedNote, Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import TaskState
-from runtime.tasks.retry import backoff
+from runtime.tasks.verdict import backoff
 from runtime.tasks.verdict import Drop, Settle, counts_against_worker, judge_end
 from runtime.units import format_size
 from runtime.values import replace

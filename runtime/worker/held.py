@@ -9,8 +9,7 @@ from typing import Final
 
 from runtime.clock import Clock
 from runtime.reasons import EndReason
-from runtime.tasks.history import History
-from runtime.tasks.lease import Lease
+from runtime.tasks.history import History, Lease
 from runtime.values import dataclass
 
 _NO_HISTORY: Final = History()

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Final
 
 from runtime.queues.base import Outlook
-from runtime.tasks.lease import Lease
-from runtime.tasks.retry import backoff
+from runtime.tasks.history import Lease
+from runtime.tasks.verdict import backoff
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox

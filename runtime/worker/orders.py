@@ -10,8 +10,8 @@ from typing import Final
 from runtime.errors import explain_briefly
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
-from runtime.tasks.lease import Lease, Settlement
-from runtime.tasks.retry import backoff
+from runtime.tasks.history import Lease, Settlement
+from runtime.tasks.verdict import backoff
 from runtime.tasks.verdict import refuse
 from runtime.worker.outbox import REFUSALS
 from runtime.worker.services import Services

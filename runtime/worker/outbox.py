@@ -9,9 +9,9 @@ from typing import Final, TypeAlias
 
 from runtime.errors import InfrastructureFailure
 from runtime.queues.base import Settled
-from runtime.tasks.lease import Release, Settlement
+from runtime.tasks.history import Release, Settlement
 from runtime.tasks.model import TaskState
-from runtime.tasks.retry import backoff
+from runtime.tasks.verdict import backoff
 from runtime.tasks.verdict import failed_instead
 from runtime.values import dataclass
 from runtime.worker.held import HeldLease

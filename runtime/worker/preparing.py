@@ -10,11 +10,9 @@ from typing import Final
 from runtime.errors import RequestRefused
 from runtime.reasons import EndReason
 from runtime.records.base import calls_at_once
-from runtime.tasks.history import EndedNote, History, Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, History, Lease, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, FunctionEntry
-from runtime.tasks.retry import Again, backoff
-from runtime.tasks.verdict import judge_history, unstarted
+from runtime.tasks.verdict import Again, backoff, judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.dispatch import Dispatch

@@ -21,7 +21,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.errors import RuntimeFailure, StoreBroken
 from runtime.reasons import Budget, EndReason
 from runtime.tasks.model import Task, TaskState, describe_entry
-from runtime.tasks.retry import PREEMPTION_BUDGET, Again
+from runtime.tasks.verdict import PREEMPTION_BUDGET, Again
 from runtime.tasks.verdict import Drop, Settle, Verdict
 from runtime.units import count_noun, format_duration, format_time
 from runtime.worker.slots import Slot, describe_slots
@@ -29,7 +29,7 @@ from runtime.worker.slots import Slot, describe_slots
 if TYPE_CHECKING:
     from runtime.queues.base import Refused
     from runtime.tasks.history import Record
-    from runtime.tasks.retry import GiveUp
+    from runtime.tasks.verdict import GiveUp
     from runtime.worker.attempts.model import Ended
     from runtime.worker.notices import Notice
 

@@ -14,8 +14,8 @@ from typing import Final
 from runtime import faults
 from runtime.errors import InfrastructureFailure
 from runtime.queues.base import Settled
-from runtime.tasks.lease import Lease, Release, Settlement
-from runtime.tasks.retry import backoff
+from runtime.tasks.history import Lease, Release, Settlement
+from runtime.tasks.verdict import backoff
 from runtime.tasks.verdict import failed_instead
 from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from runtime.reasons import EndReason
 from runtime.records.base import WorkerSeen
-from runtime.tasks.history import Record
-from runtime.tasks.lease import Lease
+from runtime.tasks.history import Lease, Record
 from runtime.tasks.model import TaskState
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.ending import AttemptLogs

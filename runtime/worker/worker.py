@@ -98,7 +98,7 @@ class Worker:
             machine=machine_id(),
             slots=self._slots,
             queue=queue,
-            queue_fd=queue.doorbell(),
+            queue_fd=queue.wake_descriptor(),
             records=queue.records,
             clock=self._clock,
             say=say,
@@ -277,7 +277,7 @@ class Loop:
                 self._selector.unregister(fd)
 
     def _on_queue(self) -> None:
-        if self._services.queue.hush():
+        if self._services.queue.drain_wakes():
             self.upkeep.tend_now()
         self._leasing.poll_now()
 

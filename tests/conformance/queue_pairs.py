@@ -23,8 +23,7 @@ from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import RecordStore
-from runtime.tasks.history import EndedNote, Record, mark_of
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement, mark_of
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import sample_task
 
@@ -68,7 +67,7 @@ class Pair:
         return queue
 
     def submit(self, queue: Queue, some: Sequence[Task]) -> None:
-        """Submit as `runtime submit` does: list the tasks if the store does not hold them, then put them."""
+        """Put tasks like `runtime submit`: listed first if the store holds no tasks."""
         submit_tasks(some, queue, experiment="sample")
 
     def lacks(self, limit: Limit, queue: Queue) -> bool:
@@ -151,7 +150,7 @@ def give_back(lease: Lease, *, delay_s: float = 0.0, note: EndedNote | None = No
 
 
 def sample(key: str, **fields: object) -> Task:
-    """Build a `sample_task` with a submission time, since a queue may otherwise fill in the publication time."""
+    """`sample_task` with a time of submission, which a queue might otherwise fill in with the time of publication."""
     return sample_task(key, submitted_at=datetime(2026, 1, 1, tzinfo=UTC), **fields)
 
 

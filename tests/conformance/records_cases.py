@@ -39,7 +39,7 @@ TEXTS: Final = {
     "looks like JSON": '{"a": "\\ud800"}\\',
     "huge": "é" * 40_000,
 }
-"""Texts that a program may report; every store accepts them and returns them unchanged."""
+"""Texts that a program may print; every store takes them and returns them unchanged."""
 
 VALUES: Final = {
     "nan": [float("nan"), float("inf"), float("-inf"), -0.0],
@@ -49,7 +49,7 @@ VALUES: Final = {
     "false": False,
     "zero": 0,
 }
-"""Values other than text that a function may return."""
+"""Values that a function may return beside text."""
 
 REFUSED: Final = {
     "longer number": 10**5000,
@@ -72,7 +72,7 @@ def put_part_of(store: RecordStore, tasks: Sequence[Task]) -> None:
 
 @dataclass
 class Place:
-    """The location of one store."""
+    """The place of one store."""
 
     open: Callable[[], RecordStore]
     """Open the store as another process would; a store in memory has only one view."""
@@ -83,7 +83,7 @@ class Place:
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables that other processes need to open it."""
     server: FaultyServer | None = None
-    """The server behind the store, which can be told to fail; None for a store without a network."""
+    """Answers every request of the store, and can be made to fail; None for a store without a network."""
     opened: list[RecordStore] = field(default_factory=list)
 
     def store(self) -> RecordStore:

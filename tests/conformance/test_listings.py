@@ -144,7 +144,7 @@ def leave_strays(place: Place) -> None:
 
 
 def count_pages(place: Place, call: Call) -> tuple[Any, int]:
-    """Return the call's result when nothing fails, and the number of pages it requests."""
+    """The result without failures, and how many pages the call requests."""
     server = server_of(place)
     server.requests.clear()
     return call(place.store()), server.requests["LIST"]
@@ -252,7 +252,7 @@ def test_names_that_are_not_ours_are_said_once_with_what_removes_them(
     assert {"gs": "`gsutil rm ", "s3": "`aws s3 rm "}[scheme] in said
 
 
-# a folder whose disk or server fails
+# a folder on a failing disk or server
 
 
 class Disk:
@@ -312,7 +312,7 @@ def disk(folder: Place, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def count_looks(folder: Place, disk: Disk, call: Call) -> tuple[Any, int]:
-    """Return the call's result when nothing fails, and the number of its system calls."""
+    """The result without failures, and how often the call looks at the disk."""
     store = folder.store()
     disk.calls, disk.seen = 0, []
     return call(store), disk.calls
@@ -369,7 +369,7 @@ def test_listing_of_a_folder_whose_disk_is_unmounted_meanwhile_is_an_error(
 
     _, steps = count_looks(folder, disk, call)
     disk.act = unmount
-    # An empty folder that existed before the listing began is correctly listed as empty.
+    # An empty folder that existed before a listing began is listed as empty.
     for step in [step for step in range(1, steps + 1) if not empty or Path(disk.seen[step - 1]) != root]:
         store = folder.store()
         disk.calls, disk.at = 0, step

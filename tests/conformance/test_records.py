@@ -23,12 +23,11 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.errors import InvalidRecord, PartTaken, StoreUnavailable
 from runtime.reasons import EndReason
-from runtime.records.base import INLINE_BYTES, RecordExists, RecordStore, WorkerSeen
-from runtime.records.blobs.base import Blobs
+from runtime.records.base import INLINE_BYTES, RecordExists, RecordStore, WorkerSeen, settle_record
+from runtime.records.blobs import Blobs
 from runtime.records.coverage import Coverage
-from runtime.records.fleet import ORDERS_APART
 from runtime.records.orders import Control, Order, OrderKind, pause_order, resume_order
-from runtime.records.settle import settle_record
+from runtime.records.store import ORDERS_APART
 from runtime.tasks.history import History, Record, StartedMark
 from runtime.tasks.model import Task, TaskState, next_generation, task_id
 from runtime.tasks.wire import encode_task
@@ -513,7 +512,7 @@ def test_note_with_a_long_log_keeps_its_last_8_kib(place: Place, store: RecordSt
     assert note.log.endswith("xend")
 
 
-# failures and cancels
+# unsuccessful tasks
 
 
 def test_marks_lists_what_failed_with_the_task_to_run_again(place: Place, store: RecordStore) -> None:
@@ -925,8 +924,8 @@ def test_many_orders_are_put_together_and_say_the_same(
     apart = store.control("default")
     pause = store.put_order("default", pause_order(T0))
     both, listed = store.control("default"), len(orders_in(store))
-    monkeypatch.setattr("runtime.records.fleet.MOVED_FOR", timedelta(0))
-    monkeypatch.setattr("runtime.records.fleet.LISTED_WITHIN_S", 300.0)
+    monkeypatch.setattr("runtime.records.store.MOVED_FOR", timedelta(0))
+    monkeypatch.setattr("runtime.records.store.LISTED_WITHIN_S", 300.0)
     store.put_order("default", cancel_order(tasks=frozenset({("t-last", 1)})))
 
     together = store.control("default")
@@ -972,7 +971,7 @@ def test_order_that_cannot_be_read_is_named_and_hides_no_other(
     blobs.put("control/default.json", b"[]")
 
     told = store.control("default"), store.control("default")
-    monkeypatch.setattr("runtime.records.fleet.MOVED_FOR", timedelta(0))
+    monkeypatch.setattr("runtime.records.store.MOVED_FOR", timedelta(0))
     for number in range(2 * ORDERS_APART):
         store.put_order("default", cancel_order(tasks=frozenset({(f"t-{number}", 1)})))
 

@@ -27,7 +27,7 @@ from infra.render.startup import (
     render_node_script,
 )
 from runtime.errors import InvalidValue
-from runtime.outputs import decode_outputs
+from runtime.outputs import parse_outputs
 from tests.infra.machine_support import TOKEN, Machine, finish
 from tests.infra.render_support import IMAGE, SHAPES, V4, sample_cluster
 from tests.services_support import wait_until
@@ -144,7 +144,7 @@ def test_metadata_beyond_the_limit_is_refused() -> None:
 def test_contract_on_the_head_is_one_that_the_runtime_reads() -> None:
     cluster = sample_cluster()
 
-    found = decode_outputs(render_contract(cluster, "0" * 64))
+    found = parse_outputs(json.loads(render_contract(cluster, "0" * 64)))
 
     assert (found.project, found.clusters["main"].cluster_name, found.clusters["main"].pools["v4"]["max"]) == (
         "p-1",
@@ -303,7 +303,10 @@ def test_watch_applies_a_changed_pool_without_touching_ray(new_machine: Callable
     assert installed == more["ray-autoscaler"].replace("@@HEAD_PUBLIC_KEY@@", public)
     assert "max_workers: 2048" in installed
     assert (
-        decode_outputs(machine.text("etc/runtime-ray/config/contract.json")).clusters["main"].pools["v4"]["max"] == 2048
+        parse_outputs(json.loads(machine.text("etc/runtime-ray/config/contract.json")))
+        .clusters["main"]
+        .pools["v4"]["max"]
+        == 2048
     )
     assert machine.server.last("config-sha256") == hashlib.sha256(more["ray-autoscaler"].encode()).hexdigest()
     assert machine.notes == []

@@ -14,7 +14,7 @@ from runtime.queues.pubsub.queue import PubSubQueue
 if TYPE_CHECKING:
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
-    from runtime.tasks.lease import Lease
+    from runtime.tasks.history import Lease
 
 TTL = timedelta(seconds=30)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from runtime.reasons import EndReason
-from runtime.tasks.lease import Release
+from runtime.tasks.history import Release
 from runtime.tasks.model import TaskState
 from tests.services.failure_support import EXPERIMENT, STACKS, Yard, call, open_yard
 from tests.services.pubsub_pairs import lease_soon

@@ -28,8 +28,7 @@ from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.reasons import EndReason
 from runtime.records.coverage import Coverage
 from runtime.records.memory import MemoryRecords
-from runtime.tasks.history import EndedNote, Mark, Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Mark, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, TaskState, WorkflowEntry, new_token
 from runtime.testing import FakeClock, sample_task
 from tests.services.pubsub_pairs import TTL, lease_soon, make_pubsub_pair, make_settings
@@ -233,22 +232,22 @@ def test_priority_is_refused_with_the_reason_and_nothing_is_published(open_queue
     assert pull_raw(client, settings.subscription) == []
 
 
-def test_doorbell_rings_for_an_idle_worker(open_queue: Opener) -> None:
+def test_wake_descriptor_turns_readable_for_an_idle_worker(open_queue: Opener) -> None:
     settings = make_settings()
     queue, submitter = open_queue(settings), open_queue(settings)
-    bell = queue.doorbell()
+    wake_fd = queue.wake_descriptor()
     assert queue.lease(1, worker="w-1", ttl=TTL) == []
 
-    queue.hush()
-    assert select.select([bell], [], [], 0)[0] == []
+    queue.drain_wakes()
+    assert select.select([wake_fd], [], [], 0)[0] == []
     submitter.put([sample_task()])
-    rang = select.select([bell], [], [], 240)[0]
+    woken = select.select([wake_fd], [], [], 240)[0]
     leases = queue.lease(1, worker="w-1", ttl=TTL)
-    queue.hush()
+    queue.drain_wakes()
 
-    assert rang == [bell]
+    assert woken == [wake_fd]
     assert len(leases) == 1
-    assert select.select([bell], [], [], 0)[0] == []
+    assert select.select([wake_fd], [], [], 0)[0] == []
 
 
 def test_two_workers_with_one_slot_each_share_fairly(open_queue: Opener) -> None:

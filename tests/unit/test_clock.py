@@ -19,9 +19,9 @@ from runtime.clock import SKEW, describe_skew
 from runtime.config import load_settings
 from runtime.errors import StoreUnavailable
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
-from runtime.records.blobs.base import BlobInfo
-from runtime.records.blobs.bucket import BucketRecords
-from runtime.records.blobs.folder import FolderBlobs, FolderRecords
+from runtime.records.blobs import BlobInfo
+from runtime.records.blobs.bucket import BucketBlobs
+from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.orders import pause_order
 from runtime.records.store import BlobRecords
 from runtime.tasks.wire import encode_task
@@ -47,12 +47,12 @@ def test_skew_is_said_from_half_a_minute_on(skew: timedelta | None, said: str | 
     assert describe_skew(skew, "Google's") == said
 
 
-# a store's time
+# the store's clock
 
 
-def folder_with_clock(root: Path, ahead: timedelta) -> FolderRecords:
-    """Open a folder on a file system with this machine's clock, with another time of day as the store's."""
-    return FolderRecords(root, clock=FakeClock(datetime.now(UTC) + ahead))
+def folder_with_clock(root: Path, ahead: timedelta) -> BlobRecords:
+    """The file system's clock is this machine's; the store gets another time of day."""
+    return BlobRecords(FolderBlobs(root), clock=FakeClock(datetime.now(UTC) + ahead))
 
 
 @pytest.mark.parametrize("ahead", [timedelta(0), MINUTES, -MINUTES])
@@ -69,7 +69,7 @@ def test_skew_of_a_bucket_is_told_by_the_time_of_its_objects(
 ) -> None:
     bucket.clock_offset = -ahead
 
-    skew = BucketRecords("gs://lab/x").skew()
+    skew = BlobRecords(BucketBlobs("gs://lab/x")).skew()
 
     assert skew is not None
     assert abs(skew - ahead) < SKEW

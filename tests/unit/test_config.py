@@ -112,7 +112,7 @@ def test_durability_is_full_or_normal(tmp_path: Path) -> None:
 
 @pytest.fixture
 def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory that has been deleted."""
+    """The working directory, which was removed."""
     folder = tmp_path / "removed"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -14,9 +14,8 @@ from runtime.client.identify import FindsTasks, Identity, Kind
 from runtime.client.tasks.standing import Stack, read_standing
 from runtime.client.tasks.status import queue_of
 from runtime.errors import NotPossible
-from runtime.records.base import RecordExists
+from runtime.records.base import RecordExists, settle_record
 from runtime.records.orders import Order, OrderKind, person
-from runtime.records.settle import settle_record
 from runtime.tasks.history import cancelled_record, mark_of
 from runtime.tasks.model import TaskState
 from runtime.tasks.wire import stand_in
@@ -78,7 +77,7 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
         # The order comes first: a running attempt stops by it even if this process ends before it has written the record.
         named = frozenset({(task_id, standing.generation)})
         _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
-    record = cancelled_record(task, now=now, by=by)
+    record = cancelled_record(task.id, task.generation, task.experiment, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended))
     try:
         settle_record(records, record, mark_of(record, standing.task))

@@ -22,7 +22,7 @@ from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Task, TaskState
-from runtime.tasks.retry import PREEMPTION_BUDGET, Again, decide, failures_allowed
+from runtime.tasks.verdict import PREEMPTION_BUDGET, Again, decide, failures_allowed
 from runtime.units import count_noun, format_duration, format_time
 from runtime.values import dataclass, replace
 

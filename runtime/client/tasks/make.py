@@ -18,12 +18,12 @@ from runtime.errors import InvalidTask, InvalidValue, RequestRefused, explain_js
 from runtime.queues.base import Queue
 from runtime.tasks.model import (
     DEFAULT_EXPERIMENT,
-    DEFAULT_MAX_FAILURES,
     NO_RESOURCES,
     Entry,
     FunctionEntry,
     Resources,
     Task,
+    Terms,
     WorkflowEntry,
     canonical_json,
     check_terms,
@@ -33,7 +33,7 @@ from runtime.tasks.model import (
     make_task,
     task_id,
 )
-from runtime.tasks.wire import TaskDefaults, parse_resources, parse_task
+from runtime.tasks.wire import parse_resources, parse_task
 from runtime.units import parse_duration
 from runtime.values import dataclass, fields, replace
 
@@ -45,32 +45,17 @@ Work: TypeAlias = Task | Callable[..., Any] | tuple[str, str, Sequence[str]] | M
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOptions:
+class TaskOptions(Terms):
     """The terms of all tasks of a submission; a field that a task sets itself comes first."""
 
-    experiment: str = DEFAULT_EXPERIMENT
     key: str | None = None
-    timeout: timedelta | None = None
-    max_failures: int = DEFAULT_MAX_FAILURES
-    expires_at: datetime | None = None
-    not_before: datetime | None = None
-    priority: int = 0
-    resources: Resources = NO_RESOURCES
     outputs: tuple[str, ...] = ()
-    snapshot: str | None = None
-    folder: str | None = None
-    """The folder in the snapshot in which attempts start."""
-    submitted_by: str | None = None
-    submitted_at: datetime | None = None
 
     def __post_init__(self) -> None:
         check_terms(self)
         check_texts("outputs", self.outputs)
         if self.key is not None:
             check_text("key", self.key)
-
-    def defaults(self) -> TaskDefaults:
-        return TaskDefaults(**{each.name: getattr(self, each.name) for each in fields(TaskDefaults)})
 
     def make_task(self, entry: Entry, *, key: str | None = None, outputs: tuple[str, ...] | None = None) -> Task:
         key = self.key if key is None else key
@@ -153,10 +138,9 @@ def make_tasks(
         raise InvalidTask(
             "work", f"is {type(work).__name__}, expected a task, a function, a workflow or a list of them"
         )
-    defaults = options.defaults()
     for number, each in enumerate(work, start=1):
         try:
-            yield make_task_of(each, options, (), None, defaults)
+            yield make_task_of(each, options, (), None)
         except InvalidTask as problem:
             raise InvalidTask(problem.field, problem.problem, line=number, hint=problem.hint) from None
 
@@ -174,14 +158,7 @@ def _is_triple(work: object) -> bool:
     )
 
 
-def make_task_of(
-    work: Any,
-    options: TaskOptions,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    defaults: TaskDefaults | None = None,
-) -> Task:
-    """Make one task. `defaults` saves computing the defaults of `options`."""
+def make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
     if isinstance(work, Task):
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
@@ -195,7 +172,7 @@ def make_task_of(
             folder=work.folder if work.snapshot else options.folder,
         )
     if type(work) is dict or isinstance(work, Mapping):
-        task = parse_task(work if type(work) is dict else dict(work), defaults=defaults or options.defaults())
+        task = parse_task(work if type(work) is dict else dict(work), defaults=options)
         if task.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {task.experiment!r}, and this submission is of `{options.experiment}`")
         if options.key is not None and task.key is None and "id" not in work:

@@ -12,12 +12,11 @@ from runtime.client.identify import FindsTasks
 from runtime.client.tasks.make import OWN_CODE
 from runtime.errors import InvalidTask, PartTaken, RuntimeFailure
 from runtime.queues.base import Queue
-from runtime.records.base import ManifestPart, RecordExists, RecordStore
+from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
-from runtime.records.settle import settle_record
+from runtime.tasks.history import InvalidMessage
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.lease import InvalidMessage
 from runtime.tasks.model import Task
 from runtime.tasks.wire import decode_task, encode_task, read_line
 
@@ -227,7 +226,7 @@ def decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], l
 
 
 def bury_lines(records: RecordStore, lines: Iterable[tuple[Task, InvalidMessage]], now: datetime) -> None:
-    from runtime.tasks.verdict import malformed
+    from runtime.tasks.verdict import malformed  # It loads `random`, and few submissions have such lines.
 
     for task, invalid in lines:
         settlement = malformed(task, invalid, now=now)

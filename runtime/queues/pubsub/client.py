@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -34,7 +35,7 @@ MAX_ACK_IDS: Final = 1_000
 """Requests of acknowledgement end at 512 KiB, which is some 2,500 ids of the service."""
 
 MIN_DEADLINE_S: Final = 10
-"""What a subscription may have at least. The emulator takes less, the service does not."""
+"""The service's minimum for a subscription; the emulator takes less."""
 MAX_DEADLINE_S: Final = 600
 
 START_PATIENCE_S: Final = 10.0
@@ -47,7 +48,7 @@ _SERVICE_URL: Final = "https://pubsub.googleapis.com/"
 
 
 def check_names(settings: PubSubQueueOutput) -> None:
-    """Raise `InvalidContract` for what cannot be a topic or subscription."""
+    """Raise `InvalidContract` for a name that no topic or subscription can have."""
     for field, kind in (
         ("topic", "topics"),
         ("subscription", "subscriptions"),
@@ -86,11 +87,11 @@ class ReceivedMessage(NamedTuple):
     attributes: dict[str, str]
     published_at: datetime
     attempt: int
-    """1 for the first delivery, and so on; 0 where the subscription has no dead-letter policy and nobody counts."""
+    """1 for the first delivery, and so on; 0 if the subscription has no dead-letter policy and nobody counts."""
 
 
 class AckReply(NamedTuple):
-    """What a service with exactly-once delivery refused; both are empty elsewhere, whatever became of the ids."""
+    """Ids that a service with exactly-once delivery refused; without it both sets are empty, even if ids were refused."""
 
     gone: frozenset[str]
     """Another delivery of the message is newer, or it was acknowledged."""
@@ -115,7 +116,7 @@ class PubSubClient:
 
     def __init__(self, *, emulator: str | None = None) -> None:
         """`emulator` is `host:port`; without it the variable of Google's own clients decides."""
-        self.emulator = emulator or find_emulator()
+        self.emulator = emulator or os.environ.get("PUBSUB_EMULATOR_HOST") or None
         try:
             import grpc  # type: ignore[import-untyped]
             from google.pubsub_v1 import PublisherClient, SubscriberClient, types
@@ -240,9 +241,9 @@ class PubSubClient:
             )
 
     def service_time(self) -> datetime | None:
-        """The service's own time, within a second and never ahead of it; None if it does not tell."""
+        """The service's own time, within a second and never ahead of it; None without an answer."""
         if self.emulator:
-            # It says no time of its own, and goes by the clock of this machine.
+            # It sends no time of its own, and uses the clock of this machine.
             return datetime.now(UTC)
         import http.client
         import urllib.error
@@ -253,7 +254,7 @@ class PubSubClient:
             try:
                 answer: Any = urllib.request.urlopen(_SERVICE_URL, timeout=_CALL_TIMEOUT_S)
             except urllib.error.HTTPError as refused:
-                answer = refused  # There is nothing to see at that address, and this bears the time all the same.
+                answer = refused  # Even a refusal contains the time.
             with answer:
                 return parsedate_to_datetime(answer.headers["Date"])
         except (OSError, http.client.HTTPException, ValueError, TypeError):
@@ -261,14 +262,9 @@ class PubSubClient:
 
     def create_topic(self, topic: str) -> bool:
         """Whether it is new."""
-        from google.api_core.exceptions import AlreadyExists
-
-        with _explained("create", topic, self.emulator):
-            try:
-                self._publisher.create_topic(name=topic, retry=None, timeout=_CALL_TIMEOUT_S)
-            except AlreadyExists:
-                return False
-        return True
+        return self._create(
+            topic, lambda: self._publisher.create_topic(name=topic, retry=None, timeout=_CALL_TIMEOUT_S)
+        )
 
     def create_subscription(self, settings: PubSubQueueOutput) -> bool:
         """The queue's own subscription as the settings say. Whether it is new."""
@@ -287,24 +283,28 @@ class PubSubClient:
             }
         return self._create_subscription(request)
 
-    def create_plain_subscription(self, subscription: str, topic: str) -> bool:
-        """With the service's defaults, as a dead-letter topic needs it. Whether it is new."""
+    def create_dead_letter_subscription(self, subscription: str, topic: str) -> bool:
+        """With the service's defaults. Whether it is new."""
         return self._create_subscription({"name": subscription, "topic": topic, "ack_deadline_seconds": 60})
 
     def _create_subscription(self, request: dict[str, Any]) -> bool:
+        # Never expires; the service's default is 31 days without a puller.
+        request["expiration_policy"] = {}
+        create = self._subscriber.create_subscription
+        return self._create(request["name"], lambda: create(request=request, retry=None, timeout=_CALL_TIMEOUT_S))
+
+    def _create(self, name: str, call: Callable[[], object]) -> bool:
         from google.api_core.exceptions import AlreadyExists
 
-        # Never expires by itself; the service's default is 31 days without a puller.
-        request["expiration_policy"] = {}
-        with _explained("create", request["name"], self.emulator):
+        with _explained("create", name, self.emulator):
             try:
-                self._subscriber.create_subscription(request=request, retry=None, timeout=_CALL_TIMEOUT_S)
+                call()
             except AlreadyExists:
                 return False
         return True
 
     def close_pulls(self) -> None:
-        """End the pull that waits. What the service was just handing to it comes back after its deadline."""
+        """End the waiting pull. Messages that the service was just sending come back after their deadlines."""
         self._puller.transport.close()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
@@ -312,17 +312,12 @@ class PubSubClient:
             client.transport.close()  # type: ignore[no-untyped-call]
 
 
-def find_emulator() -> str | None:
-    """`host:port` of the emulator that Google's own clients would talk to, by the variable that they read."""
-    return os.environ.get("PUBSUB_EMULATOR_HOST") or None
-
-
 def deadline_seconds(deadline: timedelta) -> int:
     return max(MIN_DEADLINE_S, min(MAX_DEADLINE_S, round(deadline.total_seconds())))
 
 
 def ensure_topics(settings: PubSubQueueOutput, *, emulator: str | None = None) -> list[str]:
-    """Create on an emulator what the settings name and it lacks; returns what is new.
+    """Create the topics and subscriptions that the settings name and an emulator lacks; returns the new names.
 
     Elsewhere the stack owns topics and subscriptions, and this raises `NotPossible`. Safe to call again.
     """
@@ -338,25 +333,20 @@ def ensure_topics(settings: PubSubQueueOutput, *, emulator: str | None = None) -
         if dead_topic := settings.dead_letter_topic:
             wanted[dead_topic] = lambda: client.create_topic(dead_topic)
             if dead := settings.dead_letter_subscription:
-                wanted[dead] = lambda: client.create_plain_subscription(dead, dead_topic)
+                wanted[dead] = lambda: client.create_dead_letter_subscription(dead, dead_topic)
         wanted[settings.subscription] = lambda: client.create_subscription(settings)
         return [name for name, create in wanted.items() if insist(create, patience_s=START_PATIENCE_S)]
     finally:
         client.close()
 
 
-class _explained:  # noqa: N801 - reads as the words of a `with`
-    """Turns the library's errors into ours."""
-
-    def __init__(self, what: str, resource: str, emulator: str | None) -> None:
-        self._what, self._resource, self._emulator = what, resource, emulator
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, _: object) -> None:
-        if isinstance(problem, Exception):
-            raise explain_problem(problem, self._what, self._resource, self._emulator) from problem
+@contextmanager
+def _explained(what: str, resource: str, emulator: str | None) -> Iterator[None]:
+    """Turn the library's errors into ours."""
+    try:
+        yield
+    except Exception as problem:
+        raise explain_problem(problem, what, resource, emulator) from problem
 
 
 def explain_problem(problem: Exception, what: str, resource: str, emulator: str | None) -> PubSubUnavailable:
@@ -393,20 +383,10 @@ def explain_problem(problem: Exception, what: str, resource: str, emulator: str 
             hint="is that the name of a topic or subscription? the queue's URL or the stack's contract has it",
             retryable=False,
         )
-    again = isinstance(
-        problem,
-        api.ServiceUnavailable
-        | api.DeadlineExceeded
-        | api.GatewayTimeout
-        | api.BadGateway
-        | api.InternalServerError
-        | api.TooManyRequests
-        | api.Aborted
-        | api.Cancelled
-        | api.Unknown
-        | api.RetryError
-        | auth.TransportError,
-    ) or bool(getattr(problem, "retryable", False))
+    refused = api.ServiceUnavailable | api.TooManyRequests | api.Aborted | api.Cancelled | api.RetryError
+    lost = api.DeadlineExceeded | api.GatewayTimeout | api.BadGateway | auth.TransportError
+    failed = api.InternalServerError | api.Unknown
+    again = isinstance(problem, refused | lost | failed) or bool(getattr(problem, "retryable", False))
     return PubSubUnavailable(
         cannot,
         facts=[fact],
@@ -416,10 +396,10 @@ def explain_problem(problem: Exception, what: str, resource: str, emulator: str 
 
 
 def insist(call: Callable[[], T], *, patience_s: float, known: bool = False, stop: threading.Event | None = None) -> T:
-    """What `call` returns, once it succeeds; its last failure where that cannot be or `patience_s` have passed.
+    """Make a call until it succeeds, and return its result; raise its last failure if that is hopeless or after `patience_s`.
 
-    `known` says that topic and subscription were there before: one that is missing now may be on its way back, as
-    after an emulator's restart. `stop` ends the waiting early.
+    If topic and subscription are `known` to have existed, a missing one may come back, as after an emulator's restart.
+    `stop` ends the waiting early.
     """
     started = time.monotonic()
     for attempt in itertools.count():

@@ -1,4 +1,4 @@
-"""Deliveries that are here and not done, by what each of them waits for."""
+"""Deliveries that this worker holds, by the step that each waits for, and how many more to pull."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from runtime.queues.pubsub.message import Delivery, Holding
 from runtime.tasks.model import new_tokens
 
 UNCLAIMED_S: Final = 3.0
-"""A delivery that was looked ahead for and not taken in this time goes back."""
+"""A delivery that was pulled ahead of need and not taken in this time goes back."""
 MAX_LATER: Final = 10_000
 MAX_LATER_BYTES: Final = 64 * 1024 * 1024
 EXAMINED_IN: Final = timedelta(milliseconds=20)
+LOOK_AHEAD_S: Final = 0.25
+MAX_LOOK_AHEAD: Final = 1000
 
 
 class Held:
-    """Every method may be called from any thread; those that read and change wait for `changed`."""
+    """Methods may be called from any thread: most wait for `changed`, the others are called with it held.
+
+    It holds the deliveries that the worker asks for, and some that it is about to ask for.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,9 +45,38 @@ class Held:
         self._order = itertools.count()
         self._tokens = new_tokens()
         self._running: frozenset[str] = frozenset()
+        self.wanted = 0
+        """Asked for and not had."""
+        self._settled: deque[tuple[float, int]] = deque()
+        self.widened = 0
+        """The least that a pull asks for, while only tasks that are due later come."""
+        self.pulling = False
+        self.pulls = 0
+        """How many pulls have ended."""
+
+    def shortfall(self) -> int:
+        """How many to pull now; called with `changed` held."""
+        ready, ahead = len(self.ready), self._look_ahead()
+        missing = self.wanted + ahead - ready
+        if missing <= 0 or (self.wanted <= ready and 4 * missing <= 3 * ahead):
+            return 0
+        return max(missing, self.widened)
+
+    def _look_ahead(self) -> int:
+        """How many are likely to finish in the next quarter of a second, if tasks have been that short for two."""
+        now = self._clock.boottime()
+        while self._settled and now - self._settled[0][0] > 2 * LOOK_AHEAD_S:
+            self._settled.popleft()
+        recent = sum(n for at, n in self._settled if now - at <= LOOK_AHEAD_S)
+        earlier = sum(n for _, n in self._settled) - recent
+        return min(MAX_LOOK_AHEAD, recent) if earlier else 0
+
+    def count_settled(self, n: int) -> None:
+        with self.changed:
+            self._settled.append((self._clock.boottime(), n))
 
     def add(self, delivery: Delivery, *, ttl_s: float) -> bool:
-        """Hold a delivery; False if its task is here already: delivered again after an outage, or published twice."""
+        """Hold a delivery; False if its task is here already, delivered again after an outage or published twice."""
         with self.changed:
             if self._absorb(delivery, ttl_s):
                 return False
@@ -54,8 +88,10 @@ class Held:
         old = self._by_key.get(delivery.key)
         if old is None:
             return False
-        if old.holding is Holding.LEASED and not self._is_spoken_of(old, ttl_s):
-            # Its holder gave it up without a word; nobody would ever renew or settle it.
+        silent_s = self._clock.boottime() - old.since
+        in_use = old.token in self._running or silent_s < max(90.0, 3 * ttl_s)
+        if old.holding is Holding.LEASED and not in_use:
+            # Its holder gave it up silently; nobody would ever renew or settle it.
             old.lost = True
             self.let_go(old)
             return False
@@ -66,11 +102,7 @@ class Held:
         old.lost = False
         return True
 
-    def _is_spoken_of(self, delivery: Delivery, ttl_s: float) -> bool:
-        silent_s = self._clock.boottime() - delivery.since
-        return delivery.token in self._running or silent_s < max(90.0, 3 * ttl_s)
-
-    def say_running(self, tokens: Iterable[str]) -> None:
+    def mark_running(self, tokens: Iterable[str]) -> None:
         self._running = frozenset(tokens)
 
     def hand_out(self, n: int) -> list[Delivery]:
@@ -94,13 +126,13 @@ class Held:
             del self._by_key[delivery.key]
 
     def drop(self, deliveries: Iterable[Delivery]) -> None:
-        """Let them come back by themselves, when their deadlines have passed."""
+        """Leave them to the service, which delivers them again after their deadlines."""
         with self.changed:
             for delivery in deliveries:
                 self.let_go(delivery)
 
     def finish(self, deliveries: Iterable[Delivery]) -> list[str]:
-        """Let go of those that are not done; returns the ids to acknowledge."""
+        """Let go of unfinished deliveries; returns the ids to acknowledge."""
         ack_ids: list[str] = []
         with self.changed:
             for delivery in deliveries:
@@ -110,7 +142,7 @@ class Held:
         return ack_ids
 
     def delist(self, deliveries: Iterable[Delivery]) -> None:
-        """Take no further delivery for a second one of these."""
+        """No longer take another delivery of their tasks for a second one."""
         with self.changed:
             for delivery in deliveries:
                 if self._by_key.get(delivery.key) is delivery:
@@ -122,12 +154,12 @@ class Held:
                 self._by_key.setdefault(delivery.key, delivery)
 
     def list_waiting(self) -> list[Delivery]:
-        """All that is not handed out."""
+        """All deliveries that are not handed out."""
         with self.changed:
             return [*self.new, *self.ready, *(one for _, _, one in self._later)]
 
     def forget_waiting(self) -> None:
-        """Drop all that is not handed out."""
+        """Drop all deliveries that are not handed out."""
         with self.changed:
             waiting = self.list_waiting()
             self.ready.clear()
@@ -140,9 +172,8 @@ class Held:
             self.new.difference_update(deliveries)
 
     def make_ready(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Those that can be handed out from now on."""
+        """Have them handed out from now on, except any that a purge dropped meanwhile; returns the others."""
         with self.changed:
-            # A purge may have come in between.
             ready = [one for one in deliveries if one.holding is Holding.HELD]
             since = self._clock.boottime()
             for delivery in ready:
@@ -153,7 +184,7 @@ class Held:
             return ready
 
     def keep_for_later(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Keep what is due later, as far as there is room; returns those for which there is none."""
+        """Keep deliveries that are due later; returns the surplus, for lack of room."""
         parked = []
         with self.changed:
             for delivery in deliveries:
@@ -183,7 +214,7 @@ class Held:
         return unclaimed
 
     def pop_due(self) -> list[Delivery]:
-        due = []
+        due: list[Delivery] = []
         moment = self._clock.now().timestamp()
         while self._later and self._later[0][0] <= moment:
             delivery = heapq.heappop(self._later)[2]
@@ -196,7 +227,7 @@ class Held:
         return due
 
     def next_due(self) -> timedelta | None:
-        """Until one can be handed out; None if nothing waits here."""
+        """The time until one can be handed out; None if nothing waits here."""
         with self.changed:
             if self.ready:
                 return timedelta()
@@ -207,7 +238,7 @@ class Held:
             return timedelta(seconds=max(0.0, self._later[0][0] - self._clock.now().timestamp()))
 
     def next_look_s(self) -> float | None:
-        """How long nothing here needs to be renewed or examined; None if nothing is held."""
+        """Seconds in which no delivery needs to be renewed or examined; None if nothing is held."""
         with self.changed:
             if not (self.ready or self._later or self.new or self._unrenewed):
                 return None

@@ -1,9 +1,9 @@
-"""What a worker has taken from a Pub/Sub subscription and not settled: pulled, looked at, kept, renewed, returned.
+"""Deliveries of a Pub/Sub subscription that a worker has not settled: pulled, examined, kept, renewed, returned.
 
-One unary pull waits at the service whenever somebody is short of tasks, for just as many as are short: a streaming
-pull hands one worker everything, and a second worker nothing. What arrives is compared with the records, waits
-for its time if it has one, and wakes the worker. From the first moment all of it is renewed, here as long as it is
-held, by `renew` once it is handed out.
+One unary pull waits at the service whenever the worker is short of tasks, for just as many as are short: a streaming
+pull hands one worker everything, and a second worker nothing. An arriving delivery is compared with the records, waits
+for its time if it has one, and wakes the worker. Its lease is renewed from the first moment, here while it is held, by
+`renew` once it is handed out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from runtime.clock import Clock
 from runtime.errors import InfrastructureFailure
 from runtime.outputs import PubSubQueueOutput
 from runtime.queues.base import DEFAULT_LEASE
-from runtime.queues.pubsub.acknowledging import Acknowledger
 from runtime.queues.pubsub.client import (
     OutgoingMessage,
     PubSubClient,
@@ -30,11 +29,9 @@ from runtime.queues.pubsub.client import (
     deadline_seconds,
     insist,
 )
-from runtime.queues.pubsub.demand import Demand
 from runtime.queues.pubsub.held import Held
 from runtime.queues.pubsub.message import Delivery, Holding, judge, read_message, split_requests, write_copy
-from runtime.queues.pubsub.reach import Reach
-from runtime.queues.pubsub.renewing import Renewer, hold_s
+from runtime.queues.pubsub.subscription import Subscription, hold_s
 from runtime.queues.threads import Threads
 from runtime.records.base import FleetStore, RecordStore, calls_at_once
 from runtime.records.orders import Control
@@ -53,7 +50,7 @@ FIRST_WAIT_S: Final = 0.1
 """How long the first `take` of a hungry worker waits for its own pull, so that a filled queue is not called empty."""
 CONTROL_EVERY_S: Final = 10.0
 FIRST_RENEWAL_S: Final = 1.0
-"""What is done within this time was never renewed. No subscription of the service has a deadline below 10 s."""
+"""A task that is done within this time is never renewed. No subscription has a deadline below 10 s."""
 RETURN_PATIENCE_S: Final = 5.0
 PAUSED_LOOK: Final = timedelta(seconds=1)
 DELIVERIES_WITHOUT_POLICY: Final = 5
@@ -80,116 +77,110 @@ class Intake:
         self._threads: list[threading.Thread] = []
         self._finders = Threads(calls_at_once(records), "pubsub-find")
         self._ttl = DEFAULT_LEASE
-        self._held = Held(clock)
-        self._demand = Demand(clock)
-        self._reach = Reach(clock, queue=queue, patience=patience)
-        subscription = settings.subscription
-        self._acks = Acknowledger(client, subscription, reach=self._reach, stop=self._stop)
-        self._renewer = Renewer(
-            client, subscription, clock=clock, reach=self._reach, stop=self._stop, changed=self._held.changed
+        self.held = Held(clock)
+        self._subscription = Subscription(
+            client,
+            settings.subscription,
+            queue=queue,
+            clock=clock,
+            patience=patience,
+            stop=self._stop,
+            changed=self.held.changed,
         )
         self.orders = OrdersSeen(records, queue=queue, clock=clock)
         self.wake_up = WakeUp()
 
-    # what the worker asks for
+    # calls of the worker
 
-    def take(self, n: int, ttl: timedelta, *, wait: bool) -> list[Delivery]:
-        """Up to `n` that are due, now the caller's to renew. What is missing is pulled, and the wake-up descriptor turns readable when it comes."""
+    def take(self, n: int, ttl: timedelta) -> list[Delivery]:
+        """Up to `n` that are due, now the caller's to renew.
+
+        The rest is pulled, and the wake-up descriptor turns readable when it comes.
+        """
         control = self.orders.read()
-        held, demand = self._held, self._demand
+        held = self.held
         with held.changed:
             self._ttl = ttl
             if control.paused or self._stop.is_set():
-                demand.wanted = 0
+                held.wanted = 0
                 return []
             self._start()
-            unasked = not demand.pulling and self._shortfall() == 0
+            unasked = not held.pulling and self._shortfall() == 0
             taken = self._pop(n)
-            if wait and unasked and n and not taken:
-                pulls = demand.pulls
+            if unasked and n and not taken:
+                pulls = held.pulls
                 held.changed.wait_for(
-                    lambda: held.ready or self._reach.problem or self._stop.is_set() or demand.pulls > pulls,
+                    lambda: held.ready or self._subscription.problem or self._stop.is_set() or held.pulls > pulls,
                     FIRST_WAIT_S,
                 )
                 taken = self._pop(n)
-            if not taken and n and (problem := self._reach.given_up()):
+            if not taken and n and (problem := self._subscription.given_up()):
                 raise problem
         lasting = self._clock.boottime() + ttl.total_seconds()
-        self._renewer.extend([one for one in taken if one.confirmed_until < lasting], ttl)
+        self._subscription.extend([one for one in taken if one.confirmed_until < lasting], ttl)
         return taken
 
     def take_more(self, n: int) -> list[Delivery]:
-        """As `take`, at once and without asking anybody; `ttl` is that of the last `take`."""
-        with self._held.changed:
+        """Like `take`, at once and from the held deliveries alone; `ttl` is that of the last `take`."""
+        with self.held.changed:
             if self.orders.control.paused or self._stop.is_set():
                 return []
             return self._pop(n)
 
     def _pop(self, n: int) -> list[Delivery]:
-        taken = self._held.hand_out(n)
-        self._demand.wanted = n - len(taken)
+        taken = self.held.hand_out(n)
+        self.held.wanted = n - len(taken)
         if self._shortfall():
-            self._held.changed.notify_all()
+            self.held.changed.notify_all()
         return taken
 
     def _shortfall(self) -> int:
         """How many to pull now."""
         if self.orders.control.paused or self._stop.is_set():
             return 0
-        return self._demand.shortfall(len(self._held.ready))
-
-    def say_settled(self, n: int) -> None:
-        with self._held.changed:
-            self._demand.say_settled(n)
-
-    def say_running(self, tokens: Iterable[str]) -> None:
-        self._held.say_running(tokens)
+        return self.held.shortfall()
 
     def renew(self, deliveries: Sequence[Delivery], ttl: timedelta) -> list[Delivery]:
-        """Those that are lost. Raises `QueueUnavailable` where it could not be confirmed in a third of `ttl`."""
+        """The lost ones. Raises `QueueUnavailable` if the service confirms nothing for a third of `ttl`."""
         now = self._clock.boottime()
-        with self._held.changed:
+        with self.held.changed:
             for delivery in deliveries:
                 delivery.since = now
         live = [one for one in deliveries if one.holding is Holding.LEASED and not one.lost]
-        self._renewer.confirm(live, ttl, patience_s=max(2.0, ttl.total_seconds() / 3))
+        self._subscription.confirm(live, ttl, patience_s=max(2.0, ttl.total_seconds() / 3))
         return [one for one in deliveries if one.lost or one.holding is Holding.DONE]
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge: a record or a confirmed copy stands for each."""
-        ack_ids = self._held.finish(deliveries)
+        ack_ids = self.held.finish(deliveries)
         if not ack_ids:
             return
-        self._acks.add(ack_ids)
+        self._subscription.acknowledge(ack_ids)
         if not self._threads:
             self._start()
 
-    def forget_waiting(self) -> None:
-        """Drop all that is held here and not handed out."""
-        self._held.forget_waiting()
-
     def next_due(self) -> timedelta | None:
-        due = self._held.next_due()
+        due = self.held.next_due()
         return due if due is None or not self.orders.control.paused else PAUSED_LOOK
 
     def is_cut_off(self) -> bool:
-        """Whether what is there cannot be known at the moment."""
-        return self._reach.is_cut_off(started=bool(self._threads))
+        """Whether this process cannot know at the moment if messages wait at the service."""
+        return self._subscription.is_cut_off(started=bool(self._threads))
 
-    def doorbell(self) -> int:
-        with self._held.changed:
-            return self.wake_up.open(awake=bool(self._held.ready))
+    def wake_descriptor(self) -> int:
+        with self.held.changed:
+            return self.wake_up.open(awake=bool(self.held.ready))
 
     # pulling
 
     def _start(self) -> None:
-        with self._held.changed:
+        with self.held.changed:
             if self._threads or self._stop.is_set():
                 return
             for name, work in (
                 ("pull", self._pull_on),
                 ("keep", self._keep_on),
-                ("acknowledge", self._acks.acknowledge_on),
+                ("acknowledge", self._subscription.acknowledge_on),
             ):
                 self._threads.append(threading.Thread(target=work, name=f"pubsub-{name}", daemon=True))
         for thread in self._threads:
@@ -198,41 +189,37 @@ class Intake:
     def _pull_on(self) -> None:
         failures = 0
         while True:
-            with self._held.changed:
+            with self.held.changed:
                 while not (n := self._shortfall()) and not self._stop.is_set():
-                    self._held.changed.wait()
+                    self.held.changed.wait()
                 if self._stop.is_set():
                     return
-                self._demand.pulling = True
+                self.held.pulling = True
             try:
                 client = self._client()
                 wait_s = EMULATOR_PULL_WAIT_S if client.emulator else PULL_WAIT_S
-                self._reach.asking()
+                self._subscription.asking()
                 received = client.pull(self._settings.subscription, n, wait_s=wait_s)
-                self._reach.reached = True
+                self._subscription.reached = True
                 if received:
                     self._take_in(received, n)
-                self._reach.answered()
+                self._subscription.answered()
                 failures = 0
             except InfrastructureFailure as problem:
-                self._failed(problem)
+                self._subscription.failed(problem)
                 failures += 1
             except Exception as problem:
-                # A thread that ends takes the queue with it, and nobody would know.
+                # If this thread ended, the queue would stand still and nobody would know.
                 log.exception("pulling from queue `%s`", self._queue)
-                self._failed(PubSubUnavailable(f"queue `{self._queue}` cannot be read: {problem!r}"))
+                self._subscription.failed(PubSubUnavailable(f"queue `{self._queue}` cannot be read: {problem!r}"))
                 failures += 1
             finally:
-                with self._held.changed:
-                    self._demand.pulling = False
-                    self._demand.pulls += 1
-                    self._held.changed.notify_all()
+                with self.held.changed:
+                    self.held.pulling = False
+                    self.held.pulls += 1
+                    self.held.changed.notify_all()
             if failures:
                 self._stop.wait(backoff_s(failures))
-
-    def _failed(self, problem: InfrastructureFailure) -> None:
-        if not self._stop.is_set():
-            self._reach.failed(problem)
 
     def _take_in(self, received: Sequence[ReceivedMessage], asked: int) -> None:
         now, ttl_s = self._clock.boottime(), self._ttl.total_seconds()
@@ -246,29 +233,29 @@ class Intake:
                 continue
             delivery.confirmed_until = now + self._settings.ack_deadline_s
             delivery.since = now
-            if self._held.add(delivery, ttl_s=ttl_s):
+            if self.held.add(delivery, ttl_s=ttl_s):
                 fresh.append(delivery)
         self._chores.set()
         if self._settings.ack_deadline_s < ttl_s:
-            self._renewer.extend(fresh, self._ttl)
+            self._subscription.extend(fresh, self._ttl)
         else:
-            # Renewed all the same: the contract's word on the deadline may be old.
-            self._held.renew_at(now + FIRST_RENEWAL_S, fresh)
+            # Renewed all the same: the deadline in the contract may be old.
+            self.held.renew_at(now + FIRST_RENEWAL_S, fresh)
         had_ready, had_later = self._examine(fresh)
         # A run of tasks that are all due later must not be worked through one by one.
-        self._demand.widened = min(100, 2 * asked) if had_later and not had_ready else 0
+        self.held.widened = min(100, 2 * asked) if had_later and not had_ready else 0
         if unread is not None:
             raise unread
 
     def _examine(self, deliveries: Sequence[Delivery]) -> tuple[bool, bool]:
-        """Sort what was delivered or fell due; whether some is ready, and whether some is for later."""
+        """Sort deliveries that arrived or fell due; returns whether some are ready, and whether some are for later."""
         if not deliveries:
             return False, False
         try:
             recorded = self._find_recorded(deliveries)
         except InfrastructureFailure:
-            self._held.examined(deliveries)
-            self._held.drop(deliveries)
+            self.held.examined(deliveries)
+            self.held.drop(deliveries)
             raise
         now = self._clock.now()
         counted = self._settings.max_delivery_attempts or DELIVERIES_WITHOUT_POLICY
@@ -279,10 +266,10 @@ class Intake:
             more = judge(kept, recorded=[False] * len(kept), now=now, last_attempt=None)
             verdicts.ready += more.ready
             verdicts.later += more.later
-        parked = self._held.keep_for_later(verdicts.later)
-        with self._held.changed:
-            self._held.examined(deliveries)
-            ready = self._held.make_ready(verdicts.ready)
+        parked = self.held.keep_for_later(verdicts.later)
+        with self.held.changed:
+            self.held.examined(deliveries)
+            ready = self.held.make_ready(verdicts.ready)
             if ready:
                 self.wake_up.wake()
         self._chores.set()
@@ -290,22 +277,22 @@ class Intake:
         return bool(ready), bool(verdicts.later)
 
     def _find_recorded(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        # A read for each delivery. Without a dead-letter policy the service does not say that it delivers again, and
-        # a copy or a second publication looks like the first; running a finished task again costs far more.
+        # A read for each delivery. Without a dead-letter policy the service does not mark a second delivery, and a copy
+        # or a second publication looks like the first; running a finished task again costs far more.
         def find(delivery: Delivery) -> bool:
             try:
                 return self._records.find(*delivery.key) is not None
             except InfrastructureFailure:
                 raise
             except Exception:
-                # Something about this one; the worker looks again before it starts it.
+                # Something is wrong with this one; the worker looks again before it starts it.
                 log.exception("cannot look for the record of `%s`", delivery.task.id)
                 return False
 
         return self._finders.each(find, deliveries, at_once=calls_at_once(self._records))
 
     def _park(self, deliveries: Sequence[Delivery]) -> None:
-        """Leave at the service what is too much to hold; it comes back when it is due, or in ten minutes.
+        """Leave deliveries that are too much to hold at the service until they are due, or for ten minutes.
 
         Each return counts as a delivery, which a dead-letter policy adds up; a copy replaces it before the last.
         """
@@ -316,15 +303,15 @@ class Intake:
             by_delay.setdefault(deadline_seconds(delay), []).append(delivery)
         for delay_s, group in by_delay.items():
             with suppress(PubSubUnavailable):
-                self._renewer.confirm(group, timedelta(seconds=delay_s), patience_s=0)
-        self._held.drop(deliveries)
+                self._subscription.confirm(group, timedelta(seconds=delay_s), patience_s=0)
+        self.held.drop(deliveries)
 
     # keeping
 
     def _keep_on(self) -> None:
         while not self._stop.is_set():
             self._chores.clear()
-            self._chores.wait(self._held.next_look_s())
+            self._chores.wait(self.held.next_look_s())
             if self._stop.is_set():
                 return
             try:
@@ -338,18 +325,18 @@ class Intake:
 
     def _keep(self) -> None:
         now, held_for_s = self._clock.boottime(), hold_s(self._ttl)
-        held = self._held
+        held = self.held
         with held.changed:
             waiting = held.list_waiting()
             unclaimed = held.pop_unclaimed(now)
             if unclaimed:
-                self._demand.wanted = 0
+                self.held.wanted = 0
             due = held.pop_due()
             fresh = held.pop_unrenewed(now)
         ageing = [one for one in waiting if one.confirmed_until - now < held_for_s / 2 and one.holding is Holding.HELD]
         ageing = list({id(one): one for one in (*fresh, *ageing)}.values())
         try:
-            self._renewer.extend(ageing, self._ttl)
+            self._subscription.extend(ageing, self._ttl)
         finally:
             held.drop(self.give_back([(one, write_copy(one, not_before=None)) for one in unclaimed]))
             if due:
@@ -358,16 +345,16 @@ class Intake:
     def give_back(
         self, copies: Sequence[tuple[Delivery, OutgoingMessage]], *, patience_s: float = RETURN_PATIENCE_S
     ) -> list[Delivery]:
-        """Publish a copy of each and acknowledge it; returns those whose copy is not confirmed.
+        """Publish a copy of each and acknowledge it; returns the deliveries without a confirmed copy.
 
-        Never a nack: each one counts towards the dead-letter policy, whoever was at fault.
+        Never a nack: each one counts towards the dead-letter policy, even if the task is not at fault.
         https://cloud.google.com/pubsub/docs/handling-failures#dead_letter_topic
         """
         failed: list[Delivery] = []
         owners = {id(message): delivery for delivery, message in copies}
         # Before its copy is out: a copy that came back while the original was still listed would pass for a second
         # delivery of it, and be acknowledged with it.
-        self._held.delist(owners.values())
+        self.held.delist(owners.values())
         for batch in split_requests(message for _, message in copies):
             deliveries = [owners[id(message)] for message in batch]
             try:
@@ -382,7 +369,7 @@ class Intake:
                 failed += deliveries
             else:
                 self.finish(deliveries)
-        self._held.relist(failed)
+        self.held.relist(failed)
         return failed
 
     def publish(self, batch: Sequence[OutgoingMessage], *, patience_s: float) -> None:
@@ -390,35 +377,35 @@ class Intake:
         insist(
             lambda: self._client().publish(self._settings.topic, batch),
             patience_s=patience_s,
-            known=self._reach.reached,
+            known=self._subscription.reached,
         )
-        self._reach.reached = True
+        self._subscription.reached = True
 
     def close(self) -> None:
-        """Return what is not handed out, confirm what is acknowledged, and end. What is handed out comes back."""
-        with self._held.changed:
+        """Return the held deliveries, send the acknowledgements, and end. Leased deliveries come back after their deadlines."""
+        with self.held.changed:
             if self._stop.is_set():
                 return
             self._stop.set()
-            self._held.changed.notify_all()
+            self.held.changed.notify_all()
             started = bool(self._threads)
         self._chores.set()
-        self._acks.wake()
+        self._subscription.wake()
         if started:
             self._threads[0].join(timeout=CLOSE_WAIT_S)
             self._client().close_pulls()
             for thread in self._threads:
                 thread.join(timeout=10)
-            waiting = [one for one in self._held.list_waiting() if one.holding is Holding.HELD]
+            waiting = [one for one in self.held.list_waiting() if one.holding is Holding.HELD]
             copies = [(one, write_copy(one, not_before=one.task.not_before)) for one in waiting]
-            self._held.drop(self.give_back(copies))
-            self._acks.flush(RETURN_PATIENCE_S)
+            self.held.drop(self.give_back(copies))
+            self._subscription.flush(RETURN_PATIENCE_S)
         self._finders.close(wait=False)
         self.wake_up.close()
 
 
 class OrdersSeen:
-    """A queue's orders as they were read last."""
+    """A queue's orders when they were last read."""
 
     def __init__(self, records: FleetStore, *, queue: str, clock: Clock) -> None:
         self._records, self._queue, self._clock = records, queue, clock
@@ -426,10 +413,10 @@ class OrdersSeen:
         self._read_at = float("-inf")
 
     def read(self, *, fresh: bool = False) -> Control:
-        """At most ten seconds old; an old one where the store cannot be reached."""
+        """The orders, at most ten seconds old; older if the store cannot be reached."""
         if fresh or self._clock.boottime() - self._read_at >= CONTROL_EVERY_S:
             try:
-                # A worker beside this has mostly just read them.
+                # The worker has mostly just read them.
                 max_age = timedelta(0) if fresh else timedelta(seconds=CONTROL_EVERY_S)
                 self.control = self._records.control(self._queue, max_age=max_age)
             except InfrastructureFailure as problem:

@@ -1,7 +1,7 @@
 """Tasks as Pub/Sub messages and back: values and pure functions.
 
-The body is the task's wire text, byte for byte as it was submitted. What a delivery needs beside it (a delay, the
-number of tries, where a large payload lies) is in attributes, so that giving a task back never rewrites it.
+The body is the task's wire text, byte for byte as it was submitted. A delivery's delay, its number of
+tries and the place of a large payload are attributes, so that giving a task back never rewrites the body.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue
 from runtime.queues.pubsub.client import MAX_PUBLISH_MESSAGES, MAX_REQUEST_BYTES, OutgoingMessage, ReceivedMessage
-from runtime.tasks.lease import InvalidMessage
-from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, canonical_json, check_experiment, task_id
-from runtime.tasks.wire import TaskDefaults, decode_task, encode_task, stand_in
+from runtime.tasks.history import InvalidMessage
+from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, Terms, canonical_json, check_experiment, task_id
+from runtime.tasks.wire import decode_task, encode_task, stand_in
 from runtime.units import format_time, parse_time
 from runtime.values import dataclass, field, replace
 
@@ -37,16 +37,16 @@ SUSPECT: Final = "runtime_suspect"
 NOT_BEFORE: Final = "runtime_not_before"
 """Outranks the body's own `not_before`."""
 SUBMITTED: Final = "runtime_submitted"
-"""Of a copy: when the first message was published, for a body that does not say when it was submitted."""
+"""On a copy: when the first message was published, for a body without a time of submission."""
 PUBLISHED: Final = "runtime_published"
-"""Of a copy of a foreign producer's message: when the service took that in, by the service's clock."""
+"""On a copy of a foreign producer's message: when the service took in the first one, by the service's clock."""
 PAYLOAD: Final = "runtime_payload"
-"""Where in the record store the body lies."""
+"""The body's reference in the record store."""
 
 # A message may carry 100 attributes; ours must fit beside those of a foreign producer.
 # https://cloud.google.com/pubsub/quotas#resource_limits
 _FOREIGN_ATTRIBUTES: Final = 80
-# What the service adds itself, and refuses or overwrites when it is sent again.
+# Attributes that the service adds itself, and refuses or overwrites when they are sent again.
 _SERVICE_ATTRIBUTES: Final = ("googclient_", "CloudPubSubDeadLetterSource")
 
 
@@ -55,24 +55,24 @@ class Holding(Enum):
     """Delivered and not handed out: looked at, waiting for its time, or looked ahead."""
     LEASED = auto()
     DONE = auto()
-    """Acknowledged, or left to come back by itself."""
+    """Acknowledged, or left for the service to deliver again."""
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A task as it was delivered, with everything that was learnt of its messages since."""
+    """A task as it was delivered, with all later facts about its messages."""
 
     task: Task
     body: bytes
-    """What a copy carries; with `PAYLOAD` among the attributes, a reference."""
+    """The body of a copy; a reference if the attributes have `PAYLOAD`."""
     attributes: Mapping[str, str]
     bare: bool
     """A foreign message without an id of its own: the id was taken from the message."""
     ack_ids: dict[str, str]
-    """Message id → newest ack id. Two where the task was published twice and both came here."""
+    """Message id → newest ack id. Two if the task was published twice and both came here."""
     attempt: int = 0
     text: str = ""
-    """The wire text, where it names its task."""
+    """The wire text, if it names its task."""
     tries: int = 0
     copies: int = 0
     suspect: bool = False
@@ -130,24 +130,20 @@ def write_copy(
     attributes = dict(list(attributes.items())[:_FOREIGN_ATTRIBUTES])
     task = delivery.task
     attributes |= {TASK: task.id, GENERATION: str(task.generation), EXPERIMENT: task.experiment}
-    attributes[COPY] = str(delivery.copies + 1)
     tries = delivery.tries if tries is None else tries
-    if tries:
-        attributes[TRIES] = str(tries)
-    if delivery.alone if alone is None else alone:
-        attributes[ALONE] = "1"
-    if delivery.suspect if suspect is None else suspect:
-        attributes[SUSPECT] = "1"
-    if task.submitted_at is not None:
-        attributes[SUBMITTED] = format_time(task.submitted_at)
-    if delivery.published_at is not None:
-        # An order covers it by this time, and a copy must not look younger.
-        attributes[PUBLISHED] = format_time(delivery.published_at)
-    if not_before is not None:
-        attributes[NOT_BEFORE] = format_time(not_before)
-    if PAYLOAD in delivery.attributes:
-        attributes[PAYLOAD] = delivery.attributes[PAYLOAD]
-    # A bare body gets its id written into it: a copy is another message, whose own id would name another task.
+    optional = {
+        COPY: str(delivery.copies + 1),
+        TRIES: str(tries) if tries else None,
+        ALONE: "1" if (delivery.alone if alone is None else alone) else None,
+        SUSPECT: "1" if (delivery.suspect if suspect is None else suspect) else None,
+        SUBMITTED: format_time(task.submitted_at) if task.submitted_at else None,
+        # An order covers the task by this time, and a copy must not look younger.
+        PUBLISHED: format_time(delivery.published_at) if delivery.published_at else None,
+        NOT_BEFORE: format_time(not_before) if not_before else None,
+        PAYLOAD: delivery.attributes.get(PAYLOAD),
+    }
+    attributes |= {name: value for name, value in optional.items() if value is not None}
+    # A bare body gets its id written into it: the copy's own message id would name another task.
     body = encode_task(task).encode() if delivery.bare and not delivery.invalid else delivery.body
     return OutgoingMessage(body, attributes)
 
@@ -162,7 +158,7 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
     try:
         text = _read_text(message, get_blob)
         submitted_at = _time(attributes.get(SUBMITTED)) or message.published_at
-        task = decode_task(text, defaults=TaskDefaults(submitted_at=submitted_at), fallback_key=message.message_id)
+        task = decode_task(text, defaults=Terms(submitted_at=submitted_at), fallback_key=message.message_id)
     except InvalidTask as problem:
         return _invalid_delivery(message, ack_ids, problem)
     not_before = _time(attributes.get(NOT_BEFORE)) if NOT_BEFORE in attributes else task.not_before
@@ -186,7 +182,7 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
 
 
 def _published_at(message: ReceivedMessage) -> datetime | None:
-    """None for what was put by `write_message`, which names its task; so do copies, and they bear the first's time."""
+    """None for messages of `write_message`, which name their task; copies do too, and carry the first message's time."""
     if TASK not in message.attributes:
         return message.published_at
     return _time(message.attributes.get(PUBLISHED))

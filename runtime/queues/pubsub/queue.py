@@ -1,9 +1,9 @@
 """The queue over Google Pub/Sub, which delivers and decides nothing.
 
-The service may deliver twice, late, or after a task is done, and it forgets after its retention. So what counts is
-in the record store: an acknowledgement follows only a record or a confirmed copy, and the commit of the record is
-the only fence. Dead-letter policy and exactly-once delivery of the subscription may be on or off. docs/queues.md
-says what a user sees of it.
+The service may deliver twice, late, or after a task is done, and it forgets after its retention. So the record store
+decides: an acknowledgement follows only a record or a confirmed copy, and the commit of the record is the only fence.
+Dead-letter policy and exactly-once delivery of the subscription may be on or off. docs/queues.md describes the queue
+for users.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
@@ -20,20 +20,19 @@ from typing import Final, TypeVar
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.outputs import PubSubQueueOutput
-from runtime.queues.base import DEFAULT_QUEUE, Outlook, PutResult, QueueTraits, Refused, Settled, ignore_progress
+from runtime.queues import base
+from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
 from runtime.queues.pubsub.client import (
     MAX_ACK_IDS,
     OutgoingMessage,
     PubSubClient,
     PubSubUnavailable,
-    ReceivedMessage,
     check_names,
     ensure_topics,
     insist,
 )
 from runtime.queues.pubsub.intake import Intake
 from runtime.queues.pubsub.message import (
-    INLINE_BYTES,
     Delivery,
     Holding,
     read_message,
@@ -41,13 +40,11 @@ from runtime.queues.pubsub.message import (
     write_copy,
     write_message,
 )
-from runtime.queues.purge import purging
-from runtime.queues.settling import record_settlement, refuse_lost
+from runtime.queues.purge import Purge
 from runtime.queues.threads import Threads
-from runtime.records.base import RecordExists, RecordStore, calls_at_once
+from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
 from runtime.records.orders import pause_order, resume_order
-from runtime.records.settle import settle_record
-from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
+from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import malformed
 from runtime.units import format_time
@@ -57,33 +54,26 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 PATIENCE: Final = timedelta(minutes=10)
-"""How long an outage may last before a worker gives up."""
+"""How long a worker waits for the end of an outage."""
 PUT_PATIENCE_S: Final = 60.0
-"""As above for a submitter, who has somebody waiting."""
+"""The same for a submitter, with a person waiting."""
 RELEASE_PATIENCE_S: Final = 15.0
 """Within the grace that a preempted machine gives."""
 PUBLISHES_AT_ONCE: Final = 4
 DRAIN_EVERY_S: Final = 5.0
 PURGE_MARGIN: Final = timedelta(minutes=1)
-"""What was published this shortly before a purge is left to the workers: a redrive, which publishes first and then
-closes the mark, is then not caught between the two."""
-
-
-def open_pubsub(output: PubSubQueueOutput, *, name: str = DEFAULT_QUEUE, records: RecordStore) -> PubSubQueue:
-    """The queue that a stack's contract describes. Talks to nobody before it is used."""
-    return PubSubQueue(output, records, name=name)
+"""Messages published this shortly before a purge are left to the workers, so that a purge does not catch a redrive
+between its two steps: publish, then close the mark."""
 
 
 class PubSubQueue:
-    """`Queue` over a topic and a subscription."""
+    """`Queue` over a topic and a subscription, as a stack's contract describes them. It makes no call before it is used."""
 
-    traits = QueueTraits(
+    traits = base.QueueTraits(
         kind="pubsub",
         tracks_holders=False,
         remote=True,
         priorities=False,
-        knows_depth=False,
-        max_message_bytes=INLINE_BYTES,
     )
 
     def __init__(
@@ -119,8 +109,8 @@ class PubSubQueue:
 
     # submitting
 
-    def put(self, tasks: Sequence[Task]) -> PutResult:
-        """Durable on return. The service cannot tell what it knows already, so `known` is 0."""
+    def put(self, tasks: Sequence[Task]) -> base.PutResult:
+        """Durable on return. The service does not reveal known tasks, so `known` is 0."""
         retention_s, now = self._settings.retention_s, self._clock.now()
         last = now + timedelta(seconds=retention_s) if retention_s else None
         for task in tasks:
@@ -137,7 +127,7 @@ class PubSubQueue:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return PutResult(len(tasks), 0)
+        return base.PutResult(len(tasks), 0)
 
     def _publish(self, batch: Sequence[OutgoingMessage]) -> None:
         insist(
@@ -153,19 +143,19 @@ class PubSubQueue:
         return ()
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
-        self._intake.say_running(tokens)
+        self._intake.held.mark_running(tokens)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
-        """What is here and due. A pull for the rest goes out, and the doorbell rings when it brings something.
+        """The held tasks that are due. A pull for the rest goes out, and the wake-up descriptor shows when it brings any.
 
-        Raises `QueueUnavailable` where the subscription cannot be reached for minutes, or never was there.
+        Raises `QueueUnavailable` if the subscription cannot be reached for minutes, or never existed.
         """
-        return [_lease(delivery) for delivery in self._intake.take(n, ttl, wait=True)] if n > 0 else []
+        return [_lease(delivery) for delivery in self._intake.take(n, ttl)] if n > 0 else []
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
-        """Confirm the leases for `ttl`, 10 s to 10 minutes; returns those of which the service says they are lost.
+        """Confirm the leases for `ttl`, 10 s to 10 minutes; returns the leases that the service calls lost.
 
-        It says so with exactly-once delivery only; without, a stale renewal is accepted in silence. Raises
+        It does so with exactly-once delivery only; without, it silently accepts a stale renewal. Raises
         `QueueUnavailable` after a third of `ttl`: the leases may hold, and are not confirmed.
         """
         by_delivery = {id(lease.handle): lease for lease in leases}
@@ -175,10 +165,10 @@ class PubSubQueue:
     def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
         """As promised; the acknowledgements follow within moments, and a lost one is harmless.
 
-        Where the store fails for some, the others are settled before its error is raised.
+        If the store fails for some, the others are settled before its error is raised.
         """
         outcomes = self._each(self._settle_one, settlements)
-        self._intake.say_settled(len(settlements))
+        self._intake.held.count_settled(len(settlements))
         problems = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureFailure)]
         if problems:
             raise problems[0]
@@ -193,27 +183,26 @@ class PubSubQueue:
         if delivery.settled_as == record.token:
             return None
         if delivery.lost and record.state is not TaskState.SUCCEEDED:
-            return refuse_lost(self.records, settlement)
+            return base.refuse_lost(self.records, settlement)
         try:
-            refused = record_settlement(self.records, settlement)
+            refused = base.record_settlement(self.records, settlement)
         except InfrastructureFailure as problem:
             return problem
         delivery.settled_as = record.token
-        # Also where another was first: its record ends this generation.
+        # Also if another was first: its record ends this generation.
         self._intake.finish([delivery])
         return refused
 
     def release(self, releases: Sequence[Release]) -> None:
         """Publish a confirmed copy of each task, then acknowledge the original; a nack would spend its budget.
 
-        Raises `QueueUnavailable` or `StoreUnavailable` for those that could not be given back; they keep their
-        leases, may be released again, and come back by themselves when their leases end.
+        Raises `QueueUnavailable` or `StoreUnavailable` if tasks could not be given back; they keep their leases, may be
+        released again, and come back when their leases end.
         """
         live = [one for one in releases if _is_held(one.lease.handle)]
         problems = [problem for problem in self._each(self._note_end, live) if problem is not None]
         if problems:
-            noted = [one for one in live if one.note is None]
-            self._give_back(noted)
+            self._give_back([one for one in live if one.note is None])
             raise problems[0]
         if failed := self._give_back(live):
             raise PubSubUnavailable(
@@ -257,23 +246,26 @@ class PubSubQueue:
                 log.warning("cannot look into the dead letters of queue `%s`: %s", self.name, problem)
 
     def drain_dead_letters(self) -> int:
-        """Bring back what the service has put aside; returns how many messages it was.
+        """Bring back the messages that the service has put aside; returns their number.
 
-        The service counts deliveries and knows no reasons. A task that has a record is done; any other goes into
-        the queue again, where whoever leases it decides by the attempts on file, which the store has kept.
+        The service counts deliveries and knows no reasons. A task that has a record is done; any other goes into the
+        queue again, and the worker that leases it decides by the attempts in the store.
         """
         subscription = self._settings.dead_letter_subscription
         drained = 0
         while subscription is not None and not self._closing:
-            # Waits little: a worker asks again in five seconds.
+            # A short wait: a worker asks again in five seconds.
             received = self._client().pull(subscription, MAX_ACK_IDS, wait_s=2.0)
             if not received:
                 break
             copies, handled = [], []
-            for message, delivery in self._read_dead(received):
+            for message in received:
+                delivery = read_message(message, self.records.get_blob)
                 try:
                     if delivery.invalid is not None:
-                        self._bury(delivery.task, delivery.invalid)
+                        buried = malformed(delivery.task, delivery.invalid, now=self._clock.now())
+                        with contextlib.suppress(RecordExists):
+                            settle_record(self.records, buried.record, buried.mark)
                     elif self.records.find(*delivery.key) is None:
                         copies.append(write_copy(delivery, not_before=delivery.task.not_before, suspect=True))
                 except InfrastructureFailure:
@@ -297,31 +289,22 @@ class PubSubQueue:
             )
         return drained
 
-    def _read_dead(self, received: Iterable[ReceivedMessage]) -> Iterable[tuple[ReceivedMessage, Delivery]]:
-        for message in received:
-            yield message, read_message(message, self.records.get_blob)
+    def outlook(self) -> base.Outlook:
+        """The tasks that this worker holds for later, and whether the service answers at all.
 
-    def _bury(self, task: Task, invalid: InvalidMessage) -> None:
-        settlement = malformed(task, invalid, now=self._clock.now())
-        with contextlib.suppress(RecordExists):
-            settle_record(self.records, settlement.record, settlement.mark)
-
-    def outlook(self) -> Outlook:
-        """What this worker holds for later, and whether the service answers at all.
-
-        What others hold, and whose leases lapse, it does not say.
+        The service does not report other workers' leases.
         """
-        return Outlook(next_due=self._intake.next_due(), suspect_leases=self._intake.is_cut_off())
+        return base.Outlook(next_due=self._intake.next_due(), suspect_leases=self._intake.is_cut_off())
 
-    def doorbell(self) -> int:
-        return self._intake.doorbell()
+    def wake_descriptor(self) -> int:
+        return self._intake.wake_descriptor()
 
-    def hush(self) -> bool:
+    def drain_wakes(self) -> bool:
         self._intake.wake_up.drain()
         return False
 
     def depth(self) -> None:
-        # There is no call for it; the monitoring metric is minutes late and needs a role of its own.
+        # The API has no call for it; the monitoring metric is minutes late and needs a role of its own.
         # https://cloud.google.com/pubsub/docs/monitoring
         return None
 
@@ -335,7 +318,7 @@ class PubSubQueue:
     # control
 
     def ensure_topics(self) -> list[str]:
-        """On an emulator, make again what it forgot, and return the names; elsewhere nothing: the stack owns them."""
+        """On an emulator, make forgotten topics again and return their names; elsewhere the stack owns them."""
         emulator = self._client().emulator
         return ensure_topics(self._settings, emulator=emulator) if emulator else []
 
@@ -350,20 +333,19 @@ class PubSubQueue:
             self.records.put_order(self.name, order)
         self._intake.orders.read(fresh=True)
 
-    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
-        """As promised. What foreign producers published before is cancelled too, and is not in the number.
+    def purge(self, *, progress: Callable[[int], None] = base.ignore_progress) -> int:
+        """End all tasks as promised. Earlier messages of foreign producers are cancelled too, and not in the number.
 
-        Then the service is told to drop what it holds. That is tidiness: workers drop what has a record as it comes.
+        Then the service drops its messages, to be tidy: workers drop a task with a record anyway.
         """
-        # Asked before anything is listed: what is published after this, and so may be in no part that was covered,
-        # is not dropped.
+        # Asked before the listing: a later message, which may be in no covered part, is not dropped.
         now = self._client().service_time()
-        with purging(self.records, clock=self._clock, progress=progress) as purge:
+        with contextlib.closing(Purge(self.records, clock=self._clock, progress=progress)) as purge:
             purge.end_submitted(self.name)
         self._intake.orders.read(fresh=True)
         if now is not None:
             self._drop_published_before(now - PURGE_MARGIN)
-        self._intake.forget_waiting()
+        self._intake.held.forget_waiting()
         return purge.count
 
     def _drop_published_before(self, at: datetime) -> None:
@@ -379,7 +361,7 @@ class PubSubQueue:
                 log.warning("%s; workers drop what it holds as it comes", problem.message)
 
     def close(self) -> None:
-        """Return what was not started, confirm what is settled. A lease that was neither comes back when it ends."""
+        """Return unstarted tasks and acknowledge settled ones. Any other task comes back when its lease ends."""
         self._closing = True
         self._intake.close()
         if self._drain is not None:
@@ -431,6 +413,6 @@ def _copy_for(release: Release) -> OutgoingMessage:
         not_before=release.not_before,
         tries=delivery.tries + ended,
         alone=release.alone or (delivery.alone and not ended),
-        # An end on file explains what happened to it; that it never began explains nothing.
+        # A recorded end explains the loss; an attempt that never began explains nothing.
         suspect=delivery.suspect and not ended,
     )

@@ -1,42 +1,249 @@
-"""Workers that hold leases of the embedded file: this one's row, and what is done for those that died."""
+"""The workers of one host that share the embedded file: how they see and wake each other, and the leases of dead ones.
+
+A worker's locked file proves that it lives and lists what it runs, a pipe wakes it, and another pipe, which closes with
+its last holder, shows the others at once that it died.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import mmap
+import os
+import select
 import sqlite3
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final
 
-from runtime.clock import Clock, machine_id
-from runtime.queues.base import (
-    DEFAULT_LEASE,
-)
-from runtime.queues.sqlite.presence import Presence, Running
-from runtime.queues.sqlite.rows import SUSPECT, insert_note, read_task, requeue
+from runtime.clock import Clock, boot_id, machine_id
+from runtime.queues.base import DEFAULT_LEASE, Running
+from runtime.queues.sqlite.rows import SUSPECT, read_task, requeue
 from runtime.reasons import EndReason
 from runtime.records.base import AttemptStore
-from runtime.records.embedded import (
-    EmbeddedFile,
-    count,
-)
+from runtime.records.embedded import EmbeddedFile, count
+from runtime.records.sqlite import insert_note
 from runtime.tasks.history import EndedNote
-from runtime.tasks.model import Task
+from runtime.tasks.model import TOKEN_CHARS, Task
 
+TICK_NS: Final = 100_000_000
+"""Two changes of a folder that lie closer together may bear the same time: file systems count it in ticks."""
 SWEEP_EVERY_S: Final = 30.0
 JUST_NOW: Final = 0.9
-"""Share of a lease's length: with so much left, another claim does not move the holder's deadline on."""
+"""Share of a lease's length: with that much left, another claim does not move the holder's deadline on."""
 
 
-class Holder:
-    """This worker's row, whose deadline in boot time ends all of its leases."""
+class Presence:
+    """A worker's place beside the database, and its liveness watch over the other workers.
 
-    def __init__(self, clock: Clock, boot: str) -> None:
-        self._clock, self._boot = clock, boot
+    Its locked file holds a token per line and ends in an empty one, rewritten in shared memory, which a killed process
+    leaves as it was. A pipe wakes it because a pipe works at any path length and nobody else can read it.
+    """
+
+    _SIZE = 64 * 1024
+
+    def __init__(self, folder: Path, worker: str) -> None:
+        self.worker = worker
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        wake_path, life_path = _wake_path(folder, worker), _life_path(folder, worker)
+        for path, mode in ((wake_path, 0o622), (life_path, 0o644)):
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(path, mode)
+        # Opened for both ends, so that it never reports end of file; closed in children by exec and by the guardian.
+        self._wake_fd = os.open(wake_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.lock_fd = os.open(_lock_path(folder, worker), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
+        os.ftruncate(self.lock_fd, self._SIZE)
+        # After the lock: a process that dies closes in order, and a worker that the pipe wakes finds the lock free.
+        self.life_fd = os.open(life_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        """Nobody writes to this pipe: the others wait for its end of file."""
+        self._memory = mmap.mmap(self.lock_fd, self._SIZE)
+        self._lives: dict[str, int] = {}
+        # Without epoll, which only Linux has, the others' deaths show at the next look, within a second.
+        self._poll = select.epoll() if hasattr(select, "epoll") else None
+        if self._poll is not None:
+            self._poll.register(self._wake_fd, select.EPOLLIN)
+
+    @property
+    def wake_descriptor(self) -> int:
+        """Readable when this worker was woken or a watched one has died."""
+        return self._wake_fd if self._poll is None else self._poll.fileno()
+
+    def mark(self, tokens: Iterable[str], apart: str | None = None) -> None:
+        # One slice assignment; the terminating newline comes with it, so a reader sees old or new lines, and a torn
+        # line names no token.
+        last = f"!{apart}\n\n" if apart else "\n"
+        text = ("".join([f"{token}\n" for token in tokens]) + last).encode()
+        self._memory[0 : len(text)] = text
+
+    def watch(self, workers: Iterable[str]) -> None:
+        """Wait for the deaths of these workers, and of no others."""
+        wanted = set(workers)
+        for worker in self._lives.keys() - wanted:
+            self._forget(worker)
+        for worker in wanted - self._lives.keys():
+            if self._poll is not None:
+                with contextlib.suppress(OSError):
+                    fd = os.open(_life_path(self._folder, worker), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                    self._lives[worker] = fd
+                    self._poll.register(fd, 0)  # epoll always reports its end.
+
+    def drain_wakes(self) -> bool:
+        """Empty the pipe; True if a watched worker died."""
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self._wake_fd, 4096)) == 4096:
+                pass
+        if self._poll is None or not self._lives:
+            return False
+        ended = {fd for fd, _ in self._poll.poll(0)}
+        gone = [worker for worker, fd in self._lives.items() if fd in ended]
+        for worker in gone:
+            self._forget(worker)
+        return bool(gone)
+
+    def _forget(self, worker: str) -> None:
+        fd = self._lives.pop(worker)
+        if self._poll is not None:
+            self._poll.unregister(fd)
+        os.close(fd)
+
+    def leave(self) -> None:
+        self.watch(())
+        if self._poll is not None:
+            self._poll.close()
+        self._memory.close()
+        _remove(self._folder, self.worker)
+        for fd in (self._wake_fd, self.lock_fd, self.life_fd):
+            os.close(fd)
+
+    @staticmethod
+    def alive(folder: Path, worker: str) -> bool:
+        """Whether the worker, or the guardian that still ends its attempts, holds its lock."""
+        try:
+            fd = os.open(_lock_path(folder, worker), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            # Shared, so that two who look at the same moment do not take each other for the holder.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    @staticmethod
+    def running(folder: Path, worker: str) -> Running:
+        try:
+            data = _lock_path(folder, worker).read_bytes()
+        except FileNotFoundError:
+            return Running()
+        lines = data.partition(b"\n\n")[0].decode(errors="replace").split("\n")
+        apart = next((line[1:] for line in lines if line.startswith("!")), None)
+        return Running(frozenset(line for line in lines if len(line) == TOKEN_CHARS), apart)
+
+
+def _sweep(folder: Path, *, keep: Iterable[str]) -> None:
+    """Remove the files of dead workers that hold nothing."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return
+    for name in names:
+        worker = name.removesuffix(".lock")
+        if worker != name and worker not in keep and not Presence.alive(folder, worker):
+            _remove(folder, worker)
+
+
+def _remove(folder: Path, worker: str) -> None:
+    for path in (_wake_path(folder, worker), _life_path(folder, worker), _lock_path(folder, worker)):
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _life_path(folder: Path, worker: str) -> Path:
+    return folder / f"{worker}.life"
+
+
+def _lock_path(folder: Path, worker: str) -> Path:
+    return folder / f"{worker}.lock"
+
+
+def _wake_path(folder: Path, worker: str) -> Path:
+    return folder / f"{worker}.bell"
+
+
+class WakePipes:
+    """Wakes the workers that wait beside this file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._name = str(folder)
+        self._seen_at = -1
+        self._fds: dict[str, int] = {}
+
+    def wake(self) -> None:
+        # The known ones first: nobody waits for a look that rarely finds another.
+        if self._fds:
+            self._write(list(self._fds))
+        if self._seen_at < 0 and not os.access(self._name, os.F_OK):
+            return  # No worker has been here yet.
+        try:
+            changed = os.stat(self._name).st_mtime_ns  # noqa: PTH116 - once for each put
+        except FileNotFoundError:
+            return
+        if changed != self._seen_at:
+            self._write(self._look(changed))
+
+    def _write(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                os.write(self._fds[name], b"!")
+            except BlockingIOError:
+                pass  # A full pipe wakes its worker anyway.
+            except BrokenPipeError:
+                os.close(self._fds.pop(name))
+
+    def _look(self, changed: int) -> list[str]:
+        """Learn which pipes exist now; returns the new ones."""
+        names = {path.name for path in self._folder.glob(_wake_path(Path(), "*").name)}
+        for name in self._fds.keys() - names:
+            os.close(self._fds.pop(name))
+        new = names - self._fds.keys()
+        for name in new:
+            # Refused if nobody reads: a worker that died without leaving.
+            with contextlib.suppress(OSError):
+                self._fds[name] = os.open(self._folder / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # The change after one within the last tick may bear the same time.
+        self._seen_at = changed if abs(time.time_ns() - changed) > TICK_NS else 0
+        return [name for name in new if name in self._fds]
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+
+class Holders:
+    """Rows of workers that hold leases: this worker's own, whose deadline ends all of its leases, and dead workers'."""
+
+    def __init__(
+        self, file: EmbeddedFile, records: AttemptStore, clock: Clock, *, fused: bool, wake: Callable[[], None]
+    ) -> None:
+        self._file, self._records, self._clock = file, records, clock
+        self._boot, self._fused, self._wake = boot_id(), fused, wake
         self.number: int | None = None
+        """This worker's row."""
         self.lease_s = DEFAULT_LEASE.total_seconds()
+        self._seen: set[str] = set()
+        """Workers that held leases at the last look."""
+        self._sweep_at = 0.0
 
     def is_fresh(self, connection: sqlite3.Connection, worker: str, ttl: timedelta) -> bool:
-        """Whether this worker's row is there, with a deadline that has only just been moved on."""
+        """Whether this worker has a row, with a deadline that has only just been moved on."""
         if self.number is None:
             return False
         row = connection.execute(
@@ -45,7 +252,7 @@ class Holder:
         return row is not None and row[0] >= self._clock.boottime() + JUST_NOW * ttl.total_seconds()
 
     def hold(self, connection: sqlite3.Connection, worker: str, ttl: timedelta) -> int:
-        """This worker's row, its deadline moved on."""
+        """Move this worker's deadline, in boot time, on; returns its row."""
         deadline = self._clock.boottime() + ttl.total_seconds()
         if self.number is not None:
             updated = connection.execute(
@@ -54,37 +261,19 @@ class Holder:
             ).rowcount
             if updated:
                 return self.number
-        self.number = int(
-            connection.execute(
-                "INSERT INTO holders(worker, boot, deadline) VALUES(?, ?, ?) "
-                "ON CONFLICT(worker) DO UPDATE SET boot=excluded.boot, deadline=excluded.deadline RETURNING id",
-                (worker, self._boot, deadline),
-            ).fetchone()[0]
-        )
+        row = connection.execute(
+            "INSERT INTO holders(worker, boot, deadline) VALUES(?, ?, ?) "
+            "ON CONFLICT(worker) DO UPDATE SET boot=excluded.boot, deadline=excluded.deadline RETURNING id",
+            (worker, self._boot, deadline),
+        ).fetchone()
+        self.number = int(row[0])
         return self.number
 
-
-class DeadHolders:
-    """Gives back what dead workers held, with a note for each attempt that had begun."""
-
-    def __init__(
-        self,
-        file: EmbeddedFile,
-        records: AttemptStore,
-        clock: Clock,
-        *,
-        boot: str,
-        fused: bool,
-        ring: Callable[[], None],
-    ) -> None:
-        self._file, self._records, self._clock = file, records, clock
-        self._boot, self._fused, self._ring = boot, fused, ring
-        self._seen: set[str] = set()
-        """Workers that held leases at the last look."""
-        self._sweep_at = 0.0
-
     def give_back(self, *, ours: str | None) -> list[str]:
-        """Give back what the dead held; returns the other workers that live and hold leases."""
+        """Give back the leases of dead workers, with a note for each attempt that had begun.
+
+        Returns the other workers that live and hold leases.
+        """
         with self._file.reading() as connection:
             holders = connection.execute(
                 "SELECT DISTINCT h.id, h.worker, h.boot, h.deadline FROM leases l JOIN holders h ON h.id=l.holder"
@@ -104,19 +293,17 @@ class DeadHolders:
         return [row[1] for row in others if row[1] not in dead]
 
     def sweep(self) -> bool:
-        """Remove what dead workers left beside the file, every 30 s; True if this call did."""
+        """Remove dead workers' files beside the database, every 30 s; True if this call did."""
         if self._clock.boottime() < self._sweep_at:
             return False
         self._sweep_at = self._clock.boottime() + SWEEP_EVERY_S
-        Presence.sweep(self._file.workers_folder, keep=self._seen)
+        _sweep(self._file.workers_folder, keep=self._seen)
         return True
 
     def _is_dead(self, worker: str, boot: str, deadline: float) -> bool:
-        return (
-            boot != self._boot
-            or self._clock.boottime() > deadline
-            or not Presence.alive(self._file.workers_folder, worker)
-        )
+        if boot != self._boot or self._clock.boottime() > deadline:
+            return True
+        return not Presence.alive(self._file.workers_folder, worker)
 
     def _give_back(self, holder: int, worker: str, running: Running, *, together: bool) -> None:
         now = self._clock.now()
@@ -140,7 +327,7 @@ class DeadHolders:
                         started_at=datetime.fromtimestamp(leased, UTC),
                         worker=worker,
                         message=f"worker {worker} vanished",
-                        # After another boot it is the machine that went, with all that ran on it.
+                        # A new boot means that the machine went, with all that ran on it.
                         alone=row[0] == self._boot and not together and running.alone(token),
                         machine=machine_id(row[0]),
                     )
@@ -152,17 +339,13 @@ class DeadHolders:
                 requeue(connection, seq, queue, rank, None, 0, tries=tries, flags=flags | SUSPECT)
                 count(connection, experiment, leased=-1, queued=1)
             connection.execute("DELETE FROM holders WHERE id=?", (holder,))
-        self._note(orphans)
-        if rows:
-            self._ring()
-
-    def _note(self, orphans: Sequence[tuple[Task, EndedNote]]) -> None:
-        """What became of the attempts of a dead worker; that one cannot be written is no reason to leave out the rest."""
         failure: Exception | None = None
         for task, note in orphans:
             try:
                 self._records.note_ended(task, note)
-            except Exception as problem:
+            except Exception as problem:  # The notes after one that cannot be written are still written.
                 failure = problem
         if failure is not None:
             raise failure
+        if rows:
+            self._wake()

@@ -1,54 +1,28 @@
 """The embedded queue: many processes of one host on one SQLite file, fair, and quick to notice a dead worker.
 
-A worker that holds leases keeps a file beside the database locked for as long as it, or the guardian that ends its
-attempts, lives. Whoever finds that lock free, or the holder's deadline in boot time passed, or another boot, gives
-the leases back. Which of them had really begun stands in the same file, in memory that outlives a killed process.
+A worker that holds leases keeps a file beside the database locked while it, or the guardian that ends its attempts,
+lives. A worker that finds this lock free, or the holder's deadline in boot time passed, or another boot, gives the
+leases back. The same file, in memory that outlives a killed process, lists the attempts that had really begun.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtime import faults
-from runtime.clock import Clock, SystemClock, boot_id
+from runtime.clock import Clock, SystemClock
 from runtime.errors import InvalidTask
-from runtime.queues.base import (
-    DEFAULT_QUEUE,
-    Depth,
-    Outlook,
-    PutResult,
-    QueueTraits,
-    Refused,
-    Settled,
-    Waiting,
-    ignore_progress,
-)
-from runtime.queues.settling import record_settlement, refuse_lost
-from runtime.queues.sqlite.holders import DeadHolders, Holder
-from runtime.queues.sqlite.pausing import PauseFlag
-from runtime.queues.sqlite.presence import Bells, Presence, Vigil
-from runtime.queues.sqlite.rows import (
-    ALONE,
-    SUSPECT,
-    QueueRow,
-    add_tasks,
-    begin_generation,
-    bring_up_due,
-    cancel_rows,
-    find_holder,
-    follow_record,
-    insert_note,
-    is_any_ready,
-    is_generation,
-    list_open,
-    read_malformed,
-    requeue,
-)
-from runtime.records.base import RecordExists, RecordStore
+from runtime.queues import base
+from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
+from runtime.queues.sqlite import rows
+from runtime.queues.sqlite.holders import Holders, Presence, WakePipes
+from runtime.queues.sqlite.rows import ALONE, SUSPECT
+from runtime.records.base import RecordExists, RecordStore, is_unwritten
 from runtime.records.embedded import (
     Durability,
     EmbeddedFile,
@@ -57,10 +31,8 @@ from runtime.records.embedded import (
     take_out,
 )
 from runtime.records.orders import pause_order, resume_order
-from runtime.records.settle import is_unwritten
-from runtime.records.sqlite import SqliteRecords
-from runtime.records.sqlite_rows import insert_record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.records.sqlite import SqliteRecords, find_record, insert_note, insert_record
+from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
 from runtime.tasks.wire import decode_stored, encode_task
 from runtime.values import replace
@@ -85,11 +57,11 @@ _HOLD = "INSERT INTO leases(seq, holder, token, tries, flags, leased) VALUES(?, 
 _END = "DELETE FROM leases WHERE seq=? AND token=?"
 
 
-_NEW, _KNOWN = PutResult(1, 0, frozenset()), PutResult(0, 1, frozenset())
+_NEW, _KNOWN = base.PutResult(1, 0, frozenset()), base.PutResult(0, 1, frozenset())
 
 
 class _Held(NamedTuple):
-    """What a lease's `handle` is here."""
+    """The `handle` of a lease."""
 
     seq: int
     experiment: int
@@ -98,7 +70,7 @@ class _Held(NamedTuple):
 class SqliteQueue:
     """One named queue of an embedded file; `Queue`."""
 
-    traits = QueueTraits(kind="sqlite", tracks_holders=True, remote=False, priorities=True, knows_depth=True)
+    traits = base.QueueTraits(kind="sqlite", tracks_holders=True, remote=False, priorities=True)
 
     def __init__(
         self,
@@ -112,33 +84,29 @@ class SqliteQueue:
         self.records = records
         self._file = file
         self._clock: Clock = clock or SystemClock()
-        self._fused = isinstance(records, SqliteRecords) and records.file is file
-        self._row = QueueRow(name)
-        self._pause = PauseFlag(file, records, self._row)
-        self._rung = False
+        self._row = rows.QueueRow(name, file, records)
+        self._fused = self._row.fused
+        self._is_woken = False
         self._experiments: dict[str, int] = {}
         self._has_view = False
-        self._bells = Bells(file.workers_folder)
+        self._wakes = WakePipes(file.workers_folder)
         self._presence: Presence | None = None
-        self._vigil: Vigil | None = None
-        boot = boot_id()
-        self._holder = Holder(self._clock, boot)
-        self._dead = DeadHolders(file, records, self._clock, boot=boot, fused=self._fused, ring=self._bells.ring)
+        self._holders = Holders(file, records, self._clock, fused=self._fused, wake=self._wakes.wake)
         self._tokens = new_tokens()
         self._look_for_due_at = 0.0
 
     # put
 
-    def put(self, tasks: Sequence[Task]) -> PutResult:
+    def put(self, tasks: Sequence[Task]) -> base.PutResult:
         if not tasks:
-            return PutResult(0, 0)
+            return base.PutResult(0, 0)
         if len(tasks) == 1 and (result := self._put_plain(tasks[0])) is not None:
             return result
         now = self._clock.now().timestamp()
         found: dict[str, int] = {}
         with self._file.transaction(durable=True) as connection:
             queue = self._row.number(connection)
-            rows, later = [], []
+            fresh, later = [], []
             for task in tasks:
                 name = task.experiment
                 experiment = self._experiments.get(name) or found.get(name)
@@ -148,22 +116,22 @@ class SqliteQueue:
                     later.append((task, experiment))
                     continue
                 due = task.not_before.timestamp() if task.not_before else None
-                rows.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
-            new = add_tasks(connection, rows, now) if rows else 0
+                fresh.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
+            new = rows.add_tasks(connection, fresh, now) if fresh else 0
             before = set()
             for task, experiment in later:
-                if begin_generation(connection, task, experiment, queue, now):
+                if rows.begin_generation(connection, task, experiment, queue, now):
                     new += 1
                 else:
                     before.add(task.id)
-        # Kept only now: a transaction that is rolled back takes the rows it numbered with it.
+        # Kept only now: a transaction that is rolled back removes the rows that it numbered.
         self._experiments |= found
         if new:
-            self._bells.ring()
-        return PutResult(new, len(tasks) - new, frozenset(before))
+            self._wakes.wake()
+        return base.PutResult(new, len(tasks) - new, frozenset(before))
 
-    def _put_plain(self, task: Task) -> PutResult | None:
-        """Put what most calls of a program put, at half the cost; None if it is not that."""
+    def _put_plain(self, task: Task) -> base.PutResult | None:
+        """Put the usual single task at half the cost; None if it is not one."""
         experiment, queue = self._experiments.get(task.experiment), self._row.known
         if (
             experiment is None
@@ -183,44 +151,43 @@ class SqliteQueue:
             if problem.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_UNIQUE:
                 raise
             return _KNOWN
-        self._bells.ring()
+        self._wakes.wake()
         return _NEW
 
     # lease, renew, settle, release
 
     def join(self, worker: str) -> tuple[int, ...]:
-        """Begin to hold leases as `worker`; returns the descriptors that say that it lives.
+        """Begin to hold leases as `worker`; returns the descriptors that prove that it lives.
 
         The guardian inherits them, so that they outlive the worker until its attempts are gone.
         """
         if self._presence is None:
-            self._presence = Presence.enter(self._file.workers_folder, worker)
-            self._vigil = Vigil(self._file.workers_folder, self._presence)
+            self._presence = Presence(self._file.workers_folder, worker)
         return self._presence.lock_fd, self._presence.life_fd
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
-        """Say which attempts run now; costs a write to memory."""
+        """Note which attempts run now; costs a write to memory."""
         if self._presence is not None:
             self._presence.mark(tokens, apart)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         self.join(worker)
-        self._holder.lease_s = ttl.total_seconds()
-        # A look by itself keeps an idle worker from the lock; rung for, there mostly is something, and it would cost as
-        # much as the claim.
-        if not self._rung or self._row.known is None:
+        self._holders.lease_s = ttl.total_seconds()
+        # A look without the lock is cheap for an idle worker. A woken worker mostly finds tasks, and the look would cost
+        # as much as the claim.
+        if not self._is_woken or self._row.known is None:
             with self._file.reading() as connection:
-                if not is_any_ready(connection, self.name, self._clock.now().timestamp()):
+                if not rows.is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     self._file.expect(durable=False)
                     return []
-        self._rung = False
+        self._is_woken = False
         self._look_for_due_at = 0.0
         # Without an fsync: a power cut ends every lease anyway, and the tasks are where they were.
         with self._file.transaction(durable=False) as connection:
-            if not self._holder.is_fresh(connection, worker, ttl):
-                if not is_any_ready(connection, self.name, self._clock.now().timestamp()):
+            if not self._holders.is_fresh(connection, worker, ttl):
+                if not rows.is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     return []
-                self._holder.hold(connection, worker, ttl)
+                self._holders.hold(connection, worker, ttl)
             changes: dict[int, dict[str, int]] = {}
             leases = self._claim(connection, n, changes)
             for experiment, change in changes.items():
@@ -231,7 +198,7 @@ class SqliteQueue:
         if not leases or self._presence is None:
             return []
         with self._file.transaction(durable=False) as connection:
-            holder = self._holder.hold(connection, self._presence.worker, ttl)
+            holder = self._holders.hold(connection, self._presence.worker, ttl)
             held = {
                 row[0] for row in connection.execute("SELECT token FROM leases WHERE holder=?", (holder,)).fetchall()
             }
@@ -247,7 +214,7 @@ class SqliteQueue:
             changes: dict[int, dict[str, int]] = {}
             for settlement in recorded:
                 self._settle_one(connection, settlement, changes, settled)
-            if claim_next and self._holder.number is not None:
+            if claim_next and self._holders.number is not None:
                 settled.leases = self._claim(connection, claim_next, changes)
             for experiment, change in changes.items():
                 count(connection, experiment, **change)
@@ -255,7 +222,7 @@ class SqliteQueue:
         return settled
 
     def _record_elsewhere(self, settlements: Sequence[Settlement], settled: Settled) -> list[Settlement]:
-        """Mark and commit in the store first; what came second is refused and its lease left alone."""
+        """Mark and commit in the store first; a settlement that came second is refused and its lease left alone."""
         won = []
         for settlement in settlements:
             held, holder = (
@@ -264,9 +231,9 @@ class SqliteQueue:
                 else self._look_at_lease(settlement.lease)
             )
             if not held:
-                refused = refuse_lost(self.records, settlement, holder)
+                refused = base.refuse_lost(self.records, settlement, holder)
             else:
-                refused = record_settlement(self.records, settlement)
+                refused = base.record_settlement(self.records, settlement)
                 first = refused and refused.record
                 won.append(replace(settlement, record=first, mark=None) if first else settlement)
             if refused is not None:
@@ -284,10 +251,10 @@ class SqliteQueue:
         held: _Held = lease.handle
         was = "leased"
         if not connection.execute(_END, (held.seq, lease.token)).rowcount:
-            # Lost. A success may still be the first record; anything else has no say any more.
-            holder = find_holder(connection, held.seq)
+            # Lost. A success may still be the first record; any other settlement is refused.
+            holder = rows.find_holder(connection, held.seq)
             if self._fused:
-                existing = SqliteRecords.find_in(connection, held.seq, record.generation)
+                existing = find_record(connection, held.seq, record.generation)
                 try:
                     if not is_unwritten(record, existing):
                         return
@@ -297,7 +264,7 @@ class SqliteQueue:
                 if record.state is not TaskState.SUCCEEDED:
                     settled.refused.append(Refused(lease, holder))
                     return
-            if not is_generation(connection, held.seq, record.generation):
+            if not rows.is_generation(connection, held.seq, record.generation):
                 settled.refused.append(Refused(lease, holder))
                 return
             state = take_out(connection, held.seq)
@@ -332,7 +299,7 @@ class SqliteQueue:
         with self._file.transaction() as connection:
             for release in releases:
                 self._release_one(connection, release, now)
-        self._bells.ring()
+        self._wakes.wake()
 
     def _release_one(self, connection: sqlite3.Connection, release: Release, now: float) -> None:
         lease = release.lease
@@ -345,16 +312,16 @@ class SqliteQueue:
         due = release.not_before.timestamp() if release.not_before else None
         flags = (ALONE if release.alone else 0) | (SUSPECT if release.note or lease.suspect else 0)
         tries = lease.tries + (release.note is not None)
-        requeue(connection, held.seq, queue, rank, due, now, tries=tries, flags=flags)
+        rows.requeue(connection, held.seq, queue, rank, due, now, tries=tries, flags=flags)
         count(connection, held.experiment, leased=-1, queued=1)
 
     def _claim(self, connection: sqlite3.Connection, n: int, changes: dict[int, dict[str, int]]) -> list[Lease]:
-        """Lease what comes next; what that does to the counters is added to `changes`."""
+        """Lease the next tasks; adds the counters' changes to `changes`."""
         queue = self._row.number(connection)
         now = self._clock.now().timestamp()
         if now >= self._look_for_due_at:
             self._look_for_due_at = now + LOOK_FOR_DUE_S
-            bring_up_due(connection, now)
+            rows.bring_up_due(connection, now)
         leases: list[Lease] = []
         taken, holds = [], []
         for rank, seq, tries, flags, experiment, generation, body in connection.execute(_NEXT, (queue, n)).fetchall():
@@ -365,12 +332,12 @@ class SqliteQueue:
                 if task.generation != generation:
                     task = replace(task, generation=generation)
             except InvalidTask as problem:
-                task, invalid = read_malformed(connection, seq, body, problem)
+                task, invalid = rows.read_malformed(connection, seq, body, problem)
             held = _Held(seq, experiment)
             text = body if isinstance(body, str) else ""
             leases.append(Lease(task, token, text, tries, bool(flags & SUSPECT), bool(flags & ALONE), invalid, held))
             taken.append((queue, rank, seq))
-            holds.append((seq, self._holder.number, token, tries, flags, now))
+            holds.append((seq, self._holders.number, token, tries, flags, now))
             change = changes.get(experiment)
             if change is None:
                 change = changes[experiment] = {}
@@ -384,14 +351,14 @@ class SqliteQueue:
     # upkeep
 
     def tend(self) -> None:
-        """Give back what dead workers held."""
-        alive = self._dead.give_back(ours=None if self._presence is None else self._presence.worker)
-        if self._vigil is not None:
-            self._vigil.watch(alive)
-        if self._dead.sweep():
-            self._pause.catch_up()
+        """Give back dead workers' leases."""
+        alive = self._holders.give_back(ours=None if self._presence is None else self._presence.worker)
+        if self._presence is not None:
+            self._presence.watch(alive)
+        if self._holders.sweep():
+            self._row.catch_up()
 
-    def outlook(self) -> Outlook:
+    def outlook(self) -> base.Outlook:
         with self._file.reading() as connection:
             due = connection.execute("SELECT min(due) FROM delayed").fetchone()[0]
             oldest = connection.execute(
@@ -399,19 +366,19 @@ class SqliteQueue:
             ).fetchone()[0]
         wait = None if due is None else timedelta(seconds=max(0.0, due - self._clock.now().timestamp()))
         # Renewed each third of its length, a deadline this near means that a renewal was missed.
-        missed = oldest is not None and oldest - self._clock.boottime() < self._holder.lease_s / 2
-        return Outlook(next_due=wait, suspect_leases=missed)
+        missed = oldest is not None and oldest - self._clock.boottime() < self._holders.lease_s / 2
+        return base.Outlook(next_due=wait, suspect_leases=missed)
 
-    def doorbell(self) -> int | None:
-        return None if self._vigil is None else self._vigil.fd
+    def wake_descriptor(self) -> int | None:
+        return None if self._presence is None else self._presence.wake_descriptor
 
-    def hush(self) -> bool:
-        self._rung = True
-        return self._vigil is not None and self._vigil.hush()
+    def drain_wakes(self) -> bool:
+        self._is_woken = True
+        return self._presence is not None and self._presence.drain_wakes()
 
     # what people ask
 
-    def depth(self) -> Depth:
+    def depth(self) -> base.Depth:
         with self._file.reading() as connection:
             ready, delayed, leased = connection.execute(
                 "SELECT (SELECT count(*) FROM ready WHERE queue=q.id), "
@@ -420,17 +387,17 @@ class SqliteQueue:
                 "FROM (SELECT coalesce((SELECT id FROM queues WHERE name=?), -1) AS id) q",
                 (self.name,),
             ).fetchone()
-        return Depth(ready, delayed, leased)
+        return base.Depth(ready, delayed, leased)
 
     def peek(self, n: int) -> list[Task]:
         with self._file.reading() as connection:
-            rows = connection.execute(
+            found = connection.execute(
                 "SELECT t.id, t.body, t.generation FROM ready r JOIN tasks t USING(seq) JOIN queues q ON q.id=r.queue "
                 "WHERE q.name=? ORDER BY r.rank, r.seq LIMIT ?",
                 (self.name, n),
             ).fetchall()
         tasks = []
-        for identity, body, generation in rows:
+        for identity, body, generation in found:
             try:
                 tasks.append(replace(decode_stored(body), generation=generation))
             except InvalidTask as problem:
@@ -441,7 +408,7 @@ class SqliteQueue:
                 )
         return tasks
 
-    def find_waiting(self, task_id: str) -> Waiting | None:
+    def find_waiting(self, task_id: str) -> base.Waiting | None:
         with self._file.reading() as connection:
             row = connection.execute(
                 "SELECT t.queue, t.rank, t.seq, d.due, r.seq FROM tasks t LEFT JOIN delayed d USING(seq) "
@@ -454,39 +421,39 @@ class SqliteQueue:
             where = "queue=?" if due is not None else "queue=? AND (rank<? OR rank=? AND seq<?)"
             values = (queue,) if due is not None else (queue, rank, rank, seq)
             ahead = connection.execute(f"SELECT count(*) FROM ready WHERE {where}", values).fetchone()[0]
-        return Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
+        return base.Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
 
     def pause(self) -> None:
-        self._pause.give(lambda control: pause_order(self._clock.now()))
+        self._row.order(lambda control: pause_order(self._clock.now()))
 
     def resume(self) -> None:
-        self._pause.give(lambda control: resume_order(control, self._clock.now()))
-        self._bells.ring()
+        self._row.order(lambda control: resume_order(control, self._clock.now()))
+        self._wakes.wake()
 
-    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+    def purge(self, *, progress: Callable[[int], None] = base.ignore_progress) -> int:
         if self._fused:
             with self._file.transaction(durable=True) as connection:
-                ended = cancel_rows(
+                ended = rows.cancel_rows(
                     connection, "t.queue=?", self._row.number(connection), now=self._clock.now().timestamp()
                 )
             progress(ended)
             return ended
-        from runtime.queues.purge import open_task, purging
+        from runtime.queues.purge import Purge, open_task
 
-        with purging(self.records, clock=self._clock, progress=progress) as purge:
+        with closing(Purge(self.records, clock=self._clock, progress=progress)) as purge:
             purge.end_submitted(self.name)
             last = 0
-            while rows := self._list_open(last):
-                stand = purge.end(open_task(task) for _, _, task in rows)
+            while listed := self._list_open(last):
+                stand = purge.end(open_task(task) for _, _, task in listed)
                 with self._file.transaction() as connection:
-                    for (seq, experiment, _), record in zip(rows, stand, strict=True):
-                        follow_record(connection, seq, experiment, record)
-                last = rows[-1][0]
+                    for (seq, experiment, _), record in zip(listed, stand, strict=True):
+                        rows.follow_record(connection, seq, experiment, record)
+                last = listed[-1][0]
         return purge.count
 
     def _list_open(self, after: int) -> list[tuple[int, int, Task]]:
         with self._file.reading() as connection:
-            return list_open(connection, self.name, after)
+            return rows.list_open(connection, self.name, after)
 
     def cancel_open(self, experiment: str) -> int:
         """Record every task of the experiment that has not ended as cancelled, in one transaction; returns how many.
@@ -494,7 +461,7 @@ class SqliteQueue:
         Only where the records lie in this file. A worker that runs one learns it when it renews its lease.
         """
         with self._file.transaction(durable=True) as connection:
-            return cancel_rows(
+            return rows.cancel_rows(
                 connection,
                 "t.experiment=(SELECT id FROM experiments WHERE name=?)",
                 experiment,
@@ -512,17 +479,14 @@ class SqliteQueue:
 
     def abandon(self) -> None:
         """Let go of it in a forked child."""
-        self._bells.close()
+        self._wakes.close()
         self._file.abandon()
 
     def close(self) -> None:
-        if self._vigil is not None:
-            self._vigil.close()
-            self._vigil = None
         if self._presence is not None:
             self._presence.leave()
             self._presence = None
-        self._bells.close()
+        self._wakes.close()
         self._file.close()
 
 
@@ -540,7 +504,7 @@ def open_sqlite(
 
 
 def _fit(records: RecordStore, settlement: Settlement) -> Settlement:
-    """With a large value beside the record; numbers and short answers are passed on as they are."""
+    """The settlement with a large value beside its record; numbers and short values stay as they are."""
     record = settlement.record
     if not isinstance(record.value, str | list | dict) or not isinstance(records, SqliteRecords):
         return settlement

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final
 
 from runtime.errors import InvalidTask
-from runtime.records.embedded import (
-    count,
-    queue_number,
-    record_id,
-    take_out,
-)
-from runtime.records.orders import person
-from runtime.records.sqlite_rows import encode_note, raw_text
-from runtime.tasks.history import EndedNote, Record
-from runtime.tasks.lease import InvalidMessage
+from runtime.records.base import RecordStore
+from runtime.records.embedded import EmbeddedFile, count, queue_number, record_id, take_out
+from runtime.records.orders import Control, Order, person
+from runtime.records.sqlite import SqliteRecords, raw_text
+from runtime.tasks.history import InvalidMessage, Record
 from runtime.tasks.model import Task
 from runtime.tasks.wire import decode_stored, encode_task, stand_in
 from runtime.values import replace
 
 SUSPECT, ALONE = 1, 2
 """Flags of a task that waits or is held."""
+
+SWEPT: Final = timedelta(seconds=30)
+"""How old the orders may be that upkeep compares the flag with."""
 
 _ADD = "INSERT OR IGNORE INTO tasks(id, experiment, generation, queue, rank, due, body) VALUES(?, ?, ?, ?, ?, ?, ?)"
 
@@ -47,16 +46,12 @@ def add_tasks(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], n
 
 
 def begin_generation(connection: sqlite3.Connection, task: Task, experiment: int, queue: int, now: float) -> bool:
-    """Put a later life of a task that may be known; False if that generation is known too."""
+    """Put a later generation of a task that may be known; False if that generation is known too."""
     row = connection.execute("SELECT seq, generation FROM tasks WHERE id=?", (task.id,)).fetchone()
     due = task.not_before.timestamp() if task.not_before else None
     values = (experiment, task.generation, queue, -task.priority, due, encode_task(task))
     if row is None:
-        seq = connection.execute(
-            "INSERT INTO tasks(id, experiment, generation, queue, rank, due, body) VALUES(?, ?, ?, ?, ?, ?, ?) "
-            "RETURNING seq",
-            (task.id, *values),
-        ).fetchone()[0]
+        seq = connection.execute(f"{_ADD} RETURNING seq", (task.id, *values)).fetchone()[0]
     else:
         seq, known = row
         if known >= task.generation:
@@ -119,7 +114,7 @@ def is_any_ready(connection: sqlite3.Connection, queue: str, now: float) -> bool
 def read_malformed(
     connection: sqlite3.Connection, seq: int, body: Any, problem: InvalidTask
 ) -> tuple[Task, InvalidMessage]:
-    """What stands for a row that cannot be decoded: written by hand, by another release, or damaged."""
+    """A task in the place of a row that cannot be decoded (written by hand, by another release, or damaged), and why."""
     identity, generation, experiment = connection.execute(
         "SELECT t.id, t.generation, e.name FROM tasks t LEFT JOIN experiments e ON e.id=t.experiment WHERE t.seq=?",
         (seq,),
@@ -129,7 +124,7 @@ def read_malformed(
 
 
 def read_task(connection: sqlite3.Connection, seq: int, generation: int, body: Any) -> Task:
-    """The task of a row, or what stands for it."""
+    """The task of a row, or the one in its place."""
     try:
         return replace(decode_stored(body), generation=generation)
     except InvalidTask as problem:
@@ -137,7 +132,7 @@ def read_task(connection: sqlite3.Connection, seq: int, generation: int, body: A
 
 
 def bring_up_due(connection: sqlite3.Connection, now: float) -> None:
-    """Delayed tasks that are due become claimable."""
+    """Make delayed tasks that are due claimable."""
     due = connection.execute(
         "SELECT d.due, d.seq, d.tries, d.flags, t.queue, t.rank FROM delayed d JOIN tasks t USING(seq) "
         "WHERE d.due<=? LIMIT 1000",
@@ -152,7 +147,7 @@ def bring_up_due(connection: sqlite3.Connection, now: float) -> None:
 
 
 def cancel_rows(connection: sqlite3.Connection, where: str, value: object, *, now: float) -> int:
-    """Move what waits or is held to the records."""
+    """Record queued and leased tasks as cancelled; returns their number."""
     connection.execute(
         "CREATE TEMP TABLE IF NOT EXISTS cancelling(seq INTEGER PRIMARY KEY, experiment INTEGER, leased INTEGER)"
     )
@@ -184,7 +179,7 @@ def cancel_rows(connection: sqlite3.Connection, where: str, value: object, *, no
 
 
 def list_open(connection: sqlite3.Connection, queue: str, after: int) -> list[tuple[int, int, Task]]:
-    """What waits or is held, by number: that, the experiment's number and the task."""
+    """Queued and leased tasks in the order of their numbers: number, experiment's number and task."""
     rows = connection.execute(
         "SELECT t.seq, t.generation, t.experiment, t.body FROM (SELECT seq FROM ready UNION ALL "
         "SELECT seq FROM delayed UNION ALL SELECT seq FROM leases) w JOIN tasks t USING(seq) "
@@ -197,31 +192,62 @@ def list_open(connection: sqlite3.Connection, queue: str, after: int) -> list[tu
 
 
 def follow_record(connection: sqlite3.Connection, seq: int, experiment: int, record: Record) -> None:
-    """Take a task out whose record was committed elsewhere, unless its next generation was put meanwhile."""
+    """Take out a task that another store has a record of, unless its next generation was put meanwhile."""
     if is_generation(connection, seq, record.generation) and (was := take_out(connection, seq)):
         count(connection, experiment, **{was.value: -1, record.state.value: 1})
 
 
-def insert_note(connection: sqlite3.Connection, seq: int, generation: int, note: EndedNote) -> None:
-    connection.execute(
-        "INSERT OR IGNORE INTO notes(token, seq, generation, ended, note) VALUES(?, ?, ?, ?, ?)",
-        (note.token, seq, generation, note.ended_at.timestamp(), encode_note(note)),
-    )
-
-
 class QueueRow:
-    """A queue's number in the file, looked up once."""
+    """A queue's row: its number, looked up once, and the flag that pauses it, so that claims read no orders."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, file: EmbeddedFile, records: RecordStore) -> None:
+        self._name, self._file, self._records = name, file, records
+        self.fused = isinstance(records, SqliteRecords) and records.file is file
+        """The records lie in this file."""
         self.known: int | None = None
 
     def number(self, connection: sqlite3.Connection) -> int:
         if self.known is not None:
             return self.known
-        row = connection.execute("SELECT id FROM queues WHERE name=?", (self.name,)).fetchone()
+        row = connection.execute("SELECT id FROM queues WHERE name=?", (self._name,)).fetchone()
         if row is None:
-            # Not kept: the transaction that makes it may yet be rolled back, and the number go to another queue.
-            return queue_number(connection, self.name)
+            # Not kept: a transaction that is rolled back leaves the number to another queue.
+            return queue_number(connection, self._name)
         self.known = int(row[0])
         return self.known
+
+    def order(self, decide: Callable[[Control], Order | None]) -> None:
+        """Give a pause or resume order and set the flag; in one transaction if the records lie in this file."""
+        records = self._records
+        if not (isinstance(records, SqliteRecords) and self.fused):
+            order = decide(records.control(self._name))
+            if order is not None:
+                records.put_order(self._name, order)
+            self._follow()
+            return
+        with self._file.transaction(durable=True) as connection:
+            control = records.control(self._name)
+            order = decide(control)
+            if order is not None:
+                control = records.add_order(connection, self._name, order)
+            self._set_paused(connection, control.paused)
+        records.look_after_orders(self._name)
+
+    def catch_up(self) -> None:
+        """Follow an order from a command that was killed before it set the flag."""
+        if not self.fused and self.is_paused() is not self._records.control(self._name, max_age=SWEPT).paused:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Set the flag as the store's orders demand. A process that sets it looks once more, so the last one knows all."""
+        while self.is_paused() is not (paused := self._records.control(self._name).paused):
+            with self._file.transaction(durable=True) as connection:
+                self._set_paused(connection, paused)
+
+    def is_paused(self) -> bool:
+        with self._file.reading() as connection:
+            row = connection.execute("SELECT paused FROM queues WHERE name=?", (self._name,)).fetchone()
+        return bool(row and row[0])
+
+    def _set_paused(self, connection: sqlite3.Connection, paused: bool) -> None:
+        connection.execute("UPDATE queues SET paused=? WHERE id=?", (paused, self.number(connection)))

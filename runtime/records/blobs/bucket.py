@@ -1,7 +1,7 @@
 """Records in a bucket, `gs://bucket/prefix` or `s3://bucket/prefix`, through obstore.
 
-The library retries what a service says may be retried, with backoff, and may then meet its own write; all that is
-ambiguous ends in reading back. It refuses a whole page of a listing for one name that it cannot represent
+The library retries retryable failures with backoff, and may then meet its own write; every ambiguous write ends in
+reading back. It refuses a whole page of a listing for one name that it cannot represent
 (https://github.com/developmentseed/obstore/issues/429), so such a listing goes on with the client that jobs use.
 Endpoints and credentials come from the clouds' own environment variables: `AWS_ENDPOINT_URL` and
 `STORAGE_EMULATOR_HOST` (then without credentials) point to another server.
@@ -24,10 +24,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
-from runtime.clock import Clock
 from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
-from runtime.records.blobs.base import BlobInfo
-from runtime.records.store import BlobRecords
+from runtime.records.blobs import BlobInfo
 
 if TYPE_CHECKING:
     from runtime.shim.bucket import Bucket
@@ -35,11 +33,11 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT: Final = timedelta(seconds=60)
 RETRY_FOR: Final = timedelta(seconds=90)
 TRIES: Final = 3
-"""What the library does not retry itself, such as a write without an answer in time, begins anew this often."""
+"""How often a call is made that the library does not retry itself, such as a write without an answer in time."""
 LIST_TRIES: Final = 7
-"""So often in a row it begins anew with a page that was cut off, which the library never asks for again."""
+"""How often in a row a page that was cut off is requested; the library itself never asks for one again."""
 METADATA: Final = ("169.254.169.254", 80)
-"""Where a machine of either cloud finds its credentials."""
+"""The address of a cloud machine's own credentials."""
 PAGE: Final = 1000
 
 _EXTRAS: Final = {"gs": "gcp", "s3": "ec2"}
@@ -76,7 +74,7 @@ _Row: TypeAlias = tuple[str, int, datetime]
 """Key below the prefix, size in bytes and time."""
 
 _reported: set[str] = set()
-"""URLs of which this process has said that they hold names of others."""
+"""URLs that this process has reported for holding foreign names."""
 
 
 class BucketBlobs:
@@ -96,7 +94,7 @@ class BucketBlobs:
         self.url = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
         self._bucket, self._scheme, self._timeout, self._retry_for = bucket, scheme, timeout, retry_for
         self._below = f"{prefix}/" if prefix else ""
-        self._credentials = _find_credentials(scheme)
+        self._credentials = _aws_credentials() if scheme == "s3" else _google_credentials()
         self._store = _open_store(
             scheme,
             bucket,
@@ -123,7 +121,7 @@ class BucketBlobs:
             except self._obstore.exceptions.AlreadyExistsError:
                 return False
             except (self._obstore.exceptions.BaseError, OSError) as problem:
-                # It may have been stored though no answer came; the caller sees by what is there whose it is.
+                # It may have been stored though no answer came; the caller compares the existing object with its own.
                 if self._explain(problem, key).retryable and self.get(key) is not None:
                     return False
                 raise
@@ -144,7 +142,7 @@ class BucketBlobs:
             return None
 
     def get_range(self, key: str, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes from `offset`; empty at the end and where there is no object."""
+        """At most `limit` bytes from `offset`; empty at the end, or without an object."""
 
         def try_once() -> bytes:
             size: int = self._obstore.head(self._store, key)["size"]
@@ -158,7 +156,7 @@ class BucketBlobs:
             return b""
 
     def download(self, key: str, to: BinaryIO) -> None:
-        """Write the object to an open, empty file, piece by piece. Raises `StoreUnavailable` if there is none."""
+        """Write the object to an open, empty file, piece by piece. Raises `StoreUnavailable` without one."""
 
         def try_once() -> None:
             to.seek(0)
@@ -171,7 +169,7 @@ class BucketBlobs:
             raise StoreUnavailable(f"`{self.url}/{key}` is gone", retryable=False) from problem
 
     def copy(self, there: str, key: str) -> bool:
-        """Have the service copy an object, over what is there. False where there is no object to copy."""
+        """Have the service copy an object, over an existing one. False without an object to copy."""
         try:
             self._call(key, lambda: self._obstore.copy(self._store, there, key))
         except FileNotFoundError:
@@ -179,7 +177,7 @@ class BucketBlobs:
         return True
 
     def list_folder(self, folder: str) -> list[str]:
-        """Names of objects and folders in `folder`, which ends with a slash; what lies deeper is not looked at."""
+        """Names of objects and folders directly in `folder`, which ends with a slash."""
         try:
             found = self._call(
                 folder, lambda: self._obstore.list_with_delimiter(self._store, folder.rstrip("/") or None), LIST_TRIES
@@ -215,7 +213,7 @@ class BucketBlobs:
 
         def read_next() -> Any:
             nonlocal pages
-            # After a failure the library's iterator is at its end, as if the listing were, so it is made anew.
+            # After a failure the library's iterator is at its end, as if the listing were, so a new one is made.
             going, pages = pages, None
             going = going or self._obstore.list(self._store, folder or None, offset=last, chunk_size=PAGE)
             page = next(going, None)
@@ -248,7 +246,7 @@ class BucketBlobs:
     def _list_plainly(
         self, prefix: str, after: str | None, refused: Exception, delimiter: str | None = None
     ) -> Iterator[_Row]:
-        """As `_list`, with a client that takes any name: those that are not ours are reported and left out."""
+        """`_list` with a client that takes any name: foreign names are reported and left out."""
         from runtime.shim.cloud import Denied, Unreachable
 
         self._plain = self._plain or self._open_plain_client()
@@ -273,7 +271,7 @@ class BucketBlobs:
                     self._report(name)
                 elif size is None:
                     yield name, 0, _LONG_AGO
-                elif not key.endswith("/"):  # what consoles and mounts put where they show a folder
+                elif not key.endswith("/"):  # consoles and mounts put such an object where they show a folder
                     yield name, size, datetime.fromisoformat(modified)
 
     def _open_plain_client(self) -> Bucket:
@@ -282,7 +280,7 @@ class BucketBlobs:
 
         client = Bucket(self.url)
         client.answer_s = self._timeout.total_seconds()
-        client.say = _say_nothing
+        client.say = lambda text: None  # The caller gets the error in the end.
         provider = self._credentials.get("credential_provider")
         if provider is not None:
             if self._scheme == "s3":
@@ -291,13 +289,13 @@ class BucketBlobs:
         return client
 
     def _report(self, name: str) -> None:
-        """Say once in a process that there are names that nobody here made, and how to be rid of them."""
+        """Report foreign names once in a process, and how to remove them."""
         if self.url in _reported:
             return
         _reported.add(self.url)
         import logging  # Here, and only when there is something to say: a worker does without it.
 
-        address = f"{self.url}/{name}"  # whose name may hold what moves a terminal's cursor
+        address = f"{self.url}/{name}"  # The name may contain a terminal's control characters.
         remove = f"; `{_REMOVE[self._scheme]} {shlex.quote(address)}` removes it" if address.isprintable() else ""
         logging.getLogger(__name__).warning(
             f"bucket `{self._bucket}` holds names that are not ours, such as {address!a}: they are left out of every "
@@ -339,11 +337,11 @@ class BucketBlobs:
     def _write(self, key: str, call: Callable[[], T]) -> T:
         try:
             return self._call(key, call)
-        except FileNotFoundError as problem:  # what a write does not find is the bucket
+        except FileNotFoundError as problem:  # A write that finds nothing lacks the bucket.
             raise self._explain(problem, key) from problem
 
     def _call(self, key: str, call: Callable[[], T], tries: int = TRIES) -> T:
-        """Of an object that is not there it raises `FileNotFoundError`."""
+        """Make a call, again while its failure may pass. Raises `FileNotFoundError` if the object does not exist."""
         deadline = time.monotonic() + self._retry_for.total_seconds()
         for tries_left in reversed(range(tries)):
             try:
@@ -392,16 +390,7 @@ class BucketBlobs:
 
 
 class _PageRefused(Exception):
-    """The library read a page of a listing, and cannot represent what is on it."""
-
-
-class BucketRecords(BlobRecords):
-    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
-        super().__init__(BucketBlobs(url), clock=clock)
-
-
-def _say_nothing(text: str) -> None:
-    """The caller has the error in the end."""
+    """The library read a page of a listing, and cannot represent a name on it."""
 
 
 def _is_name(name: str) -> bool:
@@ -410,7 +399,7 @@ def _is_name(name: str) -> bool:
 
 
 def _ask_provider(provider: Callable[[], Mapping[str, Any]]) -> tuple[Any, float]:
-    """What the plain client signs with, and when it ends, from a provider of the library's."""
+    """The plain client's credentials and when they expire, from a provider of the library's."""
     try:
         said = provider()
     except Exception as problem:
@@ -420,12 +409,6 @@ def _ask_provider(provider: Callable[[], Mapping[str, Any]]) -> tuple[Any, float
         (said["access_key_id"], said["secret_access_key"], said["token"]) if "access_key_id" in said else said["token"]
     )
     return known, time.time() + 600 if ends is None else ends.timestamp()
-
-
-def _find_credentials(scheme: str) -> dict[str, Any]:
-    if scheme == "s3":
-        return _aws_credentials()
-    return {"bearer_token": "anonymous"} if os.environ.get("STORAGE_EMULATOR_HOST") else _google_credentials()
 
 
 def _open_store(
@@ -445,9 +428,9 @@ def _open_store(
 
 
 def _aws_credentials() -> dict[str, Any]:
-    """Nothing where the library finds them by itself: in the environment, or from the machine it runs on.
+    """Empty if the library finds them in the environment, or from the machine that it runs on.
 
-    Profiles and single sign-on of a laptop are read by boto3, which is slow to import and so only asked for those.
+    boto3, which is slow to import, is used only for the profiles and single sign-on of a laptop.
     """
     if any(os.environ.get(name) for name in _AWS_BY_ITSELF):
         return {}
@@ -468,7 +451,9 @@ def _has_aws_profile() -> bool:
 
 
 def _google_credentials() -> dict[str, Any]:
-    """Nothing where the library can use the default credentials; workload identities go through google-auth."""
+    """Empty if the library can use the default credentials; workload identities go through google-auth."""
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        return {"bearer_token": "anonymous"}
     if any(os.environ.get(name) for name in _GOOGLE_BY_ITSELF):
         return {}
     file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
@@ -498,7 +483,7 @@ def _google_credentials() -> dict[str, Any]:
 
 
 def _expect_machine_credentials(scheme: str) -> None:
-    """Fail at once where only a cloud's machine could have credentials and this is none; the library tries for long."""
+    """Fail at once unless this is a cloud machine, which has credentials of its own; the library tries for long."""
     try:
         socket.create_connection(METADATA, timeout=1).close()
     except OSError:

@@ -25,14 +25,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
-from runtime.clock import Clock
 from runtime.errors import StoreUnavailable, StoreUnsafe
-from runtime.records.blobs.base import PAUSES_S, BlobInfo
-from runtime.records.store import BlobRecords
+from runtime.records.blobs import PAUSES_S, BlobInfo
 from runtime.units import format_size
 
 TEMPORARY: Final = ".tmp-"
-"""Begins the name of a file that is being written; a listing passes it over."""
+"""Begins the name of a file that is being written; a listing leaves it out."""
 STALE_AFTER_S: Final = 24 * 3600
 """A temporary file this old was left by a process that died, and the next listing removes it."""
 
@@ -53,7 +51,7 @@ class FolderBlobs:
     parallel = 1
 
     def __init__(self, root: Path) -> None:
-        """Raises `StoreUnavailable` if there is no such folder: it is never made, for it may be a disk not mounted."""
+        """Raises `StoreUnavailable` without such a folder: it is never made, for it may be a disk not mounted."""
         self.root = root.absolute()
         self._base = f"{self.root}/"
         self.url = f"file:{self.root}"
@@ -61,7 +59,7 @@ class FolderBlobs:
             raise _no_folder(self.root)
         mode = stat.S_IMODE(self.root.stat().st_mode)
         self._shared_mode = mode if mode & 0o022 else None
-        """Of a root that others may write to: all below gets it, whatever the umask of who came first."""
+        """The mode of a root that others may write to: everything below gets it, independent of its creator's umask."""
 
     def create(self, key: str, data: bytes) -> bool:
         return self._write(key, data, _link)
@@ -85,10 +83,10 @@ class FolderBlobs:
                     os.close(descriptor)
                 published = publish(temporary, path)
             finally:
-                # After a rename it is gone; after a failure nothing may stay.
+                # After a rename it no longer exists; after a failure nothing may stay.
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
-            # Also where another was first: what its reader acts on must last, and a retry may have met its own.
+            # Also if another write was first: its readers act on it, so it must last, and a retry may have met its own.
             _sync_folder(folder)
         except OSError as problem:
             raise self._explain(problem, path) from problem
@@ -103,7 +101,7 @@ class FolderBlobs:
             return os.open(path, flags, 0o666)
 
     def _make_folders(self, folder: str) -> None:
-        """Make what is missing below the root, and never the root itself; each lasts before it is used."""
+        """Make missing folders below the root, and never the root itself; each is durable before it is used."""
         parent = str(self.root)
         if not os.path.isdir(self.root):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
@@ -146,7 +144,7 @@ class FolderBlobs:
     def _list(
         self, prefix: str, after: str | None, *, with_status: bool
     ) -> Iterator[tuple[str, os.stat_result | None]]:
-        """Every key or an error: below a disk that goes meanwhile all seems empty."""
+        """Every key or an error: below a disk that vanishes meanwhile everything seems empty."""
         folder, _, start = prefix.rpartition("/")
         root = self._identify_root()
         for key in self._walk(f"{folder}/" if folder else "", start, after):
@@ -165,7 +163,7 @@ class FolderBlobs:
         return found.st_dev, found.st_ino
 
     def _walk(self, folder: str, start: str, after: str | None) -> Iterator[str]:
-        """Keys under `folder` (with its slash) whose first name begins with `start`, sorted."""
+        """Keys under `folder` (with its slash) with a first name that begins with `start`, sorted."""
         path = self._base + folder
         names = sorted(self._ask(_scan, path) or ())
         first = bisect.bisect_left(names, ".")
@@ -184,7 +182,7 @@ class FolderBlobs:
                 yield key
 
     def _ask(self, look: Callable[[str], T], path: str) -> T | None:
-        """What `look` says of a path, None if there is nothing; a server that does not answer is asked again."""
+        """The result of `look` for a path, None if it does not exist; a server that does not answer is asked again."""
         for pause in (*PAUSES_S, None):
             try:
                 return look(path)
@@ -251,11 +249,6 @@ class FolderBlobs:
         return f"{format_size(size)} and {files} files"
 
 
-class FolderRecords(BlobRecords):
-    def __init__(self, root: Path, *, clock: Clock | None = None) -> None:
-        super().__init__(FolderBlobs(root), clock=clock)
-
-
 def _no_folder(root: Path) -> StoreUnavailable:
     return StoreUnavailable(
         f"there is no record folder `{root}`",
@@ -278,7 +271,7 @@ def _link(temporary: str, path: str) -> bool:
 
 
 def _rename_new(temporary: str, path: str, no_link: OSError) -> bool:
-    """What is create-only and whole where there are no hard links; some file systems have neither."""
+    """Rename without replacing, on a file system without hard links; some have neither."""
     rename = _renameat2()
     number = errno.ENOSYS
     if rename is not None:
@@ -349,7 +342,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     except OSError as problem:
         if problem.errno != errno.ELOOP:
             raise
-        return False  # a link to itself, which is nothing of ours
+        return False  # A link to itself is not ours.
 
 
 def _sweep(path: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cli.main import main
-from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, decode_outputs, encode_outputs
+from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs, parse_outputs
 from runtime.stack import find as stacks
 from tests.output_support import differences, documented
 
@@ -103,7 +103,7 @@ def test_show_as_json_is_the_contract(run: Run) -> None:
     code, out, _ = run("show", "dev", "-o", "json")
 
     assert code == 0
-    assert decode_outputs(out) == DEV
+    assert parse_outputs(json.loads(out)) == DEV
 
 
 def test_use_says_where_another_goes_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_publish_over_something_unreadable_asks_and_yes_goes_on(run: Run, tmp_pa
 
     code, _, _ = run("publish", "--stack", "./dev.json", "--to", "./v1.json", "--yes")
     assert code == 0
-    assert decode_outputs((tmp_path / "v1.json").read_text()) == DEV
+    assert parse_outputs(json.loads((tmp_path / "v1.json").read_text())) == DEV
 
 
 def test_publish_as_json_tells_what_was_done(run: Run) -> None:

@@ -20,8 +20,7 @@ from runtime.client.tasks import wait as wait_module
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
-from runtime.tasks.history import Mark, Record
-from runtime.tasks.lease import Settlement
+from runtime.tasks.history import Mark, Record, Settlement
 from runtime.tasks.model import CommandEntry, Resources, Task, TaskState, WorkflowEntry
 from runtime.tasks.wire import decode_task
 

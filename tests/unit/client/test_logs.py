@@ -11,7 +11,7 @@ from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow,
 from runtime.client.tasks.redrive import read_dead, redrive
 from runtime.client.tasks.standing import read_standing
 from runtime.errors import NotPossible, UnknownName
-from runtime.tasks.lease import Lease
+from runtime.tasks.history import Lease
 from runtime.testing import sample_task
 from tests.verbs_support import Bench
 

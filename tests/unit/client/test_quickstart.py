@@ -279,8 +279,8 @@ def test_killed_worker_is_not_an_error_and_says_what_it_ran(fleet: ScriptFleet, 
     fleet.script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from runtime.queues.sqlite.presence import Presence\n"
-        f"Presence.enter(Path({str(tmp_path / 'presence')!r}), 'w-1').mark(['0123456789abcdef'])\n"
+        "from runtime.queues.sqlite.holders import Presence\n"
+        f"Presence(Path({str(tmp_path / 'presence')!r}), 'w-1').mark(['0123456789abcdef'])\n"
         'print(\'{"worker": "w-1"}\', flush=True); time.sleep(60)\n'
     )
     fleet.start(1)

@@ -511,7 +511,7 @@ def test_what_failed_is_read_one_batch_ahead_of_what_is_queued_again(
 
 
 def test_marks_of_an_embedded_file_are_read_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.records.sqlite_results.MARKS_AT_ONCE", 3)
+    monkeypatch.setattr("runtime.records.sqlite.MARKS_AT_ONCE", 3)
     bench = Bench.sqlite(tmp_path)
     bench.put(*(sample_task(str(number)) for number in range(10)))
     for number in range(10):

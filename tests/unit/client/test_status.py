@@ -441,7 +441,8 @@ class BucketOfMemory(MemoryBlobs):
     parallel = 16
 
     def __init__(self) -> None:
-        super().__init__("gs://counted")
+        super().__init__()
+        self.url = "gs://counted"
         self.requests = 0
 
     def get(self, key: str) -> bytes | None:

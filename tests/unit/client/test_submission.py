@@ -39,9 +39,10 @@ from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records.base import INLINE_BYTES, ManifestPart, WorkerSeen
-from runtime.records.blobs.folder import FolderRecords
+from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.embedded import EmbeddedFile
 from runtime.records.memory import MemoryRecords
+from runtime.records.store import BlobRecords
 from runtime.tasks.history import Record, mark_of
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import CommandEntry, FunctionEntry, Resources, Task, TaskState, WorkflowEntry, task_id
@@ -58,7 +59,7 @@ def tasks_of(*keys: object) -> list[Task]:
 class Forgetful:
     """A queue that only delivers, like Pub/Sub: it stores tasks, duplicates included, and can fail."""
 
-    traits = QueueTraits(kind="forgetful", tracks_holders=False, remote=True, priorities=False, knows_depth=False)
+    traits = QueueTraits(kind="forgetful", tracks_holders=False, remote=True, priorities=False)
     name = "default"
 
     def __init__(self, records: MemoryRecords) -> None:
@@ -476,7 +477,7 @@ from runtime.tasks.model import CommandEntry, Task
 
 class Sink:
     name = "sink"
-    traits = QueueTraits(kind="sink", tracks_holders=True, remote=False, priorities=True, knows_depth=False)
+    traits = QueueTraits(kind="sink", tracks_holders=True, remote=False, priorities=True)
     class records:
         holds_tasks = True
     def put(self, tasks):
@@ -707,8 +708,7 @@ def test_arguments_nested_however_deep_are_submitted_or_refused(depth: int, how:
 
 def finish(queue: Queue, state: TaskState, *, count: int = 1, **fields: Any) -> None:
     """Lease tasks and settle each as a worker would."""
-    from runtime.tasks.history import Mark
-    from runtime.tasks.lease import Settlement
+    from runtime.tasks.history import Mark, Settlement
 
     for lease in queue.lease(count, worker="w", ttl=timedelta(minutes=1)):
         now = datetime.now(UTC)
@@ -804,7 +804,7 @@ LARGE = "x" * (INLINE_BYTES + 1)
 def queue_with_folder(path: Path) -> Queue:
     """Open a queue that settles into `records` beside it."""
     (path / "records").mkdir()
-    return SqliteQueue(EmbeddedFile(path / "q.db"), FolderRecords(path / "records"))
+    return SqliteQueue(EmbeddedFile(path / "q.db"), BlobRecords(FolderBlobs(path / "records")))
 
 
 def test_values_too_large_for_a_record_are_read_from_the_store(tmp_path: Path) -> None:

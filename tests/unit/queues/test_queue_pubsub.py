@@ -17,8 +17,8 @@ import pytest
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import NotPossible, QueueUnavailable, StoreUnavailable
 from runtime.outputs import PubSubQueueOutput
-from runtime.queues.pubsub import acknowledging, held, reach
 from runtime.queues.pubsub import client as pubsub_client
+from runtime.queues.pubsub import held, subscription
 from runtime.queues.pubsub import intake as pubsub_intake
 from runtime.queues.pubsub import queue as pubsub
 from runtime.queues.pubsub.client import (
@@ -36,8 +36,7 @@ from runtime.queues.pubsub.queue import PURGE_MARGIN, PubSubQueue
 from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart
 from runtime.records.memory import MemoryRecords
-from runtime.tasks.history import EndedNote, Mark, Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Mark, Record, Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
 from tests.fakes.faults import FaultyServer, Request, Response
@@ -183,11 +182,11 @@ def open_queue(service: FakeService, records: MemoryRecords, **options: timedelt
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acknowledging, "ACK_DELAY_S", 0.01)
+    monkeypatch.setattr(subscription, "ACK_DELAY_S", 0.01)
     monkeypatch.setattr(pubsub_intake, "CLOSE_WAIT_S", 0.05)
     # Renewals happen only when a test asks for them, and no answer is late.
     monkeypatch.setattr(pubsub_intake, "FIRST_RENEWAL_S", 600.0)
-    monkeypatch.setattr(reach, "FIRST_ANSWER_S", 600.0)
+    monkeypatch.setattr(subscription, "FIRST_ANSWER_S", 600.0)
     monkeypatch.setattr("runtime.queues.pubsub.queue.RELEASE_PATIENCE_S", 0.0)
     monkeypatch.setattr("runtime.queues.pubsub.queue.PUT_PATIENCE_S", 0.3)
 
@@ -567,7 +566,7 @@ def test_worker_whose_first_pull_has_not_been_answered_is_told_that_there_may_be
     assert queue.lease(1, worker="w-1", ttl=TTL) == []
     unanswered = queue.outlook().suspect_leases
     assert eventually(lambda: service.pulled)
-    monkeypatch.setattr(reach, "FIRST_ANSWER_S", 0.05)
+    monkeypatch.setattr(subscription, "FIRST_ANSWER_S", 0.05)
 
     assert (before, unanswered) == (False, True)
     assert eventually(lambda: not queue.outlook().suspect_leases)
@@ -579,7 +578,7 @@ def test_cut_off_worker_is_told_that_there_may_be_work(service: FakeService, que
     before = queue.outlook().suspect_leases
     service.failures["pull"] = 1_000
 
-    queue.lease(1, worker="w-1", ttl=TTL)  # The waiting pull is not interrupted; a delivery ends it.
+    queue.lease(1, worker="w-1", ttl=TTL)  # The waiting pull is not cut off; the messages that it brings end it.
     service.deliver(service.published[0], "m-9")
 
     assert not before
@@ -692,7 +691,7 @@ def test_purge_that_cannot_empty_the_subscription_has_ended_the_tasks(
 
 
 class AnswersWith(FaultyServer):
-    """Answers like Google's front end: every answer carries its date."""
+    """Like Google's front end: every answer contains its time."""
 
     def __init__(self, status: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A task's data in a Pub/Sub message, and the decision about a delivery: pure functions."""
+"""The facts about a task in its Pub/Sub message, and its verdict: pure functions."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ from runtime.queues.sqlite.holders import SWEEP_EVERY_S
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
-from runtime.records.blobs.folder import FolderRecords
+from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.embedded import Durability, EmbeddedFile, refuse_network_filesystem
 from runtime.records.orders import pause_order, resume_order
-from runtime.tasks.history import EndedNote
-from runtime.tasks.lease import Lease, Release
+from runtime.records.store import BlobRecords
+from runtime.tasks.history import EndedNote, Lease, Release
 from runtime.tasks.model import TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
 from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 def holder(
     path: Path, *, leases: int, running: int, worker: str = "w-dying", apart: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that holds leases and prints them; the first may be a suspect, kept apart."""
+    """A process that holds leases and prints them; the first may be a suspect that is kept apart."""
     arguments = [str(path), str(leases), str(running), worker, *(["apart"] if apart else [])]
     process = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -127,7 +127,7 @@ def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> Non
 
 
 def notes_after(path: Path, *processes: subprocess.Popen[str]) -> dict[str, EndedNote]:
-    """Kill workers together; return the notes on the tasks that ran on them, by key."""
+    """The notes about tasks that ran on workers that were killed together, by key."""
     queue, records = open_sqlite(path)
     for process in processes:
         process.kill()
@@ -165,7 +165,7 @@ def test_machine_that_was_started_again_was_lost_with_all_that_ran_on_it(
     with holder(path, leases=1, running=1) as process:
         process.kill()
         process.wait()
-    monkeypatch.setattr("runtime.queues.sqlite.queue.boot_id", lambda: "another")
+    monkeypatch.setattr("runtime.queues.sqlite.holders.boot_id", lambda: "another")
     queue, records = open_sqlite(path)
     wait_for(queue, 1)
 
@@ -229,7 +229,7 @@ def test_lease_of_an_earlier_boot_is_dead_at_once(path: Path, monkeypatch: pytes
     queue, _ = open_sqlite(path)
     queue.put(tasks(1))
     assert queue.lease(1, worker="w-a", ttl=TTL)
-    monkeypatch.setattr("runtime.queues.sqlite.queue.boot_id", lambda: "another boot")
+    monkeypatch.setattr("runtime.queues.sqlite.holders.boot_id", lambda: "another boot")
     rebooted, _ = open_sqlite(path)
     assert len(wait_for(rebooted, 1)) == 1
 
@@ -265,22 +265,22 @@ def test_failure_of_a_lost_lease_writes_nothing_and_names_the_holder(path: Path)
     check_counters(path)
 
 
-def test_put_rings_the_doorbell_of_a_waiting_worker(path: Path) -> None:
+def test_put_wakes_a_waiting_worker(path: Path) -> None:
     waiting, _ = open_sqlite(path)
     waiting.join("w-a")
-    bell = waiting.doorbell()
-    assert bell is not None
+    wake_fd = waiting.wake_descriptor()
+    assert wake_fd is not None
     putting, _ = open_sqlite(path)
-    assert select.select([bell], [], [], 0)[0] == []
+    assert select.select([wake_fd], [], [], 0)[0] == []
     putting.put(tasks(1))
-    assert select.select([bell], [], [], 5)[0] == [bell]
-    waiting.hush()
-    assert select.select([bell], [], [], 0)[0] == []
+    assert select.select([wake_fd], [], [], 5)[0] == [wake_fd]
+    waiting.drain_wakes()
+    assert select.select([wake_fd], [], [], 0)[0] == []
     waiting.close()
-    putting.put([sample_task("later")])  # A wake-up without a listener is no error.
+    putting.put([sample_task("later")])  # A pipe that nobody reads any more is no error.
 
 
-def test_put_rings_every_worker_that_has_come_by_then_and_none_that_has_left(path: Path) -> None:
+def test_put_wakes_every_worker_that_has_come_by_then_and_none_that_has_left(path: Path) -> None:
     putting, _ = open_sqlite(path)
     waiting: list[SqliteQueue] = []
     for number in range(4):
@@ -289,10 +289,10 @@ def test_put_rings_every_worker_that_has_come_by_then_and_none_that_has_left(pat
         waiting.append(queue)
         putting.put([sample_task(f"{number}")])
         for each in waiting:
-            bell = each.doorbell()
-            assert bell is not None
-            assert select.select([bell], [], [], 0)[0] == [bell]
-            each.hush()
+            wake_fd = each.wake_descriptor()
+            assert wake_fd is not None
+            assert select.select([wake_fd], [], [], 0)[0] == [wake_fd]
+            each.drain_wakes()
         if number == 2:
             waiting.pop(0).close()
     for each in (putting, *waiting):
@@ -309,13 +309,13 @@ def test_worker_that_was_rung_for_nothing_leases_nothing_and_writes_nothing(path
     before = Path(f"{path}-wal").stat().st_size
 
     for _ in range(2):
-        waiting.hush()
+        waiting.drain_wakes()
         assert waiting.lease(1, worker="w-waiting", ttl=TTL) == []
         clock.advance(seconds=TTL.total_seconds() / 2)
     assert Path(f"{path}-wal").stat().st_size == before
     queue.pause()
     waiting.release([give_back(lease)])
-    waiting.hush()
+    waiting.drain_wakes()
     assert waiting.lease(1, worker="w-waiting", ttl=TTL) == []
     queue.resume()
     assert len(waiting.lease(1, worker="w-waiting", ttl=TTL)) == 1
@@ -329,12 +329,12 @@ def test_worker_that_was_rung_takes_a_delayed_task_once_it_is_due(path: Path) ->
     queue.put([sample_task("first")])
     assert len(queue.lease(1, worker="w-a", ttl=TTL)) == 1
     queue.put([sample_task("later", not_before=clock.now() + timedelta(minutes=1))])
-    queue.hush()
+    queue.drain_wakes()
     assert queue.lease(1, worker="w-a", ttl=TTL) == []
 
     clock.advance(minutes=2)
 
-    queue.hush()
+    queue.drain_wakes()
     assert [lease.task.key for lease in queue.lease(1, worker="w-a", ttl=TTL)] == ["later"]
     queue.close()
 
@@ -427,17 +427,17 @@ def test_death_of_a_watched_worker_rings_at_once_and_asks_for_upkeep(path: Path)
     watching.join("w-b")
     with holder(path, leases=1, running=1) as process:
         watching.tend()
-        bell = watching.doorbell()
-        assert bell is not None
-        watching.hush()
-        assert select.select([bell], [], [], 0.2)[0] == []
+        wake_fd = watching.wake_descriptor()
+        assert wake_fd is not None
+        watching.drain_wakes()
+        assert select.select([wake_fd], [], [], 0.2)[0] == []
         process.kill()
-        assert select.select([bell], [], [], 240)[0] == [bell]
-        assert watching.hush()
+        assert select.select([wake_fd], [], [], 240)[0] == [wake_fd]
+        assert watching.drain_wakes()
         process.wait()
         assert len(wait_for(watching, 1)) == 1
-    assert not watching.hush()
-    assert select.select([bell], [], [], 0)[0] == []
+    assert not watching.drain_wakes()
+    assert select.select([wake_fd], [], [], 0)[0] == []
 
 
 def test_two_processes_share_a_queue_and_neither_starves(path: Path, tmp_path: Path) -> None:
@@ -578,14 +578,14 @@ def test_pauses_and_resumes_of_many_leave_the_file_as_the_orders_say(path: Path)
 
 @pytest.mark.parametrize("ahead_s", [-300, 0, 300])
 def test_queue_beside_a_store_follows_an_order_whose_giver_was_killed(path: Path, tmp_path: Path, ahead_s: int) -> None:
-    """The order exists, but its effect on the file was not written."""
+    """The order exists, and the file's flag was not written."""
     (tmp_path / "records").mkdir()
     clock = FakeClock(datetime.now(UTC) + timedelta(seconds=ahead_s))
-    records = FolderRecords(tmp_path / "records", clock=clock)
+    records = BlobRecords(FolderBlobs(tmp_path / "records"), clock=clock)
     queue = SqliteQueue(EmbeddedFile(path), records, clock=clock)
     queue.put(tasks(1))
     records.put_order("default", pause_order(clock.now()))
-    before = queue._pause.is_paused()
+    before = queue._row.is_paused()
 
     queue.tend()
     paused = queue.lease(1, worker="w-a", ttl=TTL)

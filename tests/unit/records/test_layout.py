@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from runtime.reasons import EndReason
-from runtime.records.base import WorkerSeen
+from runtime.records.base import WorkerSeen, settle_record
 from runtime.records.memory import MemoryRecords
 from runtime.records.orders import pause_order
-from runtime.records.settle import settle_record
 from runtime.tasks.history import EndedNote, Record, StartedMark, mark_of
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import FakeClock, sample_task

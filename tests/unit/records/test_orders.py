@@ -1,4 +1,4 @@
-"""Orders from several places at once, and their coverage whatever the clocks: seen in the tasks that workers run."""
+"""Orders from several places at once, and the tasks that they cover at any setting of the clocks: seen by the tasks that workers then run."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_running_task_that_is_cancelled_in_the_file_stops_however_long_its_lease
 def test_worker_that_cannot_read_what_is_covered_runs_none_of_it_and_asks_again(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.LONGEST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.verdict.LONGEST_DELAY", timedelta(seconds=0.02))
     queue, records = open_pair_with_folder(bench)
     covered, free = [bench.function("give", n) for n in range(3)], bench.function("give", "free", experiment="other")
     submit_tasks(covered, queue, experiment="sample")

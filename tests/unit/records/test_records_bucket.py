@@ -1,4 +1,4 @@
-"""Records in buckets whose service fails: each fault on a GCS fake, and on moto's S3 through a proxy."""
+"""Records in buckets of a failing service: each fault on a GCS fake, and on moto's S3 through a proxy."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
 
 
 class Provider:
-    """Provides credentials like those of `obstore.auth`, and fails as often as configured."""
+    """Gives credentials like the providers of `obstore.auth`, and fails a set number of times."""
 
     config: ClassVar = {"region": "eu-west-3"}
 
@@ -498,7 +498,7 @@ def fill_with_a_large_experiment(server: GcsServer) -> None:
     server.fill("lab", (f"{base}/{n:05}-10000-{n:016x}.jsonl" for n in range(60)))
     server.fill("lab", (f"{base}/{n:05}-10000-{n:016x}.sent" for n in range(60)))
     ids = [f"t-{(n * 0x9E3779B97F4A7C15) % 2**64:016x}{digest}" for n in range(588_000)]
-    # A record's length encodes its state: 4 bytes are a success, 5 a failure.
+    # A record's length is its state: 4 bytes are a success, 5 a failure.
     server.fill("lab", (f"big/records/{digest}/{id[2]}/{id}.g1.json" for id in ids[3000:]), b"1234")  # noqa: A001
     server.fill("lab", (f"big/records/{digest}/{id[2]}/{id}.g1.json" for id in ids[:3000]), b"12345")  # noqa: A001
     server.fill("lab", (f"big/marks/{digest}/{id}.g1.failed.json" for id in ids[:3000]))  # noqa: A001

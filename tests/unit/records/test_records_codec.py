@@ -8,7 +8,7 @@ import math
 import pytest
 
 from runtime.errors import NotPossible, StoreUnsafe
-from runtime.records.codec import decode_mark, decode_record, encode_mark, encode_record, state_of_size
+from runtime.records.codec import MARK, RECORD, encode_record, state_of_size
 from runtime.tasks.model import TERMINAL_STATES, TaskState
 from runtime.testing import sample_task
 from tests.conformance.records_cases import sample_mark, sample_record
@@ -36,13 +36,13 @@ def test_record_of_any_length_says_its_state_by_its_size(state: TaskState, log: 
 def test_record_with_bytes_that_are_no_utf8_in_its_log_comes_back_unchanged() -> None:
     record = sample_record(sample_task(), log=b"ok \xff\xfe".decode(errors="surrogateescape"))
 
-    assert decode_record(encode_record(record)) == record
+    assert RECORD.decode(encode_record(record), "record") == record
 
 
 def test_record_with_nan_comes_back_unchanged() -> None:
     record = sample_record(sample_task(), metrics={"loss": math.inf}, value=[math.nan])
 
-    found = decode_record(encode_record(record))
+    found = RECORD.decode(encode_record(record), "record")
     assert found.metrics == {"loss": math.inf}
     assert math.isnan(found.value[0])
 
@@ -51,14 +51,14 @@ def test_record_with_fields_of_a_later_release_is_read_without_them() -> None:
     record = sample_record(sample_task())
     fields = json.loads(encode_record(record)) | {"carbon_g": 12, "nested": {"a": 1}}
 
-    assert decode_record(json.dumps(fields).encode()) == record
+    assert RECORD.decode(json.dumps(fields).encode(), "record") == record
 
 
 def test_record_of_a_newer_schema_is_refused_with_the_remedy() -> None:
     fields = json.loads(encode_record(sample_record(sample_task()))) | {"schema": 2}
 
     with pytest.raises(NotPossible) as refused:
-        decode_record(json.dumps(fields).encode(), "gs://lab/x.json")
+        RECORD.decode(json.dumps(fields).encode(), "gs://lab/x.json")
 
     assert refused.value.render() == (
         "error: `gs://lab/x.json` was written by a newer release\n"
@@ -84,14 +84,14 @@ def test_record_of_a_newer_schema_is_refused_with_the_remedy() -> None:
 )
 def test_record_that_was_damaged_is_named_and_not_guessed_at(data: bytes) -> None:
     with pytest.raises(StoreUnsafe) as unsafe:
-        decode_record(data, "/lab/records/x.json")
+        RECORD.decode(data, "/lab/records/x.json")
 
     assert "/lab/records/x.json" in unsafe.value.message
     assert not unsafe.value.retryable
 
 
 def test_mark_whose_task_is_damaged_is_named() -> None:
-    data = encode_mark(sample_mark(sample_task())).replace(b'"command":["true"]', b'"command":[]')
+    data = MARK.encode(sample_mark(sample_task())).replace(b'"command":["true"]', b'"command":[]')
 
     with pytest.raises(StoreUnsafe):
-        decode_mark(data, "/lab/marks/x.json")
+        MARK.decode(data, "/lab/marks/x.json")

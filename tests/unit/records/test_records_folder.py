@@ -1,4 +1,4 @@
-"""Folders in particular: the order of durable writes, full disks, unusual file systems, shared use."""
+"""Special cases of a folder: durability in the right order, full disks, odd file systems, shared use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import pytest
 
 from runtime.errors import StoreUnavailable, StoreUnsafe
 from runtime.records import open_records
-from runtime.records.blobs.folder import FolderBlobs, FolderRecords
+from runtime.records.blobs.folder import FolderBlobs
+from runtime.records.store import BlobRecords
 from runtime.testing import sample_task
 from tests.conformance.records_cases import sample_record
 
@@ -106,7 +107,7 @@ def test_create_that_fails_at_any_step_leaves_no_file_and_works_again_later(
 def test_commit_whose_folder_sync_failed_is_not_reported_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FolderRecords(tmp_path)
+    store = BlobRecords(FolderBlobs(tmp_path))
     store.put_experiment("sample", queue=None)
     record = sample_record(sample_task())
     real = os.fsync
@@ -153,8 +154,8 @@ def test_workers_with_the_same_numbers_in_two_containers_write_under_names_of_th
 
 
 def test_commit_on_a_full_disk_says_what_is_free_and_leaves_nothing(tmp_path: Path) -> None:
-    """A limit on file size stands in for a full disk: the kernel refuses the write itself."""
-    store = FolderRecords(tmp_path)
+    """The limit on a file's size stands for the disk: the kernel refuses the write itself."""
+    store = BlobRecords(FolderBlobs(tmp_path))
     store.put_experiment("sample", queue=None)
     task = sample_task()
     record = sample_record(task, value="x" * 30_000)
@@ -196,7 +197,7 @@ def test_commit_on_a_full_file_system_works_again_once_there_is_room(tmp_path: P
     if mounted.returncode:
         pytest.skip(f"no mounting here: {mounted.stderr.strip()}")
     try:
-        store = FolderRecords(tmp_path)
+        store = BlobRecords(FolderBlobs(tmp_path))
         ballast = tmp_path / "ballast"
         store.put_experiment("sample", queue=None)
         fill_up(ballast)
@@ -282,7 +283,7 @@ def test_check_on_a_file_system_with_no_create_only_write_refuses_it(
     monkeypatch.setattr("runtime.records.blobs.folder._renameat2", lambda: None)
 
     with pytest.raises(StoreUnsafe) as unsafe:
-        FolderRecords(tmp_path).check()
+        BlobRecords(FolderBlobs(tmp_path)).check()
 
     assert "hard link: Operation not supported" in unsafe.value.facts
     assert every_name(tmp_path) == []
@@ -294,7 +295,7 @@ def test_check_where_the_second_creation_replaces_the_first_refuses_it(
     monkeypatch.setattr(os, "link", os.replace)
 
     with pytest.raises(StoreUnsafe):
-        FolderRecords(tmp_path).check()
+        BlobRecords(FolderBlobs(tmp_path)).check()
 
 
 def test_open_of_a_missing_folder_is_refused_and_makes_none(tmp_path: Path) -> None:
@@ -333,7 +334,7 @@ AS_NOBODY = """
 import os, sys
 from runtime.errors import StoreUnavailable
 from runtime.records.blobs import folder
-from runtime.records import open_records
+from runtime.records import open_records, store
 # Only now: another user may not be able to read the interpreter's own files.
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
@@ -354,7 +355,7 @@ def test_folder_of_another_user_needs_write_access_and_says_so(mode: int, said: 
     root = Path(tempfile.mkdtemp(prefix="runtime-records-", dir="/tmp"))
     try:
         root.chmod(mode)
-        FolderRecords(root).put_experiment("by-root", queue=None)
+        BlobRecords(FolderBlobs(root)).put_experiment("by-root", queue=None)
         done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(root)], capture_output=True, text=True, check=False)
         assert (done.stdout.strip(), done.stderr) == (said.format(root=root), "")
     finally:
@@ -404,7 +405,7 @@ def test_list_keys_are_in_key_order_and_begin_after_what_is_asked(tmp_path: Path
 
 
 def test_strangers_files_in_the_folder_are_passed_over(tmp_path: Path) -> None:
-    store = FolderRecords(tmp_path)
+    store = BlobRecords(FolderBlobs(tmp_path))
     task = sample_task()
     store.commit(sample_record(task))
     [record] = (tmp_path / "records").rglob("*.json")

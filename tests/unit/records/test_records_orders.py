@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import StoreUnavailable
-from runtime.records.blobs.base import BlobInfo
+from runtime.records.blobs import BlobInfo
 from runtime.records.coverage import Coverage, read_keys
-from runtime.records.fleet import MOVED_FOR, ORDERS_APART, REMEMBERED_FOR
 from runtime.records.memory import MemoryBlobs
 from runtime.records.orders import Control, Covered, merge, pause_order, resume_order
-from runtime.records.store import BlobRecords
+from runtime.records.store import MOVED_FOR, ORDERS_APART, REMEMBERED_FOR, BlobRecords
 from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task
@@ -59,7 +58,7 @@ class WatchedBlobs(MemoryBlobs):
         super().delete(key)
 
     def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        """List names one by one, as a folder does: names before the current position are not revisited."""
+        """One name after the other, as a folder is listed: passed names are not looked at again."""
         self._call("list", prefix)
         last = after
         for place in itertools.count():
@@ -232,7 +231,7 @@ def test_putting_together_may_be_killed_anywhere(blobs: WatchedBlobs, step: int)
 
 @pytest.mark.parametrize("place", [0, 1, 20, ORDERS_APART - 1, ORDERS_APART])
 def test_listing_in_the_middle_misses_no_order(blobs: WatchedBlobs, place: int) -> None:
-    """A long listing may miss names added behind its position and names removed ahead of it."""
+    """An order written after its place was passed, and one deleted before it was reached: a listing that misses both is long."""
     store, told_to = open_store(blobs), FakeClock(T0)
     give_many(store, ORDERS_APART)
     reader = BlobRecords(blobs, clock=told_to)

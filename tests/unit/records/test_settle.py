@@ -1,13 +1,12 @@
-"""The only order of writes when a task ends, and the decisions about an existing record."""
+"""The one order in which an ending is written, and the decision about an existing record."""
 
 from __future__ import annotations
 
 import pytest
 
 from runtime import faults
-from runtime.records.base import RecordExists
+from runtime.records.base import RecordExists, is_unwritten, settle_record
 from runtime.records.memory import MemoryRecords
-from runtime.records.settle import is_unwritten, settle_record
 from runtime.tasks.history import Mark, Record, mark_of
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
@@ -18,7 +17,7 @@ FAILED = sample_record(TASK, token="ours", state=TaskState.FAILED)
 
 
 class Watched(MemoryRecords):
-    """Logs each write in order."""
+    """Notes the sequence of writes."""
 
     def __init__(self) -> None:
         super().__init__()

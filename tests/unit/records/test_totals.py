@@ -1,4 +1,4 @@
-"""When records are counted instead of trusting counters, and the answer in between."""
+"""When records are counted instead of believing counters, and the totals in between."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_totals_between_two_recounts_are_whichever_know_of_more(hint: Totals, sa
 
 
 class Counted(MemoryRecords):
-    """Records whose exact count takes time on the caller's clock."""
+    """Records with an exact count that takes a while, by the observer's clock."""
 
     def __init__(self, *, takes_s: float = 0.0) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def test_recounts_take_a_tenth_of_the_time_however_the_counters_move(
 
 
 class Hinted:
-    """A store whose counters a test sets."""
+    """A store with counters that the test sets."""
 
     def __init__(self, records: Counted, hints: Any) -> None:
         self._records, self._hints = records, hints

@@ -23,7 +23,6 @@ from runtime.outputs import (
     RecordsOutput,
     StackOutputs,
     contract_digest,
-    decode_outputs,
     outputs_fields,
     parse_outputs,
 )
@@ -75,7 +74,7 @@ def test_published_copy_is_the_contract_with_digest_commit_and_time(bucket: GcsS
         "at": "2026-11-21T12:00:00.000Z",
     }
     assert stored == (json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
-    assert decode_outputs(stored) == DEV
+    assert parse_outputs(json.loads(stored)) == DEV
     read = read_stack("gs://lab/contract/v1.json")
     assert (read.outputs, read.published) == (DEV, plan.published)
 

@@ -1,4 +1,4 @@
-"""Grid options: their expansion and their refusals."""
+"""Grid options: their combinations and refusals."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.reasons import Budget, EndReason
 from runtime.tasks.history import EndedNote
-from runtime.tasks.retry import CRASHES_TO_BURY, PREEMPTION_BUDGET, PROVEN_AFTER, Again, GiveUp, backoff, decide
+from runtime.tasks.verdict import CRASHES_TO_BURY, PREEMPTION_BUDGET, PROVEN_AFTER, Again, GiveUp, backoff, decide
 from runtime.testing import sample_task
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -212,7 +212,7 @@ def test_simulation_20_h_tasks_on_machines_that_live_5_h_are_never_buried(slots:
         run_fleet(needs_h=20, lives_h=5, checkpoints=True, slots=slots, seed=seed) for seed in range(2000)
     ]
     assert None not in with_checkpoints
-    # Without a checkpoint one machine in 55 lasts for a run of 20 h; the mean number of attempts proves the simulation.
+    # Without a checkpoint a run of 20 h is one machine in 55: the mean of many attempts proves that it was simulated.
     without = [run_fleet(needs_h=20, lives_h=5, checkpoints=False, slots=slots, seed=seed) for seed in range(300)]
     assert None not in without
     finished = [attempts for attempts in without if attempts is not None]

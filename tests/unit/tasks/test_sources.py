@@ -1,4 +1,4 @@
-"""Task lines: how they are parsed, and that an error names line and field."""
+"""Task lines: the tasks read, and that an error names line and field."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
-from runtime.tasks.model import WorkflowEntry
+from runtime.tasks.model import Terms, WorkflowEntry
 from runtime.tasks.sources import count_lines, name_experiment, read_lines, read_tasks
-from runtime.tasks.wire import TaskDefaults
 
-DEFAULTS = TaskDefaults(experiment="tiles")
+DEFAULTS = Terms(experiment="tiles")
 LINE = b'{"project": "p", "workflow": "w", "args": ["--x=1"]}'
 
 

@@ -1,4 +1,4 @@
-"""A task that cannot be run, stored or counted is refused at creation, whichever way it comes in."""
+"""A task that nothing could run, store or count is refused when it is made, in every way of making it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from runtime.tasks.model import (
     Resources,
     Task,
     TaskState,
+    Terms,
     WorkflowEntry,
     next_generation,
     task_id,
 )
-from runtime.tasks.wire import TaskDefaults, decode_stored, decode_task, encode_task, parse_task, stand_in
+from runtime.tasks.wire import decode_stored, decode_task, encode_task, parse_task, stand_in
 from runtime.testing import sample_task
 from runtime.units import parse_duration, parse_size, parse_time
 from tests.conformance.records_cases import sample_mark, sample_record
@@ -84,7 +85,7 @@ TERMS: list[tuple[str, Any, Any]] = [
     ("experiment", "x" * 129, "x" * 129),
     ("experiment", HALF, HALF),
 ]
-"""Fields shared by all tasks of a submission."""
+"""The terms of a submission."""
 
 OWN: list[tuple[str, Any, Any]] = [
     ("generation", 0, 0),
@@ -172,7 +173,7 @@ def test_task_of_an_entry_that_cannot_be_written_is_refused(field: str, entry: A
 
 @pytest.mark.parametrize(("field", "_", "value"), TERMS, ids=shown)
 def test_defaults_and_options_of_a_submission_are_refused_with_the_field(field: str, _: Any, value: Any) -> None:
-    assert refused_field(lambda: TaskDefaults(**python_of(field, value))) == field
+    assert refused_field(lambda: Terms(**python_of(field, value))) == field
     assert refused_field(lambda: TaskOptions(**python_of(field, value))) == field
 
 

@@ -1,4 +1,4 @@
-"""Tasks: encoding and decoding, ids, and refusals."""
+"""Tasks: their wire format there and back, their ids, and refusals."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from runtime.tasks.model import (
     Resources,
     Task,
     TaskState,
+    Terms,
     WorkflowEntry,
     canonical_json,
     describe_entry,
@@ -27,7 +28,7 @@ from runtime.tasks.model import (
     next_generation,
     task_id,
 )
-from runtime.tasks.wire import TaskDefaults, decode_stored, decode_task, encode_task, parse_task, task_fields
+from runtime.tasks.wire import decode_stored, decode_task, encode_task, parse_task, task_fields
 from runtime.testing import sample_task
 from runtime.units import divide, format_time
 
@@ -148,7 +149,7 @@ def test_identical_entries_without_a_key_are_one_task_and_keys_tell_them_apart()
     line = '{"command": ["echo", "1"]}'
     assert decode_task(line).id == decode_task('{"command":["echo","1"],"timeout_s":5}').id
     assert decode_task('{"command": ["echo", "1"], "key": "a"}').id != decode_task(line).id
-    assert decode_task(line, defaults=TaskDefaults(experiment="other")).id != decode_task(line).id
+    assert decode_task(line, defaults=Terms(experiment="other")).id != decode_task(line).id
 
 
 def test_id_ends_with_the_digest_of_its_experiment() -> None:

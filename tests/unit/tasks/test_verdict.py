@@ -1,4 +1,4 @@
-"""Tasks that must not start, and the record of them."""
+"""Tasks that must not start, and their records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from runtime.reasons import EndReason
-from runtime.tasks.lease import InvalidMessage, Lease
+from runtime.tasks.history import InvalidMessage, Lease
 from runtime.tasks.model import TaskState
 from runtime.tasks.verdict import refuse
 from runtime.testing import sample_task

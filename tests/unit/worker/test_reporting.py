@@ -17,11 +17,9 @@ import pytest
 from runtime.errors import QueueUnavailable
 from runtime.queues.base import Refused
 from runtime.reasons import Budget, EndReason
-from runtime.tasks.history import Record
-from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.history import Lease, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, Task, TaskState, WorkflowEntry
-from runtime.tasks.retry import Again, GiveUp
-from runtime.tasks.verdict import Drop, Settle, TryAgain, Verdict
+from runtime.tasks.verdict import Again, Drop, GiveUp, Settle, TryAgain, Verdict
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.attempts.model import Ended
 from runtime.worker.notices import Notice

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from runtime.reasons import EndReason
-from runtime.tasks.lease import Lease
-from runtime.tasks.retry import ALONE_FOR
+from runtime.tasks.history import Lease
+from runtime.tasks.verdict import ALONE_FOR
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.dispatch import Suspects
 from runtime.worker.held import HeldLease, Holdings

@@ -17,8 +17,7 @@ from runtime.errors import StoreUnavailable
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.tasks.history import Record, cancelled_record
-from runtime.tasks.lease import Lease, Release
+from runtime.tasks.history import Lease, Record, Release, cancelled_record
 from runtime.tasks.model import FunctionEntry, Resources, TaskState, WorkflowEntry, new_token
 from runtime.testing import sample_task
 from runtime.worker.held import Holdings
@@ -74,7 +73,7 @@ class CountingQueue:
 def test_worker_that_waits_for_its_first_task_counts_idle_time_from_its_end(bench: Bench) -> None:
     task, calls = bench.function("give", 1), Counter[str]()
     with bench.running(
-        over=lambda queue: CountingQueue(queue, calls, doorbell=lambda: None),
+        over=lambda queue: CountingQueue(queue, calls, wake_descriptor=lambda: None),
         idle_timeout=timedelta(seconds=0.1),
         wait_for_first=True,
     ) as running:
@@ -164,7 +163,7 @@ def test_worker_that_accepts_commands_leaves_functions_to_others_and_says_so_onc
 def test_worker_that_cannot_hold_a_task_reports_it_once_however_often_it_comes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.LONGEST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.tasks.verdict.LONGEST_DELAY", timedelta(seconds=0.05))
     large = bench.function("give", resources=Resources(gpus=64))
     bench.put(large)
 
@@ -206,7 +205,7 @@ def test_worker_takes_tasks_by_priority(bench: Bench) -> None:
 def test_task_that_fails_once_is_tried_again_and_counts_its_attempts(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.05))
     task = bench.function("fail_first", "once")
     bench.put(task)
 
@@ -236,7 +235,7 @@ def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_e
 def test_tasks_that_fail_in_a_row_end_the_worker_with_code_1_and_are_released(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.05))
     bench.put(*(bench.function("fail", str(n), max_failures=1) for n in range(5)))
 
     result = bench.run(max_consecutive_failures=2, idle_timeout=None)
@@ -254,7 +253,7 @@ def test_tasks_that_fail_in_a_row_end_the_worker_with_code_1_and_are_released(
 def test_bad_tasks_in_a_row_do_not_end_a_worker_that_has_succeeded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, max_failures: int
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.01))
+    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.01))
     bad = [bench.function("fail", str(number), max_failures=max_failures) for number in range(5)]
     good = [bench.function("give", number) for number in range(20)]
     bench.put(*good[:3], *bad, *good[3:])
@@ -277,7 +276,7 @@ def test_pause_of_a_worker_that_has_succeeded_has_an_end(bench: Bench, monkeypat
 
 
 def test_one_task_that_fails_again_and_again_counts_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.02))
     task = bench.function("fail", max_failures=4)
     bench.put(task)
 
@@ -478,7 +477,7 @@ def test_running_task_that_is_cancelled_stops_and_its_record_stands(
     with bench.running(lease=timedelta(seconds=1)) as running:
         bench.began("slow")
         now = datetime.now(UTC)
-        bench.records.commit(cancelled_record(task, now=now, by="a test"))
+        bench.records.commit(cancelled_record(task.id, task.generation, task.experiment, now=now, by="a test"))
         assert wait_until(lambda: bool(bench.events("lease_lost")))
         bench.put(bench.function("give"))
         assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1)
@@ -695,7 +694,7 @@ class StubbornQueue:
 def test_call_that_fails_once_is_made_again_and_nothing_is_lost(
     bench: Bench, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.05))
     monkeypatch.setattr("runtime.worker.upkeep.RENEW_AT_LEAST_EVERY_S", 0.05)
     again, plain = bench.function("fail_first", "a"), bench.function("give", 1)
     bench.put(again, plain)

@@ -77,7 +77,7 @@ def bodies(bench: Bench) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.02))
     monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 0.01)
     monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.2)
     # A stopped guardian is noticed; a slow one is not given up.

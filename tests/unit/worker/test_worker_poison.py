@@ -81,7 +81,7 @@ def test_task_that_says_what_is_no_text_is_recorded_as_it_said(bench: Bench, kin
 def test_task_that_fails_with_what_is_no_text_is_tried_again_and_recorded(
     bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.02))
     queue, records = opened(bench, kind)
     task = bench.function("raise_odd", max_failures=2)
     queue.put([task])
@@ -141,7 +141,7 @@ def poisoned(problem: Callable[[], Exception]) -> Callable[[str, tuple[Any, ...]
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.02))
 
 
 @KINDS

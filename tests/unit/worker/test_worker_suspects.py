@@ -13,8 +13,7 @@ import pytest
 from runtime.clock import machine_id
 from runtime.queues.base import FindsWaiting, Queue
 from runtime.reasons import EndReason
-from runtime.tasks.history import EndedNote, StartedMark
-from runtime.tasks.lease import Release
+from runtime.tasks.history import EndedNote, Release, StartedMark
 from runtime.tasks.model import FunctionEntry, Task, TaskState
 from runtime.testing import sample_task
 from tests.services_support import wait_until
