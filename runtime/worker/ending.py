@@ -13,11 +13,9 @@ from typing import Final
 from runtime.errors import explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import KeptOutputs
-from runtime.tasks.history import EndedNote, Record
-from runtime.tasks.history import Lease, Release, Settlement
+from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement
 from runtime.tasks.model import TaskState
-from runtime.tasks.verdict import backoff
-from runtime.tasks.verdict import Drop, Settle, counts_against_worker, judge_end
+from runtime.tasks.verdict import Drop, Settle, backoff, counts_against_worker, judge_end
 from runtime.units import format_size
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended

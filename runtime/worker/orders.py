@@ -11,8 +11,7 @@ from runtime.errors import explain_briefly
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
 from runtime.tasks.history import Lease, Settlement
-from runtime.tasks.verdict import backoff
-from runtime.tasks.verdict import refuse
+from runtime.tasks.verdict import backoff, refuse
 from runtime.worker.outbox import REFUSALS
 from runtime.worker.services import Services
 

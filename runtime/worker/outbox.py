@@ -11,8 +11,7 @@ from runtime.errors import InfrastructureFailure
 from runtime.queues.base import Settled
 from runtime.tasks.history import Release, Settlement
 from runtime.tasks.model import TaskState
-from runtime.tasks.verdict import backoff
-from runtime.tasks.verdict import failed_instead
+from runtime.tasks.verdict import backoff, failed_instead
 from runtime.values import dataclass
 from runtime.worker.held import HeldLease
 from runtime.worker.services import Services

@@ -21,8 +21,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.errors import RuntimeFailure, StoreBroken
 from runtime.reasons import Budget, EndReason
 from runtime.tasks.model import Task, TaskState, describe_entry
-from runtime.tasks.verdict import PREEMPTION_BUDGET, Again
-from runtime.tasks.verdict import Drop, Settle, Verdict
+from runtime.tasks.verdict import PREEMPTION_BUDGET, Again, Drop, Settle, Verdict
 from runtime.units import count_noun, format_duration, format_time
 from runtime.worker.slots import Slot, describe_slots
 

@@ -15,8 +15,7 @@ from runtime import faults
 from runtime.errors import InfrastructureFailure
 from runtime.queues.base import Settled
 from runtime.tasks.history import Lease, Release, Settlement
-from runtime.tasks.verdict import backoff
-from runtime.tasks.verdict import failed_instead
+from runtime.tasks.verdict import backoff, failed_instead
 from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing
 from runtime.worker.outbox import REFUSALS, End, Outbox, Stuck

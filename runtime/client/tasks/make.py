@@ -35,7 +35,7 @@ from runtime.tasks.model import (
 )
 from runtime.tasks.wire import parse_resources, parse_task
 from runtime.units import parse_duration
-from runtime.values import dataclass, fields, replace
+from runtime.values import dataclass, replace
 
 OWN_CODE: Final = "worker"
 """Stands for the worker's own code in place of a content id."""
