@@ -1452,9 +1452,9 @@ class Counting(LocalFiles):
         super().__init__(root)
         self.asked: list[str] = []
 
-    def _do(self, action: Any, *args: Any) -> Any:
-        self.asked.append(action.__name__)
-        return super()._do(action, *args)
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
+        self.asked.append(do)
+        return super().ask(do, *args, patience_s=patience_s)
 
 
 class Asked(LocalLauncher):
