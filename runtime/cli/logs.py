@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 
 from typer import Argument, Option
@@ -53,7 +52,12 @@ def logs(
         records = opened.records
         task_id = get_task_id(task, records, last=recall_last(opened.settings.data_dir, opened.name))
         if follow_ and attempt is None:
-            return _follow(task_id, follow(records, task_id, said=_say))
+            try:
+                write_bytes(follow(records, task_id, said=_say))
+            except KeyboardInterrupt:
+                note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
+                return INTERRUPTED
+            return 0
         standing = read_standing(records, task_id, with_task=False)
         found = find_logs(records, standing)
         chosen = choose_log(task_id, found, attempt)
@@ -95,15 +99,6 @@ def _job_logs(
         except KeyboardInterrupt:
             detached(job.id)
             return INTERRUPTED
-    return 0
-
-
-def _follow(task_id: str, pieces: Iterable[bytes]) -> int:
-    try:
-        write_bytes(pieces)
-    except KeyboardInterrupt:
-        note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
-        return INTERRUPTED
     return 0
 
 

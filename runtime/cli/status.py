@@ -103,7 +103,11 @@ def status(
         note(_silence(seen.jobs.target, seen.jobs.problem))
         seen = replace(seen, jobs=replace(seen.jobs, problem=None))
     if output is Output.JSON:
-        print_json(seen if not isinstance(seen, Board) else _board_fields(seen))
+        if isinstance(seen, Board):
+            tasks = {each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}
+            print_json({**tasks, "jobs": seen.jobs.jobs if seen.jobs else ()})
+        else:
+            print_json(seen)
     elif failed and isinstance(seen, ExperimentStatus):
         print_list(seen.failures, FAILURE_COLUMNS)
     else:
@@ -111,11 +115,6 @@ def status(
     if isinstance(seen, Board) and output is Output.TEXT:
         _remember_look(opened)
     return 0
-
-
-def _board_fields(seen: Board) -> dict[str, object]:
-    jobs = seen.jobs.jobs if seen.jobs else ()
-    return {**{each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}, "jobs": jobs}
 
 
 def _job_status(
@@ -212,17 +211,13 @@ def _local_jobs(opened: OpenStack) -> TargetJobs | None:
     return _read_jobs("local", opened.settings, looked_at=_looked_at(opened))
 
 
-def _other_targets(opened: OpenStack) -> tuple[str, ...]:
-    if not (opened.settings.data_dir / "launched").is_dir():
-        return ()
-    return tuple(name for name in opened.settings.project.targets if name != "local")
-
-
 def _read(opened: OpenStack, found: Identity | None, tally: Tally, *, exact: bool, all_failures: bool) -> Seen:
     now = datetime.now(UTC)
     if found is None:
         overview = read_overview(opened, now=now, exact=exact, looked_at=_looked_at(opened), tally=tally)
-        return Board(overview, _local_jobs(opened), _other_targets(opened))
+        launched = (opened.settings.data_dir / "launched").is_dir()
+        others = [name for name in opened.settings.project.targets if name != "local"] if launched else []
+        return Board(overview, _local_jobs(opened), tuple(others))
     if found.kind is Kind.TASK:
         return read_task(opened, found.name)
     if found.kind is Kind.WORKER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from runtime.cli.show import Output, format_count, note, note_skew, print_json, 
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.units import count_noun
-from runtime.values import dataclass, replace
+from runtime.values import dataclass, fields, replace
 
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
@@ -386,10 +387,8 @@ def _submit(
 def _finish(done: Submission, output: Output) -> int:
     if output is Output.JSON:
         print_json(_submission_fields(done))
-    elif done.tasks:
-        print(done.tasks[0][0] if len(done.tasks) == 1 else done.experiment)
-    elif done.count:
-        print(done.experiment)
+    elif done.tasks or done.count:
+        print(done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment)
     return 0
 
 
@@ -466,21 +465,8 @@ def _why_it_waits(opened: Stack, experiment: str) -> str | None:
 
 def _submission_fields(done: Submission) -> dict[str, Any]:
     """Return the fields of `-o json`."""
-    return {
-        "experiment": done.experiment,
-        "queue": done.queue,
-        "stack": done.stack,
-        "new": done.new,
-        "known": done.known,
-        "same": done.same,
-        "known_other": done.known_other,
-        "same_other": done.same_other,
-        "skipped": done.skipped,
-        "resumed": done.resumed,
-        "snapshot": done.snapshot,
-        "kept_code": done.kept_code,
-        "ids": None if done.ids is None else list(done.ids),
-    }
+    shown = {each.name: getattr(done, each.name) for each in fields(done) if each.name not in ("tasks", "asked")}
+    return {**shown, "ids": None if done.ids is None else list(done.ids)}
 
 
 def _say_submitted(done: Submission, from_file: bool, code: SubmittedCode) -> None:
@@ -533,11 +519,8 @@ def _say_ended(waited: Waited, target: Queue) -> None:
             (record.task_id, record.message) for record in waited.records if record.state is not TaskState.SUCCEEDED
         ]
     else:
-        failed = []
-        for mark in target.records.marks(waited.experiment):
-            failed.append((mark.task_id, mark.message))
-            if len(failed) == 5:
-                break
+        marks = itertools.islice(target.records.marks(waited.experiment), 5)
+        failed = [(mark.task_id, mark.message) for mark in marks]
     for identity, message in failed[:5]:
         last = (message or "").strip().rpartition("\n")[2]
         note(f"  {identity}: {last or 'no message'}")

@@ -66,21 +66,18 @@ def identify(text: str, records: RecordStore, *, last: str | None = None) -> Ide
     if text == LAST:
         return Identity(Kind.EXPERIMENT, find_last(records, last))
     if text.startswith("w-"):
-        workers = [seen.worker for seen in records.workers()]
-        return _choose(text, Kind.WORKER, workers, known=workers)
-    experiments = None
+        return _choose(text, Kind.WORKER, [seen.worker for seen in records.workers()])
     if text.startswith("t-"):
         _check_length(text)
         ids = []
         if text.isascii():
             ids = records.resolve(text, SHOWN + 1) or _queued_ids(records, text, SHOWN + 1)
         if ids:
-            return _choose(text, Kind.TASK, ids, known=ids)
-        experiments = [seen.name for seen in records.experiments()]
-        if text not in experiments:
-            raise _unknown_task(text, records)
-    names = experiments if experiments is not None else [seen.name for seen in records.experiments()]
-    return _choose(text, Kind.EXPERIMENT, names, known=names)
+            return _choose(text, Kind.TASK, ids)
+    names = [seen.name for seen in records.experiments()]
+    if text.startswith("t-") and text not in names:
+        raise _unknown_task(text, records)
+    return _choose(text, Kind.EXPERIMENT, names)
 
 
 def get_task_id(text: str, records: RecordStore, *, last: str | None = None) -> str:
@@ -218,7 +215,7 @@ def _say_once(problem: str) -> None:
     logging.getLogger(__name__).warning("%s; passed over", problem)
 
 
-def _choose(text: str, kind: Kind, names: Sequence[str], *, known: Sequence[str]) -> Identity:
+def _choose(text: str, kind: Kind, names: Sequence[str]) -> Identity:
     if text in names:
         return Identity(kind, text)
     candidates = [Identity(kind, name) for name in sorted(names) if name.startswith(text)]
@@ -232,7 +229,7 @@ def _choose(text: str, kind: Kind, names: Sequence[str], *, known: Sequence[str]
             Kind.WORKER: "`runtime status` lists the workers of the last day",
             Kind.TASK: None,
         }
-        raise UnknownName(kind.value, text, known, hint=hints[kind])
+        raise UnknownName(kind.value, text, names, hint=hints[kind])
     return candidates[0]
 
 

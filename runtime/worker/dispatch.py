@@ -18,11 +18,10 @@ from runtime.tasks.verdict import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Order
-from runtime.worker.held import HeldLease, Holdings
 from runtime.worker.offload import Outcome
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
-from runtime.worker.services import Services
+from runtime.worker.services import HeldLease, Holdings, Services
 from runtime.worker.slots import Slot
 
 LOOK_AHEAD_S: Final = 1.0

@@ -16,12 +16,11 @@ from runtime.tasks.verdict import Again, backoff, judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease
 from runtime.worker.offload import Outcome
 from runtime.worker.options import ENTRY_KINDS, EntryKind
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
-from runtime.worker.services import Services
+from runtime.worker.services import HeldLease, Services
 from runtime.worker.slots import fits
 
 DECLINED_AT_MOST: Final = 20

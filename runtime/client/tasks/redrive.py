@@ -118,7 +118,8 @@ def parse_reasons(texts: Iterable[str]) -> frozenset[EndReason]:
 def redrive(stack: Stack, marks: Iterable[Mark], *, now: datetime) -> Iterator[Redriven]:
     """Try the tasks of the marks again, in batches as they come, with new budgets."""
     records = stack.records
-    for batch in _batched(marks, BATCH):
+    marks = iter(marks)
+    while batch := list(itertools.islice(marks, BATCH)):
         recorded = _each(records, lambda mark: records.find_all(mark.task_id), batch)
         plans = [plan_redrive(mark, found, now=now) for mark, found in zip(batch, recorded, strict=True)]
         yield from _publish(stack, plans)
@@ -163,16 +164,18 @@ def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> Pl
     if mark.task is None:
         why = "its dead letter was purged" if purged(mark) else "it could not be parsed: correct it and submit it again"
         return refuse(why)
-    closes = tuple((record.generation, record.state) for record in recorded)
+    return _plan_next(refuse(""), mark.task, recorded, now=now)
+
+
+def _plan_next(plan: Plan, task: Task, recorded: Sequence[Record], *, now: datetime) -> Plan:
+    """Complete the plan with the next generation of `task`, or with the reason against it."""
     try:
-        again = begin_again(replace(mark.task, generation=mark.generation), now=now)
+        again = begin_again(replace(task, generation=plan.generation), now=now)
     except InvalidTask as problem:
-        return refuse(_cannot_begin(problem))
-    return Plan(mark.task_id, mark.experiment, mark.generation, again, closes)
-
-
-def _cannot_begin(problem: InvalidTask) -> str:
-    return f"its next generation cannot be made: `{problem.field}` {problem.problem}"
+        why = f"its next generation cannot be made: `{problem.field}` {problem.problem}"
+        return replace(plan, refused=why)
+    closes = tuple((record.generation, record.state) for record in recorded)
+    return replace(plan, task=again, closes=closes, refused=None)
 
 
 def begin_again(task: Task, *, now: datetime) -> Task:
@@ -203,12 +206,7 @@ def _plan_retry(records: RecordStore, standing: Standing, *, now: datetime) -> P
         if mark is not None and not purged(mark):
             return plan_redrive(mark, standing.recorded, now=now)
         return refuse("nothing here describes it any more: submit it again")
-    closes = tuple((record.generation, record.state) for record in standing.recorded)
-    try:
-        again = begin_again(replace(task, generation=standing.generation), now=now)
-    except InvalidTask as problem:
-        return refuse(_cannot_begin(problem))
-    return Plan(standing.task_id, standing.experiment, standing.generation, again, closes)
+    return _plan_next(refuse(""), task, standing.recorded, now=now)
 
 
 def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
@@ -266,9 +264,3 @@ def _each(records: RecordStore, call: Callable[[A], B], items: Sequence[A]) -> l
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(call, items))
-
-
-def _batched(items: Iterable[Mark], size: int) -> Iterator[list[Mark]]:
-    iterator = iter(items)
-    while batch := list(itertools.islice(iterator, size)):
-        yield batch
