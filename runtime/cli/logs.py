@@ -58,8 +58,7 @@ def logs(
                 note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
                 return INTERRUPTED
             return 0
-        standing = read_standing(records, task_id, with_task=False)
-        found = find_logs(records, standing)
+        found = find_logs(records, read_standing(records, task_id, with_task=False))
         chosen = choose_log(task_id, found, attempt)
         if len(found) > 1:
             _say(chosen)

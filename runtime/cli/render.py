@@ -55,8 +55,7 @@ def render(seen: Seen, now: datetime) -> list[str]:
         if seen.elsewhere:
             more = ", ".join(seen.elsewhere)
             jobs = [*jobs, f"jobs on {more}: `runtime status --on {seen.elsewhere[0]}`"]
-        tasks = _overview_lines(seen.tasks, now, nothing=not jobs)
-        return [*tasks, *(["", *jobs] if jobs else [])]
+        return [*_overview_lines(seen.tasks, now, nothing=not jobs), *(["", *jobs] if jobs else [])]
     if isinstance(seen, Overview):
         return _overview_lines(seen, now)
     if isinstance(seen, ExperimentStatus):

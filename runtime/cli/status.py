@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -128,17 +128,17 @@ def _job_status(
         return _target_status(str(on), watch=watch, failed=failed, output=output)
     from runtime.cli.jobs import open_job
     from runtime.client.jobs.handle import TargetSilent
-    from runtime.client.jobs.status import SilentJob, read_job
+    from runtime.client.jobs.status import read_job
 
     try:
         opened = open_job(what, on)
     except TargetSilent as silent:
         place, problem = silent.target, silent.problem.message
-        known = SilentJob(job=silent.job, target=place.name, kind=place.kind, problem=problem)
         if output is Output.JSON:
-            print_json(known)
+            known = {"job": silent.job, "target": place.name, "kind": place.kind, "problem": problem}
+            print_json({**known, "state": "unknown"})
         elif not failed:
-            sys.stdout.write(f"{known.job} · {known.target} ({known.kind}) · {known.state}\n")
+            sys.stdout.write(f"{silent.job} · {place.name} ({place.kind}) · unknown\n")
         raise
     with opened as job:
 
@@ -239,11 +239,9 @@ def _looked_at(opened: OpenStack) -> datetime | None:
 
 def _remember_look(opened: OpenStack) -> None:
     path = _look_path(opened)
-    try:
+    with suppress(OSError):  # Then every failure stays new.
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    except OSError:
-        pass  # Then every failure stays new.
 
 
 def _watch(read: Callable[[], Seen], *, remote: bool) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from runtime.cli.commands import OutputOption, StackOption, new_app
+from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
@@ -43,8 +43,6 @@ SAY_WHY_EVERY_S = 30.0
 # Marks in the words that `--` came before them; no argument of a process can contain a NUL.
 _COMMAND = "\0command"
 
-app = new_app("Put tasks into a queue.")
-
 
 class SubmitCommand(TyperCommand):
     """Keeps a fact that the parser drops: words after `--` are a command, not a workflow."""
@@ -56,16 +54,11 @@ class SubmitCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-@app.command(
-    "submit",
-    cls=SubmitCommand,
-    context_settings={
-        "help_option_names": ["--help", "-h"],
-        "max_content_width": 110,
-        # Words after PROJECT WORKFLOW belong to the workflow.
-        "allow_interspersed_args": False,
-    },
-)
+COMMAND_CLASS = SubmitCommand
+# Words after PROJECT WORKFLOW belong to the workflow.
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+
+
 def submit(
     words: Annotated[
         list[str] | None, Argument(metavar="PROJECT WORKFLOW [ARGS]... | -- COMMAND...", help="What one task runs.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -119,11 +120,9 @@ def age_of(seen: ExperimentSeen) -> datetime:
 def remember_last(data_dir: Path, stack: str, experiment: str) -> None:
     """Remember `experiment` as this user's `last` on this stack. A folder that cannot be written raises nothing."""
     path = _last_path(data_dir, stack)
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(experiment + "\n", encoding="utf-8")
-    except OSError:
-        pass
 
 
 def recall_last(data_dir: Path, stack: str) -> str | None:

@@ -259,6 +259,7 @@ class Preparing:
             self._services.trees.trim(held.slot, spoiled=snapshot if end.reason in _KILLED else None)
         if snapshot is not None and end.reason is EndReason.SETUP_FAILED:
             self._services.trees.forget(snapshot, used=self._services.holdings.snapshots(besides=held))
-            for waiting in self._dispatch.waiting_for(snapshot):
-                self._dispatch.leave_line(waiting)
-                self._set_up(waiting)
+            for waiting in (*self._dispatch.ready, *self._dispatch.suspects.waiting):
+                if waiting.lease.task.snapshot == snapshot:
+                    self._dispatch.leave_line(waiting)
+                    self._set_up(waiting)

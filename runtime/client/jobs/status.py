@@ -133,17 +133,6 @@ class JobView:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SilentJob:
-    """A job whose state is unknown because its target does not answer."""
-
-    job: str
-    target: str
-    kind: str
-    problem: str
-    state: JobState = JobState.UNKNOWN
-
-
 def read_target(place: OpenTarget, *, now: datetime, looked_at: datetime | None = None) -> TargetJobs:
     """Read the jobs of a target with one listing of outcomes, two reads, and one question to the backend."""
     files = place.files

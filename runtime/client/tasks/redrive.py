@@ -85,8 +85,7 @@ def read_dead(
 
 
 def find_dead(records: RecordStore, task_id: str) -> Mark | None:
-    standing = read_standing(records, task_id, with_task=False)
-    mark = standing.mark
+    mark = read_standing(records, task_id, with_task=False).mark
     return mark if mark is not None and mark.state is TaskState.FAILED and not purged(mark) else None
 
 
@@ -129,8 +128,7 @@ def retry(stack: Stack, task_id: str, *, now: datetime) -> Redriven:
     """Try one task again that failed, was cancelled or expired; its dead letter may be purged."""
     records = stack.records
     standing = read_standing(records, task_id, with_task=False)
-    plan = _plan_retry(records, standing, now=now)
-    return next(iter(_publish(stack, [plan])))
+    return next(_publish(stack, [_plan_retry(records, standing, now=now)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +170,7 @@ def _plan_next(plan: Plan, task: Task, recorded: Sequence[Record], *, now: datet
     try:
         again = begin_again(replace(task, generation=plan.generation), now=now)
     except InvalidTask as problem:
-        why = f"its next generation cannot be made: `{problem.field}` {problem.problem}"
-        return replace(plan, refused=why)
+        return replace(plan, refused=f"its next generation cannot be made: `{problem.field}` {problem.problem}")
     closes = tuple((record.generation, record.state) for record in recorded)
     return replace(plan, task=again, closes=closes, refused=None)
 
