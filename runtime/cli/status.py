@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -90,12 +91,7 @@ def status(
         found = identify(what, opened.records, last=last) if what else None
         if failed and (found is None or found.kind is not Kind.EXPERIMENT):
             raise RequestRefused("`--failed` lists the failures of an experiment", hint="runtime status last --failed")
-
-        tally = Tally(opened.records)
-
-        def read() -> Seen:
-            return _read(opened, found, tally, exact=exact, all_failures=failed)
-
+        read = partial(_read, opened, found, Tally(opened.records), exact=exact, all_failures=failed)
         if watch:
             return _watch(read, remote=not opened.records.holds_tasks)
         seen = read()
@@ -141,13 +137,10 @@ def _job_status(
             sys.stdout.write(f"{silent.job} · {place.name} ({place.kind}) · unknown\n")
         raise
     with opened as job:
-
-        def read() -> Seen:
-            return read_job(job, index=index, failed_only=failed)
-
+        read = partial(read_job, job, index=index, failed_only=failed)
         if watch:
             return _watch(read, remote=job.target.kind != "local")
-        seen = read_job(job, index=index, failed_only=failed)
+        seen = read()
     if output is Output.JSON:
         print_json(seen)
     elif failed:
@@ -162,11 +155,7 @@ def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int
     from runtime.config import load_settings
     from runtime.jobs.spec import JobState
 
-    settings = load_settings()
-
-    def read() -> TargetJobs:
-        return _read_jobs(on, settings, looked_at=None)
-
+    read = partial(_read_jobs, on, load_settings(), looked_at=None)
     if watch:
         return _watch(read, remote=True)
     seen = read()
