@@ -123,17 +123,12 @@ def _print_reports(reports: list[ReapReport], output: Output) -> None:
         }
         print_list(rows, columns, output)
     for report in reports:
-        note(_summary(report))
-
-
-def _summary(report: ReapReport) -> str:
-    live, most = sum(report.live.values()), sum(report.max.values())
-    removed = f"{format_count(len(report.removed))} {'to remove' if report.dry_run else 'removed'}"
-    failed = f", {format_count(len(report.failed))} could not be removed" if report.failed else ""
-    beyond = ": more than the pools allow" if live > most else ""
-    return (
-        f"{report.cluster}: {removed}{failed}; {format_count(live)} of at most {format_count(most)} nodes live{beyond}"
-    )
+        live, most = sum(report.live.values()), sum(report.max.values())
+        removed = f"{format_count(len(report.removed))} {'to remove' if report.dry_run else 'removed'}"
+        failed = f", {format_count(len(report.failed))} could not be removed" if report.failed else ""
+        beyond = ": more than the pools allow" if live > most else ""
+        nodes = f"{format_count(live)} of at most {format_count(most)} nodes live{beyond}"
+        note(f"{report.cluster}: {removed}{failed}; {nodes}")
 
 
 def _choose_clusters(outputs: StackOutputs, name: str | None) -> dict[str, ClusterOutput]:

@@ -14,7 +14,6 @@ from runtime.errors import NotPossible
 
 app = new_app("Make job files of what you launched with before.")
 
-JOB_FILE = "job.yaml"
 LINES_FILE = "runs.jsonl"
 
 
@@ -55,7 +54,7 @@ def phoebe(
         typer.echo(text, nl=False)
         return 0
     to.mkdir(parents=True, exist_ok=True)
-    for name, content in ((JOB_FILE, text), (LINES_FILE, render_lines(made))):
+    for name, content in (("job.yaml", text), (LINES_FILE, render_lines(made))):
         if content:
             _write(to / name, content)
     return 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
 from runtime.cli.show import Output, cut_line, note, paint, print_json
-from runtime.client.identify import Identity, Kind, identify, recall_last
+from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.explain import explain as explain_task
 from runtime.client.tasks.explain import explain_experiment, explain_worker, read_facts
 from runtime.client.tasks.standing import read_worker
@@ -19,9 +19,6 @@ from runtime.errors import RequestRefused
 from runtime.reasons import Explanation
 from runtime.stack.open import open_stack
 from runtime.values import replace
-
-if TYPE_CHECKING:
-    from runtime.stack.open import OpenStack
 
 
 def explain(
@@ -44,23 +41,25 @@ def explain(
       runtime explain j-91c0 --index 3
     """
     if is_job(what):
-        return _explain_job(what, index, on, output)
+        from runtime.client.jobs.explain import explain as explain_job
+        from runtime.client.jobs.explain import read_facts as read_job_facts
+
+        with open_job(what, on) as job:
+            return _print("job", job.id, explain_job(read_job_facts(job, index, watch=note)), output)
     if index is not None or on is not None:
         raise RequestRefused(
             f"`--index` and `--on` are of jobs, and `{what}` is none", hint="runtime explain j-91c0 --index 3"
         )
     with open_stack(stack) as opened:
         found = identify(what, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
-        explanation = _explain(opened, found)
+        now = datetime.now(UTC)
+        if found.kind is Kind.TASK:
+            explanation = explain_task(read_facts(opened, found.name, now=now))
+        elif found.kind is Kind.EXPERIMENT:
+            explanation = explain_experiment(read_experiment(opened, found.name, now=now))
+        else:
+            explanation = explain_worker(read_worker(opened, found.name, now=now), now=now)
     return _print(found.kind, found.name, explanation, output)
-
-
-def _explain_job(text: str, index: int | None, on: str | None, output: Output) -> int:
-    from runtime.client.jobs.explain import explain as explain_job
-    from runtime.client.jobs.explain import read_facts as read_job_facts
-
-    with open_job(text, on) as job:
-        return _print("job", job.id, explain_job(read_job_facts(job, index, watch=note)), output)
 
 
 def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
@@ -75,14 +74,3 @@ def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
     if explanation.hint:
         print(f"next: {explanation.hint}")
     return 0
-
-
-def _explain(opened: OpenStack, found: Identity) -> Explanation:
-    now = datetime.now(UTC)
-    match found.kind:
-        case Kind.TASK:
-            return explain_task(read_facts(opened, found.name, now=now))
-        case Kind.EXPERIMENT:
-            return explain_experiment(read_experiment(opened, found.name, now=now))
-        case Kind.WORKER:
-            return explain_worker(read_worker(opened, found.name, now=now), now=now)

@@ -42,7 +42,7 @@ def fetch(
       runtime fetch j-91c0 results --index 3
       runtime fetch t-3f2a results
     """
-    from runtime.client.fetch import list_outputs, list_task, name_folder
+    from runtime.client.fetch import check_name, list_outputs, list_task
 
     if not is_job(what):
         task, files, listed = list_task(what, stack=stack)
@@ -54,9 +54,8 @@ def fetch(
             print_list([], COLUMNS, output)
             note(f"job {short(job.id)} wrote nothing to its output folder; `runtime status {short(job.id)}` says where")
             return 0
-        return _fetch(
-            job.files, listed, to or name_folder(entry.name, short(job.id)), overwrite=overwrite, output=output
-        )
+        folder = to or Path(check_name(f"{entry.name}-{short(job.id)}"))
+        return _fetch(job.files, listed, folder, overwrite=overwrite, output=output)
 
 
 def _fetch(files: Files, listed: Sequence[RemoteFile], folder: Path, *, overwrite: bool, output: Output) -> int:

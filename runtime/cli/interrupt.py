@@ -58,11 +58,14 @@ def interrupt(
         if not isinstance(launcher, Interrupts) or support is None or support.fidelity is Fidelity.REFUSED:
             why = support.how if support else f"the launcher `{entry.kind}` provokes nothing"
             raise NotPossible(f"`{as_}` cannot be provoked on target `{found.target.name}`", facts=[why])
-        natives = [each.native_id for each in newest_natives(entry)]
-        living = [each for each in found.natives(entry) if not each.state.terminal]
-        if not living:
+        states = found.natives(entry)
+        if all(each.state.terminal for each in states):
             raise NotPossible(f"job `{found.id}` does not run", hint=f"runtime status {short(found.id)}")
-        for native in natives if index is None else _serving(index, found.natives(entry), natives):
+        natives = [each.native_id for each in newest_natives(entry)]
+        if index is not None:
+            # The native job that serves the index if the backend reports it; otherwise the first one.
+            natives = ([each.native_id for each in states if each.index == index] or natives)[:1]
+        for native in natives:
             launcher.interrupt(found.target, native, index, as_, found.host)
         again = None
         if as_ == "preempt" and index is None and support.fidelity is Fidelity.CLIENT:
@@ -84,12 +87,6 @@ def interrupt(
         note("nobody starts it again here: the same `runtime launch`, or `runtime retry`, takes it up")
     note(f"`runtime explain {short(found.id)}` says what came of it")
     return 0
-
-
-def _serving(index: int, states: Sequence[NativeState], natives: Sequence[str]) -> list[str]:
-    """Return the native job that serves an index if the backend reports it; otherwise the first one."""
-    mine = [each.native_id for each in states if each.index == index]
-    return mine[:1] or list(natives[:1])
 
 
 def _wait_until_gone(natives: Callable[[], Sequence[NativeState]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 
 from typer import Argument, Option
@@ -53,9 +52,13 @@ def logs(
         records = opened.records
         task_id = get_task_id(task, records, last=recall_last(opened.settings.data_dir, opened.name))
         if follow_ and attempt is None:
-            return _follow(task_id, follow(records, task_id, said=_say))
-        standing = read_standing(records, task_id, with_task=False)
-        found = find_logs(records, standing)
+            try:
+                write_bytes(follow(records, task_id, said=_say))
+            except KeyboardInterrupt:
+                note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
+                return INTERRUPTED
+            return 0
+        found = find_logs(records, read_standing(records, task_id, with_task=False))
         chosen = choose_log(task_id, found, attempt)
         if len(found) > 1:
             _say(chosen)
@@ -95,15 +98,6 @@ def _job_logs(
         except KeyboardInterrupt:
             detached(job.id)
             return INTERRUPTED
-    return 0
-
-
-def _follow(task_id: str, pieces: Iterable[bytes]) -> int:
-    try:
-        write_bytes(pieces)
-    except KeyboardInterrupt:
-        note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
-        return INTERRUPTED
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Argument, Option
@@ -22,7 +23,7 @@ from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import describe_entry
 from runtime.tasks.wire import task_fields
-from runtime.values import dataclass, fields
+from runtime.values import fields
 
 if TYPE_CHECKING:
     from runtime.reasons import EndReason
@@ -49,24 +50,6 @@ LimitOption = Annotated[int, Option("--limit", "-n", metavar="N", min=1, max=MOS
 MALFORMED_SHOWN: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRow:
-    """A queue as `list` and `stats` print it."""
-
-    queue: str
-    kind: str
-    paused: bool
-    ready: int | None
-    """None if the service does not count them."""
-    delayed: int | None
-    leased: int | None
-    workers: int
-    slots: int
-    rate_per_s: float
-    why: str | None
-    next_step: str | None
-
-
 @app.command("list")
 def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
     """List the stack's queues and whether they are paused.
@@ -76,7 +59,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
       runtime queue list
       runtime queue list -o json | jq -r '.[] | select(.paused) | .queue'
     """
-    columns: Columns = {"QUEUE": "queue", "KIND": "kind", "PAUSED": "paused", "WORKERS": "workers"}
+    columns: Columns = {name.upper(): itemgetter(name) for name in ("queue", "kind", "paused", "workers")}
     with open_stack(stack) as opened:
         print_list(_rows(opened, _names(opened)), columns, output)
 
@@ -91,14 +74,9 @@ def stats(queue: QueueArgument = None, stack: StackOption = None, output: Output
       runtime queue stats training -o json | jq '.[0].ready'
     """
     columns: Columns = {
-        "QUEUE": "queue",
-        "READY": "ready",
-        "DELAYED": "delayed",
-        "LEASED": "leased",
-        "WORKERS": "workers",
-        "SLOTS": "slots",
-        "RATE/S": lambda row: round(row.rate_per_s, 3),
-        "WHY": "why",
+        **{name.upper(): itemgetter(name) for name in ("queue", "ready", "delayed", "leased", "workers", "slots")},
+        "RATE/S": lambda row: round(row["rate_per_s"], 3),
+        "WHY": itemgetter("why"),
     }
     with open_stack(stack, queue=queue) as opened:
         print_list(_rows(opened, [queue] if queue else _names(opened)), columns, output)
@@ -109,26 +87,21 @@ def _names(opened: OpenStack) -> list[str]:
     return sorted(known | {seen.queue for seen in opened.records.experiments() if seen.queue})
 
 
-def _rows(opened: OpenStack, names: Sequence[str]) -> Iterator[QueueRow]:
+def _rows(opened: OpenStack, names: Sequence[str]) -> Iterator[dict[str, object]]:
+    """Yield the queues as `list` and `stats` print them; a depth is None if the service does not count it."""
     now = datetime.now(UTC)
     workers = read_workers(opened.records, now)
     for name in names:
         queue = opened.queue(name)
         depth = queue.depth()
         seen = read_queue(opened, queue.name, [], workers, depth=depth)
-        yield QueueRow(
-            queue=queue.name,
-            kind=queue.traits.kind,
-            paused=seen.paused,
-            ready=depth.ready if depth else None,
-            delayed=depth.delayed if depth else None,
-            leased=depth.leased if depth else None,
-            workers=seen.workers,
-            slots=seen.slots,
-            rate_per_s=seen.rate_per_s,
-            why=seen.why,
-            next_step=seen.next_step,
-        )
+        yield {
+            "queue": queue.name,
+            "kind": queue.traits.kind,
+            "paused": seen.paused,
+            **{name: getattr(depth, name) if depth else None for name in ("ready", "delayed", "leased")},
+            **{name: getattr(seen, name) for name in ("workers", "slots", "rate_per_s", "why", "next_step")},
+        }
 
 
 @app.command()

@@ -12,7 +12,6 @@ from runtime.client.tasks.standing import WorkerStatus
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
-    Failure,
     Overview,
     QueueStatus,
     TaskStatus,
@@ -24,13 +23,17 @@ from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.client.jobs.status import AttemptView, JobLine, JobView, TargetJobs
-    from runtime.jobs.ledger import IndexStatus
 
 LISTED = 10
 JOBS_LISTED: Final = 20
 BAR: Final = 24
-_STYLES = {TaskState.SUCCEEDED: "green", TaskState.FAILED: "red", TaskState.LEASED: "cyan"}
-_JOB_STYLES: Final[Mapping[str, str]] = {"running": "cyan", "succeeded": "green", "failed": "red", "unknown": "yellow"}
+_STYLES: Final[Mapping[str, str]] = {
+    "succeeded": "green",
+    "failed": "red",
+    "unknown": "yellow",
+    **dict.fromkeys(("leased", "running"), "cyan"),
+}
+"""Styles of the states of tasks and jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,7 @@ def render(seen: Seen, now: datetime) -> list[str]:
         if seen.elsewhere:
             more = ", ".join(seen.elsewhere)
             jobs = [*jobs, f"jobs on {more}: `runtime status --on {seen.elsewhere[0]}`"]
-        tasks = _overview_lines(seen.tasks, now, nothing=not jobs)
-        return [*tasks, *(["", *jobs] if jobs else [])]
+        return [*_overview_lines(seen.tasks, now, nothing=not jobs), *(["", *jobs] if jobs else [])]
     if isinstance(seen, Overview):
         return _overview_lines(seen, now)
     if isinstance(seen, ExperimentStatus):
@@ -83,7 +85,10 @@ def summarise(seen: Seen) -> str:
     if not isinstance(seen, Overview):
         from runtime.client.jobs.status import JobView
 
-        return _summarise_job(seen) if isinstance(seen, JobView) else "; ".join(target_lines(seen, datetime.now(UTC)))
+        if not isinstance(seen, JobView):
+            return "; ".join(target_lines(seen, datetime.now(UTC)))
+        counted = f", {_by_state(seen.totals)} of {seen.runs}" if seen.runs > 1 else ""
+        return f"{seen.job}: {describe_state(seen.state, seen.reason)}{counted}"
     return f"{seen.stack}: {_by_state(seen.totals)}, {sum(worker.live for worker in seen.workers)} live workers"
 
 
@@ -105,7 +110,7 @@ def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> l
         new = sum(failure.new for failure in seen.failures)
         many = " or more" if new >= FAILURES_SHOWN else ""
         title = "failed in the last day" + (f", {new}{many} since you last looked" if new else "")
-        lines += ["", f"{paint(title, 'red')}", *table_lines(_failure_rows(seen.failures))]
+        lines += ["", f"{paint(title, 'red')}", *table_lines(_rows(seen.failures, FAILURE_COLUMNS))]
         lines.append(f"why: `runtime explain {seen.failures[0].task}`")
     return lines
 
@@ -113,16 +118,12 @@ def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> l
 def _experiment_lines(seen: ExperimentStatus, now: datetime) -> list[str]:
     created = f" · submitted {format_ago(seen.created_at, now)}" if seen.created_at else ""
     lines = [f"{paint(seen.experiment, 'bold')} · queue {seen.queue}{created}"]
-    width = max(len(format_count(count)) for count in seen.totals.values())
-    for state, count in seen.totals.items():
-        if count or state in (TaskState.QUEUED, TaskState.SUCCEEDED):
-            text = f"  {state:<10} {format_count(count):>{width}}"
-            lines.append(paint(text, _STYLES[state]) if count and state in _STYLES else text)
+    lines += _totals_lines(seen.totals, always=(TaskState.QUEUED, TaskState.SUCCEEDED))
     lines += ["", *_pairs(_progress_pairs(seen, now))]
     if seen.workers:
         lines += ["", *_worker_table(seen.workers)]
     if seen.failures:
-        lines += ["", *table_lines(_failure_rows(seen.failures))]
+        lines += ["", *table_lines(_rows(seen.failures, FAILURE_COLUMNS))]
         if seen.failures_left_out:
             lines.append(
                 f"and {format_count(seen.failures_left_out)} more: `runtime status {seen.experiment} --failed`"
@@ -250,8 +251,8 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> list[str]:
 FAILURE_COLUMNS: Columns = {"TASK": "task", "REASON": "reason", "WHEN": "at", "ERROR": "error", "ENTRY": "what"}
 
 
-def _failure_rows(failures: Sequence[Failure]) -> list[dict[str, object]]:
-    return [{header: cell(failure) for header, cell in read_columns(FAILURE_COLUMNS).items()} for failure in failures]
+def _rows(items: Sequence[object], columns: Columns) -> list[dict[str, object]]:
+    return [{header: cell(item) for header, cell in read_columns(columns).items()} for item in items]
 
 
 def _pairs(pairs: Sequence[tuple[str, str | None]]) -> list[str]:
@@ -313,9 +314,9 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
 
     state = describe_state(seen.state, seen.reason)
     title = f"{paint(seen.job, 'bold')} · {seen.name} · {seen.target} ({seen.kind})"
-    lines = [f"{title} · {paint(state, _JOB_STYLES[seen.state]) if seen.state in _JOB_STYLES else state}"]
+    lines = [f"{title} · {paint(state, _STYLES[seen.state]) if seen.state in _STYLES else state}"]
     if seen.runs > 1:
-        lines += _totals_lines(seen)
+        lines += _totals_lines(seen.totals)
     by = f" by {seen.owner}" + (f" from {seen.launched_from}" if seen.launched_from else "")
     commit = f", commit {seen.commit[:10]}" if seen.commit else ""
     branch = f" of {seen.branch}" if seen.commit and seen.branch else ""
@@ -334,7 +335,7 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
     if seen.attempts:
         lines += ["", *table_lines([_attempt_row(each, now) for each in seen.attempts])]
     if seen.runs > 1 and seen.indices:
-        lines += ["", *table_lines([index_row(each) for each in seen.indices[:JOBS_LISTED]])]
+        lines += ["", *table_lines(_rows(seen.indices[:JOBS_LISTED], INDEX_COLUMNS))]
         if len(seen.indices) > JOBS_LISTED:
             lines.append(f"and {len(seen.indices) - JOBS_LISTED} more; `--failed` lists those that failed")
     if seen.state is not JobState.SUCCEEDED:
@@ -342,13 +343,14 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
     return lines
 
 
-def _totals_lines(seen: JobView) -> list[str]:
-    width = max(len(format_count(count)) for count in seen.totals.values())
+def _totals_lines(totals: Mapping[Any, int], always: Sequence[TaskState] = ()) -> list[str]:
+    """Render the states with their counts, without those at 0 that are not in `always`."""
+    width = max(len(format_count(count)) for count in totals.values())
     lines = []
-    for state, count in seen.totals.items():
-        if count:
+    for state, count in totals.items():
+        if count or state in always:
             text = f"  {state:<10} {format_count(count):>{width}}"
-            lines.append(paint(text, _JOB_STYLES[state]) if state in _JOB_STYLES else text)
+            lines.append(paint(text, _STYLES[state]) if count and state in _STYLES else text)
     return lines
 
 
@@ -389,10 +391,6 @@ def _code(code: int | None) -> str | int | None:
     return f"{code} {name}" if name else code
 
 
-def index_row(each: IndexStatus) -> dict[str, object]:
-    return {header: cell(each) for header, cell in read_columns(INDEX_COLUMNS).items()}
-
-
 INDEX_COLUMNS: Columns = {
     "INDEX": "index",
     "STATE": "state",
@@ -401,11 +399,3 @@ INDEX_COLUMNS: Columns = {
     "ATTEMPT": "attempt",
     "MESSAGE": "message",
 }
-
-
-def _summarise_job(seen: JobView) -> str:
-    """One line for logs."""
-    counted = ", ".join(f"{format_count(count)} {state}" for state, count in seen.totals.items() if count)
-    return f"{seen.job}: {describe_state(seen.state, seen.reason)}" + (
-        f", {counted} of {seen.runs}" if seen.runs > 1 else ""
-    )

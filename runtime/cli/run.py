@@ -38,8 +38,7 @@ def run(
     name = f"{project} {workflow}"
     try:
         prepare_process(settings)
-        function = find_workflow(project, workflow, settings)
-        call = bind_arguments(function, args or [], name=name)
+        call = bind_arguments(find_workflow(project, workflow, settings), args or [], name=name)
     except HelpAsked as asked:
         sys.stdout.write(asked.text)
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -157,7 +157,15 @@ def _find(stack: str | None) -> tuple[Settings, StackOutputs]:
 
 def _read_value(name: str, file: Path | None) -> bytes:
     if file is not None:
-        return _read_file(file)
+        try:
+            data = file.expanduser().read_bytes()
+        except OSError as problem:
+            raise RequestRefused(
+                f"cannot read `{file}`: {(problem.strerror or str(problem)).lower()}", hint="check the path of `--file`"
+            ) from problem
+        if data.endswith(b"\n"):
+            note("the file ends with a newline, which is part of the value; `… | runtime secrets put` drops it")
+        return data
     if sys.stdin is None or sys.stdin.closed:
         raise NotPossible("there is no standard input to read the value from", hint="name its file with `--file`")
     if sys.stdin.isatty():
@@ -167,17 +175,5 @@ def _read_value(name: str, file: Path | None) -> bytes:
             return getpass.getpass(f"value of `{name}`: ", stream=sys.stderr).encode()
         except EOFError:
             raise RequestRefused("no value was typed, nothing was added", hint="try again") from None
-    data: Any = sys.stdin.buffer.read()
-    return bytes(data[:-2] if data.endswith(b"\r\n") else data.removesuffix(b"\n"))
-
-
-def _read_file(file: Path) -> bytes:
-    try:
-        data = file.expanduser().read_bytes()
-    except OSError as problem:
-        raise RequestRefused(
-            f"cannot read `{file}`: {(problem.strerror or str(problem)).lower()}", hint="check the path of `--file`"
-        ) from problem
-    if data.endswith(b"\n"):
-        note("the file ends with a newline, which is part of the value; `… | runtime secrets put` drops it")
-    return data
+    typed = sys.stdin.buffer.read()
+    return typed[:-2] if typed.endswith(b"\r\n") else typed.removesuffix(b"\n")

@@ -13,8 +13,8 @@ from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.show import Columns, Output, confirm, format_ago, format_count, note, print_json, print_list
 from runtime.config import load_settings, remember_stack
 from runtime.errors import NotPossible
-from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput, StackOutputs
-from runtime.stack.find import LOCAL, FoundStack, ListedStack, find_stack, list_stacks, pull_stack, read_stack
+from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput
+from runtime.stack.find import LOCAL, FoundStack, find_stack, list_stacks, pull_stack, read_stack
 
 if TYPE_CHECKING:
     from runtime.stack.publish import Publication
@@ -39,8 +39,7 @@ def list_(output: OutputOption = Output.TEXT) -> None:
         "READ": "read_at",
         "IN USE": lambda stack: "yes" if stack.default else "",
     }
-    rows: list[ListedStack] = list_stacks()
-    print_list(rows, columns, output)
+    print_list(list_stacks(), columns, output)
 
 
 @app.command()
@@ -149,7 +148,18 @@ def publish(
             confirm(f"replace the contract at {plan.url}", yes=yes)
         write(plan)
     if output is Output.JSON:
-        print_json(_publication_fields(plan, written=not dry_run))
+        fields = {
+            "stack": plan.stack,
+            "url": plan.url,
+            "written": not dry_run,
+            "effect": plan.effect,
+            "digest": plan.published.digest,
+            "commit": plan.published.commit,
+            "at": plan.published.at,
+            "previous": plan.previous,
+            "changes": plan.changes,
+        }
+        print_json(fields)
         return
     verb = "would write" if dry_run else "wrote"
     same = ", which says the same as before" if plan.effect is Effect.REPEATS else ""
@@ -206,20 +216,6 @@ def _say_changes(plan: Publication) -> None:
         )
 
 
-def _publication_fields(plan: Publication, *, written: bool) -> dict[str, Any]:
-    return {
-        "stack": plan.stack,
-        "url": plan.url,
-        "written": written,
-        "effect": plan.effect,
-        "digest": plan.published.digest,
-        "commit": plan.published.commit,
-        "at": plan.published.at,
-        "previous": plan.previous,
-        "changes": plan.changes,
-    }
-
-
 def _fields(found: FoundStack) -> dict[str, Any]:
     return {"name": found.name, "source": found.source, "read_at": found.read_at}
 
@@ -234,7 +230,16 @@ def _lines(found: FoundStack) -> list[tuple[str, str]]:
     lines += [(name, value) for name in ("project", "region", "zone") if (value := getattr(outputs, name))]
     lines.append(("records", outputs.records.url if outputs.records else "none: its queues cannot be used"))
     lines += [("queue", f"{name}: {_place(queue)}") for name, queue in sorted(outputs.queues.items())]
-    return lines + _more_lines(outputs)
+    lines += [("cluster", f"{name}: head {cluster.head}") for name, cluster in sorted(outputs.clusters.items())]
+    for name, cluster in sorted(outputs.kubernetes.items()):
+        lines.append(("kubernetes", f"{name}: namespaces {', '.join(sorted(cluster.namespaces)) or 'none'}"))
+    for name, regions in sorted(outputs.registries.items()):
+        lines.append(("images", f"{name}: {', '.join(sorted(regions))}"))
+    if outputs.secrets:
+        lines.append(("secrets", ", ".join(sorted(outputs.secrets))))
+    if outputs.published_url:
+        lines.append(("published", outputs.published_url))
+    return lines
 
 
 def _place(queue: QueueOutput) -> str:
@@ -245,16 +250,3 @@ def _place(queue: QueueOutput) -> str:
             return f"pubsub, {subscription}"
         case OtherQueueOutput(kind=kind):
             return f"{kind}, which this release does not know"
-
-
-def _more_lines(outputs: StackOutputs) -> list[tuple[str, str]]:
-    lines = [("cluster", f"{name}: head {cluster.head}") for name, cluster in sorted(outputs.clusters.items())]
-    for name, cluster in sorted(outputs.kubernetes.items()):
-        lines.append(("kubernetes", f"{name}: namespaces {', '.join(sorted(cluster.namespaces)) or 'none'}"))
-    for name, regions in sorted(outputs.registries.items()):
-        lines.append(("images", f"{name}: {', '.join(sorted(regions))}"))
-    if outputs.secrets:
-        lines.append(("secrets", ", ".join(sorted(outputs.secrets))))
-    if outputs.published_url:
-        lines.append(("published", outputs.published_url))
-    return lines

@@ -6,8 +6,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -90,12 +91,7 @@ def status(
         found = identify(what, opened.records, last=last) if what else None
         if failed and (found is None or found.kind is not Kind.EXPERIMENT):
             raise RequestRefused("`--failed` lists the failures of an experiment", hint="runtime status last --failed")
-
-        tally = Tally(opened.records)
-
-        def read() -> Seen:
-            return _read(opened, found, tally, exact=exact, all_failures=failed)
-
+        read = partial(_read, opened, found, Tally(opened.records), exact=exact, all_failures=failed)
         if watch:
             return _watch(read, remote=not opened.records.holds_tasks)
         seen = read()
@@ -103,7 +99,11 @@ def status(
         note(_silence(seen.jobs.target, seen.jobs.problem))
         seen = replace(seen, jobs=replace(seen.jobs, problem=None))
     if output is Output.JSON:
-        print_json(seen if not isinstance(seen, Board) else _board_fields(seen))
+        if isinstance(seen, Board):
+            tasks = {each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}
+            print_json({**tasks, "jobs": seen.jobs.jobs if seen.jobs else ()})
+        else:
+            print_json(seen)
     elif failed and isinstance(seen, ExperimentStatus):
         print_list(seen.failures, FAILURE_COLUMNS)
     else:
@@ -111,11 +111,6 @@ def status(
     if isinstance(seen, Board) and output is Output.TEXT:
         _remember_look(opened)
     return 0
-
-
-def _board_fields(seen: Board) -> dict[str, object]:
-    jobs = seen.jobs.jobs if seen.jobs else ()
-    return {**{each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}, "jobs": jobs}
 
 
 def _job_status(
@@ -129,26 +124,23 @@ def _job_status(
         return _target_status(str(on), watch=watch, failed=failed, output=output)
     from runtime.cli.jobs import open_job
     from runtime.client.jobs.handle import TargetSilent
-    from runtime.client.jobs.status import SilentJob, read_job
+    from runtime.client.jobs.status import read_job
 
     try:
         opened = open_job(what, on)
     except TargetSilent as silent:
         place, problem = silent.target, silent.problem.message
-        known = SilentJob(job=silent.job, target=place.name, kind=place.kind, problem=problem)
         if output is Output.JSON:
-            print_json(known)
+            known = {"job": silent.job, "target": place.name, "kind": place.kind, "problem": problem}
+            print_json({**known, "state": "unknown"})
         elif not failed:
-            sys.stdout.write(f"{known.job} · {known.target} ({known.kind}) · {known.state}\n")
+            sys.stdout.write(f"{silent.job} · {place.name} ({place.kind}) · unknown\n")
         raise
     with opened as job:
-
-        def read() -> Seen:
-            return read_job(job, index=index, failed_only=failed)
-
+        read = partial(read_job, job, index=index, failed_only=failed)
         if watch:
             return _watch(read, remote=job.target.kind != "local")
-        seen = read_job(job, index=index, failed_only=failed)
+        seen = read()
     if output is Output.JSON:
         print_json(seen)
     elif failed:
@@ -163,11 +155,7 @@ def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int
     from runtime.config import load_settings
     from runtime.jobs.spec import JobState
 
-    settings = load_settings()
-
-    def read() -> TargetJobs:
-        return _read_jobs(on, settings, looked_at=None)
-
+    read = partial(_read_jobs, on, load_settings(), looked_at=None)
     if watch:
         return _watch(read, remote=True)
     seen = read()
@@ -212,17 +200,13 @@ def _local_jobs(opened: OpenStack) -> TargetJobs | None:
     return _read_jobs("local", opened.settings, looked_at=_looked_at(opened))
 
 
-def _other_targets(opened: OpenStack) -> tuple[str, ...]:
-    if not (opened.settings.data_dir / "launched").is_dir():
-        return ()
-    return tuple(name for name in opened.settings.project.targets if name != "local")
-
-
 def _read(opened: OpenStack, found: Identity | None, tally: Tally, *, exact: bool, all_failures: bool) -> Seen:
     now = datetime.now(UTC)
     if found is None:
         overview = read_overview(opened, now=now, exact=exact, looked_at=_looked_at(opened), tally=tally)
-        return Board(overview, _local_jobs(opened), _other_targets(opened))
+        launched = (opened.settings.data_dir / "launched").is_dir()
+        others = [name for name in opened.settings.project.targets if name != "local"] if launched else []
+        return Board(overview, _local_jobs(opened), tuple(others))
     if found.kind is Kind.TASK:
         return read_task(opened, found.name)
     if found.kind is Kind.WORKER:
@@ -244,11 +228,9 @@ def _looked_at(opened: OpenStack) -> datetime | None:
 
 def _remember_look(opened: OpenStack) -> None:
     path = _look_path(opened)
-    try:
+    with suppress(OSError):  # Then every failure stays new.
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    except OSError:
-        pass  # Then every failure stays new.
 
 
 def _watch(read: Callable[[], Seen], *, remote: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from runtime.cli.commands import OutputOption, StackOption, new_app
+from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.units import count_noun
-from runtime.values import dataclass, replace
+from runtime.values import dataclass, fields, replace
 
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
@@ -42,8 +43,6 @@ SAY_WHY_EVERY_S = 30.0
 # Marks in the words that `--` came before them; no argument of a process can contain a NUL.
 _COMMAND = "\0command"
 
-app = new_app("Put tasks into a queue.")
-
 
 class SubmitCommand(TyperCommand):
     """Keeps a fact that the parser drops: words after `--` are a command, not a workflow."""
@@ -55,16 +54,11 @@ class SubmitCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-@app.command(
-    "submit",
-    cls=SubmitCommand,
-    context_settings={
-        "help_option_names": ["--help", "-h"],
-        "max_content_width": 110,
-        # Words after PROJECT WORKFLOW belong to the workflow.
-        "allow_interspersed_args": False,
-    },
-)
+COMMAND_CLASS = SubmitCommand
+# Words after PROJECT WORKFLOW belong to the workflow.
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+
+
 def submit(
     words: Annotated[
         list[str] | None, Argument(metavar="PROJECT WORKFLOW [ARGS]... | -- COMMAND...", help="What one task runs.")
@@ -386,10 +380,8 @@ def _submit(
 def _finish(done: Submission, output: Output) -> int:
     if output is Output.JSON:
         print_json(_submission_fields(done))
-    elif done.tasks:
-        print(done.tasks[0][0] if len(done.tasks) == 1 else done.experiment)
-    elif done.count:
-        print(done.experiment)
+    elif done.tasks or done.count:
+        print(done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment)
     return 0
 
 
@@ -466,21 +458,8 @@ def _why_it_waits(opened: Stack, experiment: str) -> str | None:
 
 def _submission_fields(done: Submission) -> dict[str, Any]:
     """Return the fields of `-o json`."""
-    return {
-        "experiment": done.experiment,
-        "queue": done.queue,
-        "stack": done.stack,
-        "new": done.new,
-        "known": done.known,
-        "same": done.same,
-        "known_other": done.known_other,
-        "same_other": done.same_other,
-        "skipped": done.skipped,
-        "resumed": done.resumed,
-        "snapshot": done.snapshot,
-        "kept_code": done.kept_code,
-        "ids": None if done.ids is None else list(done.ids),
-    }
+    shown = {each.name: getattr(done, each.name) for each in fields(done) if each.name not in ("tasks", "asked")}
+    return {**shown, "ids": None if done.ids is None else list(done.ids)}
 
 
 def _say_submitted(done: Submission, from_file: bool, code: SubmittedCode) -> None:
@@ -533,11 +512,8 @@ def _say_ended(waited: Waited, target: Queue) -> None:
             (record.task_id, record.message) for record in waited.records if record.state is not TaskState.SUCCEEDED
         ]
     else:
-        failed = []
-        for mark in target.records.marks(waited.experiment):
-            failed.append((mark.task_id, mark.message))
-            if len(failed) == 5:
-                break
+        marks = itertools.islice(target.records.marks(waited.experiment), 5)
+        failed = [(mark.task_id, mark.message) for mark in marks]
     for identity, message in failed[:5]:
         last = (message or "").strip().rpartition("\n")[2]
         note(f"  {identity}: {last or 'no message'}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, new_app
-from runtime.cli.show import Output, paint, print_checks, print_json, print_list
+from runtime.cli.show import Columns, Output, paint, print_checks, print_json, print_list
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
@@ -30,12 +31,7 @@ def list_(output: OutputOption = Output.TEXT) -> None:
     from runtime.config import load_settings
 
     rows = [_row(target) for target in list_targets(load_settings())]
-    columns = {
-        "TARGET": lambda row: row["target"],
-        "KIND": lambda row: row["kind"],
-        "WHERE": lambda row: row["where"],
-        "RECORDS": lambda row: row["records"],
-    }
+    columns: Columns = {name.upper(): itemgetter(name) for name in ("target", "kind", "where", "records")}
     print_list(rows, columns, output)
 
 

@@ -138,15 +138,18 @@ def _list_checks(outputs: StackOutputs, google: GoogleApi | None) -> list[Check]
     def ask(check: str, look: Callable[..., Line | Sequence[Line]], *facts: object) -> None:
         checks.append((check, partial(look, check, *facts)))
 
+    unchecked = "not checked: there is no way to Google from here", "mend `identity` first"
+
     def ask_google(check: str, look: Callable[..., Line], *facts: object) -> None:
-        ask(check, look, *facts, google) if google is not None else ask(check, _unchecked)
+        ask(check, look, *facts, google) if google is not None else ask(check, warn, *unchecked)
 
     for name, queue in sorted(outputs.queues.items()):
         emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
         if isinstance(queue, SqliteQueueOutput):
             ask(f"queue {name}", _sqlite, Path(queue.path))
         elif isinstance(queue, OtherQueueOutput):
-            ask(f"queue {name}", _unknown_queue, queue.kind)
+            text = f"it is of kind `{queue.kind}`, which this release does not know"
+            ask(f"queue {name}", warn, text, "pip install --upgrade research-runtime")
         elif emulator:
             ask(f"queue {name}", _emulated_queue, queue, emulator)
         else:
@@ -154,7 +157,8 @@ def _list_checks(outputs: StackOutputs, google: GoogleApi | None) -> list[Check]
     url = outputs.records.url if outputs.records else None
     if url is None:
         if outputs.queues:
-            ask("records", _no_records, stack)
+            fix = f"add `records` to Pulumi.{stack}.yaml, then run `pulumi up --stack {stack}`"
+            ask("records", fail, "the stack exports no `records`, and its queues need them", fix)
     elif url.startswith("sqlite:"):
         ask("records", _sqlite, Path(url.removeprefix("sqlite:")))
     elif url.startswith("gs:") and not os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -305,15 +309,6 @@ def _clock(skew: timedelta, whose: str) -> Line:
     return verdict("clock", text, "set the clock: `timedatectl set-ntp true`, or what keeps time on this machine")
 
 
-def _unchecked(check: str) -> Line:
-    return warn(check, "not checked: there is no way to Google from here", "mend `identity` first")
-
-
-def _unknown_queue(check: str, kind: str) -> Line:
-    text = f"it is of kind `{kind}`, which this release does not know"
-    return warn(check, text, "pip install --upgrade research-runtime")
-
-
 def _sqlite(check: str, path: Path) -> Line:
     from runtime.records.embedded import examine_file
 
@@ -387,11 +382,6 @@ def _missing(google: GoogleApi, path: str, kind: str, resource: str) -> str | No
     return f"there is no {kind.removesuffix('s')} `{resource}`" if gone else None
 
 
-def _no_records(check: str, stack: str) -> Line:
-    fix = f"add `records` to Pulumi.{stack}.yaml, then run `pulumi up --stack {stack}`"
-    return fail(check, "the stack exports no `records`, and its queues need them", fix)
-
-
 _OBJECTS: Final = {
     "storage.objects.get": "read",
     "storage.objects.list": "list",
@@ -401,8 +391,7 @@ _OBJECTS: Final = {
 
 
 def _bucket(check: str, url: str, stack: str, google: GoogleApi) -> Line:
-    bucket = urlsplit(url).netloc
-    may = google.allowed("storage", f"storage/v1/b/{bucket}", tuple(_OBJECTS))
+    may = google.allowed("storage", f"storage/v1/b/{urlsplit(url).netloc}", tuple(_OBJECTS))
     lacking = [word for permission, word in _OBJECTS.items() if permission not in may]
     ask = (
         f"ask an operator of stack `{stack}` to add you to `access`: it grants `roles/storage.objectUser` on the bucket"

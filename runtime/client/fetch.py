@@ -199,10 +199,6 @@ def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bo
             yield Fetched(path=str(to / each.place), size_bytes=each.size_bytes, what=became)
 
 
-def name_folder(name: str, short: str) -> Path:
-    return Path(check_name(f"{name}-{short}"))
-
-
 def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
     if differing := [each.path for each in done if each.what is Became.DIFFERS]:
         raise FilesDiffer(folder, differing)

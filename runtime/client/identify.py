@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -66,21 +67,18 @@ def identify(text: str, records: RecordStore, *, last: str | None = None) -> Ide
     if text == LAST:
         return Identity(Kind.EXPERIMENT, find_last(records, last))
     if text.startswith("w-"):
-        workers = [seen.worker for seen in records.workers()]
-        return _choose(text, Kind.WORKER, workers, known=workers)
-    experiments = None
+        return _choose(text, Kind.WORKER, [seen.worker for seen in records.workers()])
     if text.startswith("t-"):
         _check_length(text)
         ids = []
         if text.isascii():
             ids = records.resolve(text, SHOWN + 1) or _queued_ids(records, text, SHOWN + 1)
         if ids:
-            return _choose(text, Kind.TASK, ids, known=ids)
-        experiments = [seen.name for seen in records.experiments()]
-        if text not in experiments:
-            raise _unknown_task(text, records)
-    names = experiments if experiments is not None else [seen.name for seen in records.experiments()]
-    return _choose(text, Kind.EXPERIMENT, names, known=names)
+            return _choose(text, Kind.TASK, ids)
+    names = [seen.name for seen in records.experiments()]
+    if text.startswith("t-") and text not in names:
+        raise _unknown_task(text, records)
+    return _choose(text, Kind.EXPERIMENT, names)
 
 
 def get_task_id(text: str, records: RecordStore, *, last: str | None = None) -> str:
@@ -122,11 +120,9 @@ def age_of(seen: ExperimentSeen) -> datetime:
 def remember_last(data_dir: Path, stack: str, experiment: str) -> None:
     """Remember `experiment` as this user's `last` on this stack. A folder that cannot be written raises nothing."""
     path = _last_path(data_dir, stack)
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(experiment + "\n", encoding="utf-8")
-    except OSError:
-        pass
 
 
 def recall_last(data_dir: Path, stack: str) -> str | None:
@@ -218,7 +214,7 @@ def _say_once(problem: str) -> None:
     logging.getLogger(__name__).warning("%s; passed over", problem)
 
 
-def _choose(text: str, kind: Kind, names: Sequence[str], *, known: Sequence[str]) -> Identity:
+def _choose(text: str, kind: Kind, names: Sequence[str]) -> Identity:
     if text in names:
         return Identity(kind, text)
     candidates = [Identity(kind, name) for name in sorted(names) if name.startswith(text)]
@@ -232,7 +228,7 @@ def _choose(text: str, kind: Kind, names: Sequence[str], *, known: Sequence[str]
             Kind.WORKER: "`runtime status` lists the workers of the last day",
             Kind.TASK: None,
         }
-        raise UnknownName(kind.value, text, known, hint=hints[kind])
+        raise UnknownName(kind.value, text, names, hint=hints[kind])
     return candidates[0]
 
 

@@ -249,11 +249,19 @@ def _watch_map(
 
 def _records_of(submission: Submission, store: RecordStore) -> list[Record]:
     """Return the records of all tasks. Raises `WorkFailed` for the first one that did not succeed."""
-    records = [store.find(*identity) for identity in _ids(submission)]
-    for record in records:
-        if record is None or record.state is not TaskState.SUCCEEDED:
-            raise _explain_failure(record)
-    return [record for record in records if record is not None]
+    records = []
+    for identity in _ids(submission):
+        record = store.find(*identity)
+        if record is None:
+            raise WorkFailed("a task has no record")
+        if record.state is not TaskState.SUCCEEDED:
+            raise WorkFailed(
+                f"task `{record.task_id}` ended as {record.state}: {record.message}",
+                facts=[f"after {record.attempts} attempts, the last on worker {record.worker}"],
+                hint="`runtime quickstart --keep`, then `runtime logs` in the folder that it names",
+            )
+        records.append(record)
+    return records
 
 
 def _watch_reduce(reduced: Submission, store: RecordStore, fleet: _Fleet) -> Mapping[str, Any]:
@@ -264,16 +272,6 @@ def _watch_reduce(reduced: Submission, store: RecordStore, fleet: _Fleet) -> Map
             return value
         fleet.check()
     raise fleet.explain_stall(0, 1)
-
-
-def _explain_failure(record: Record | None) -> WorkFailed:
-    if record is None:
-        return WorkFailed("a task has no record")
-    return WorkFailed(
-        f"task `{record.task_id}` ended as {record.state}: {record.message}",
-        facts=[f"after {record.attempts} attempts, the last on worker {record.worker}"],
-        hint="`runtime quickstart --keep`, then `runtime logs` in the folder that it names",
-    )
 
 
 def _ids(submission: Submission) -> list[tuple[str, int]]:
@@ -441,8 +439,7 @@ def _workers_folder(stack: OpenStack) -> Path:
     """The folder in which workers of the local stack report their attempts."""
     output = stack.outputs.queues["default"]
     assert isinstance(output, SqliteQueueOutput)
-    path = Path(output.path)
-    return path.with_name(path.name + "-workers")
+    return Path(f"{output.path}-workers")
 
 
 def _make_shards(project: Path, path: Path | None) -> Mapping[str, Any]:

@@ -85,7 +85,8 @@ def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
 
 
 def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
-    kept = _find_kept(path)
+    # The second name that an interrupted recovery gave the file.
+    kept = next((each for each in path.parent.glob(f"{path.name}.damaged-*") if each.samefile(path)), None)
     copy = scratch / "damaged.db"
     _copy(kept or path, copy)
     if kept is None:
@@ -106,7 +107,9 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
         _put_in_order(new, found)
         new.execute("COMMIT")
         found.count(new)
-    _give_same_owner(path, made)
+    shutil.copymode(path, made)
+    with suppress(PermissionError):
+        os.chown(made, path.stat().st_uid, path.stat().st_gid)
     _sync(made)
     for end in ("-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
@@ -182,11 +185,6 @@ def _is_whole(copy: Path, path: Path) -> bool:
             return True
     except (sqlite3.Error, StoreBroken):
         return False
-
-
-def _find_kept(path: Path) -> Path | None:
-    """Find the second name that an interrupted recovery gave the file."""
-    return next((each for each in path.parent.glob(f"{path.name}.damaged-*") if each.samefile(path)), None)
 
 
 def _keep(path: Path, now: datetime) -> Path:
@@ -399,12 +397,6 @@ def _recount(new: sqlite3.Connection) -> None:
     for experiment, states in counted.items():
         for state, count in states.items():
             new.execute(f"UPDATE experiments SET {state}=? WHERE id=?", (count, experiment))
-
-
-def _give_same_owner(path: Path, made: Path) -> None:
-    shutil.copymode(path, made)
-    with suppress(PermissionError):
-        os.chown(made, path.stat().st_uid, path.stat().st_gid)
 
 
 def _sync(path: Path) -> None:

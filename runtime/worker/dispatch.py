@@ -18,11 +18,10 @@ from runtime.tasks.verdict import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Order
-from runtime.worker.held import HeldLease, Holdings
 from runtime.worker.offload import Outcome
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
-from runtime.worker.services import Services
+from runtime.worker.services import HeldLease, Holdings, Services
 from runtime.worker.slots import Slot
 
 LOOK_AHEAD_S: Final = 1.0
@@ -87,10 +86,6 @@ class Suspects:
     def has_waited(self, held: HeldLease, now: float) -> bool:
         return now - self._waits_since.get(held.lease.task.id, now) >= ALONE_PATIENCE_S
 
-    def overdue(self, now: float, margin_s: float) -> list[HeldLease]:
-        """Return suspects whose patience is over, and that may find a slot elsewhere; here they keep their place."""
-        return [held for held in self.waiting if now - held.taken_at > ALONE_PATIENCE_S + margin_s]
-
 
 class Dispatch:
     def __init__(self, services: Services, outbox: Outbox, orders: Orders) -> None:
@@ -129,9 +124,6 @@ class Dispatch:
                 return True
         return False
 
-    def waiting_for(self, snapshot: str) -> list[HeldLease]:
-        return [held for held in (*self.ready, *self.suspects.waiting) if held.lease.task.snapshot == snapshot]
-
     def recall(self) -> None:
         """Empty the lines, and take back what slots have not begun."""
         for slot in self._pool_slots:
@@ -153,7 +145,9 @@ class Dispatch:
                     by_token[token].sent = False
                     self._outbox.give_back(by_token[token])
         late = [held for held in self.ready if not free and now - held.taken_at > LOOK_AHEAD_S]
-        for held in (*late, *self.suspects.overdue(now, LOOK_AHEAD_S)):
+        # Suspects whose patience is over may find a slot elsewhere; here they keep their place.
+        late += [held for held in self.suspects.waiting if now - held.taken_at > ALONE_PATIENCE_S + LOOK_AHEAD_S]
+        for held in late:
             self.leave_line(held)
             self._outbox.give_back(held)
 

@@ -20,10 +20,9 @@ from runtime.units import format_size
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease
 from runtime.worker.outbox import Outbox
 from runtime.worker.preparing import Preparing
-from runtime.worker.services import Services
+from runtime.worker.services import HeldLease, Services
 
 _FENCED: Final = "(it ran fenced: workers were lost while it ran, so it could not signal this one)"
 LONGEST_PAUSE_S: Final = 60.0

@@ -236,17 +236,14 @@ class _Ec2Source:
 
     def _read(self, key: str) -> tuple[int, str]:
         if self._token is None:
-            self._token = self._get_token()
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_SECONDS)}
+            status, body, _ = _request(self._settings, "PUT", f"{self._url}/latest/api/token", headers)
+            if status != 200:
+                raise ValueError(f"{self._url} answered {status} when asked for a token")
+            self._token = body
         headers = {"X-aws-ec2-metadata-token": self._token}
         status, body, _ = _request(self._settings, "GET", f"{self._url}/latest/meta-data/{key}", headers)
         return status, body
-
-    def _get_token(self) -> str:
-        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_SECONDS)}
-        status, body, _ = _request(self._settings, "PUT", f"{self._url}/latest/api/token", headers)
-        if status != 200:
-            raise ValueError(f"{self._url} answered {status} when asked for a token")
-        return body
 
     @staticmethod
     def _parse(body: str) -> Notice:

@@ -13,8 +13,7 @@ from runtime.tasks.history import Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.tasks.verdict import backoff, failed_instead
 from runtime.values import dataclass
-from runtime.worker.held import HeldLease
-from runtime.worker.services import Services
+from runtime.worker.services import HeldLease, Services
 
 REFUSALS: Final = 2
 """After this many refusals alone, a record counts as refused for a reason of its own."""

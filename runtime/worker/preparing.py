@@ -16,12 +16,11 @@ from runtime.tasks.verdict import Again, backoff, judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease
 from runtime.worker.offload import Outcome
 from runtime.worker.options import ENTRY_KINDS, EntryKind
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
-from runtime.worker.services import Services
+from runtime.worker.services import HeldLease, Services
 from runtime.worker.slots import fits
 
 DECLINED_AT_MOST: Final = 20
@@ -260,6 +259,7 @@ class Preparing:
             self._services.trees.trim(held.slot, spoiled=snapshot if end.reason in _KILLED else None)
         if snapshot is not None and end.reason is EndReason.SETUP_FAILED:
             self._services.trees.forget(snapshot, used=self._services.holdings.snapshots(besides=held))
-            for waiting in self._dispatch.waiting_for(snapshot):
-                self._dispatch.leave_line(waiting)
-                self._set_up(waiting)
+            for waiting in (*self._dispatch.ready, *self._dispatch.suspects.waiting):
+                if waiting.lease.task.snapshot == snapshot:
+                    self._dispatch.leave_line(waiting)
+                    self._set_up(waiting)

@@ -1,21 +1,136 @@
-"""Everything that the parts of a worker share. Nothing here refers back to a part."""
+"""Everything that the parts of a worker share: its leases, its decision to leave, its services. Nothing here refers back to a part."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
 from runtime.clock import Clock
+from runtime.errors import StoreBroken
 from runtime.queues.base import Queue
+from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.snapshots.identity import CodeIdentity
+from runtime.tasks.history import History, Lease
 from runtime.values import dataclass
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.trees import Trees
-from runtime.worker.held import Holdings
-from runtime.worker.leaving import Leaving
 from runtime.worker.metrics import WorkerMetrics
 from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions
 from runtime.worker.reporter import Reporter
 from runtime.worker.slots import Slot
+
+_NO_HISTORY: Final = History()
+_LOST: Final = float("-inf")
+
+
+@dataclass(slots=True, eq=False)
+class HeldLease:
+    """A lease on its way through the worker, with the state of its attempt."""
+
+    lease: Lease
+    history: History = _NO_HISTORY
+    taken_at: float = 0.0
+    confirmed_at: float = _LOST
+    """Boot time from which the lease holds for its whole length."""
+    slot: int = -1
+    sent: bool = False
+    announced: bool = False
+    """The store knows that the attempt starts."""
+    stop_reason: EndReason | None = None
+    log_url: str | None = None
+    logged_bytes: int = 0
+    """Bytes of the attempt's log that are in the store."""
+    logged_at: float = 0.0
+    crowded: bool = False
+    """Another attempt ran beside this one."""
+    apart: bool = False
+    """The task is a suspect, and no other suspect has run beside it."""
+    fenced: bool = False
+    output_dir: str = ""
+
+
+class Holdings:
+    """The leases by token. Times of confirmation are boot time, so a machine that was suspended finds its leases lost."""
+
+    def __init__(self, ttl: timedelta, clock: Clock) -> None:
+        self.by_token: dict[str, HeldLease] = {}
+        self.running: list[str] = []
+        """Tokens of the attempts that run, one for each busy slot."""
+        self.on_trial: dict[str, float] = {}
+        """By token: the start of each suspect that has not ended."""
+        self.length_s = ttl.total_seconds()
+        self.clock = clock
+        self.declined: dict[str, str] = {}
+        """By task: why this worker cannot hold the task."""
+        self.taken = 0
+        """Tasks taken in all, less the tasks that went back unstarted."""
+        self.busy_at = time.monotonic()
+        """The last time with something to do."""
+
+    def take(self, lease: Lease, now: float, confirmed_at: float) -> HeldLease:
+        held = self.by_token[lease.token] = HeldLease(lease, taken_at=now, confirmed_at=confirmed_at)
+        return held
+
+    def drop(self, token: str) -> None:
+        """Hold this lease no longer; harmless if it is not held."""
+        self.by_token.pop(token, None)
+        self.on_trial.pop(token, None)
+
+    def confirm(self, leases: Sequence[Lease], lost: Sequence[Lease], asked_at: float) -> None:
+        """Note a renewal's answer; renewed leases hold for their whole length from when it was asked for, not answered."""
+        gone = {lease.token for lease in lost}
+        for lease in leases:
+            held = self.by_token.get(lease.token)
+            if held is not None and held.confirmed_at != _LOST:
+                held.confirmed_at = _LOST if lease.token in gone else asked_at
+
+    def holds(self, held: HeldLease) -> bool:
+        """Return whether the lease was confirmed within its length; if not, it counts as lost."""
+        return self.clock.boottime() - held.confirmed_at < self.length_s
+
+    def snapshots(self, *, besides: HeldLease | None = None) -> set[str]:
+        """Return the snapshots that held tasks are bound to."""
+        named = (held.lease.task.snapshot for held in self.by_token.values() if held is not besides)
+        return {snapshot for snapshot in named if snapshot is not None}
+
+
+class Leaving:
+    """The decision to leave: the first reason counts, with its exit code."""
+
+    def __init__(self, say: Reporter) -> None:
+        self._say = say
+        self.reason: str | None = None
+        """Why the worker leaves; None while it serves."""
+        self.exit_code = 0
+        self.asked = 0
+        """How often somebody asked the worker to stop."""
+        self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """`wake_fd` turns readable when somebody asks."""
+
+    def ask(self, reason: str, exit_code: int = 0) -> None:
+        """Ask the worker to leave, and wake it; safe from a signal handler and from any thread."""
+        self.asked += 1
+        self.decide(reason, exit_code)
+        try:
+            os.write(self._wake_write, b"!")
+        except BlockingIOError:
+            pass  # It is full of wake-ups already.
+
+    def decide(self, reason: str, exit_code: int = 0) -> None:
+        if self.reason is None:
+            self.exit_code = exit_code
+            self.reason = reason
+
+    def trouble(self, what: str, problem: Exception | None) -> None:
+        """Report a failed call that the worker will repeat; leave if repeating cannot help."""
+        self._say.trouble(what, problem)
+        if isinstance(problem, StoreBroken):
+            self.decide(problem.message, problem.exit_code)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,10 +14,9 @@ from runtime.tasks.history import Lease, Record
 from runtime.tasks.model import TaskState
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.ending import AttemptLogs
-from runtime.worker.held import HeldLease
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
-from runtime.worker.services import Services
+from runtime.worker.services import HeldLease, Services
 
 TEND_EVERY_S: Final = 0.8
 RENEW_AT_LEAST_EVERY_S: Final = 10.0

@@ -11,10 +11,11 @@ import contextlib
 import os
 import selectors
 import signal
+import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,9 +30,7 @@ from runtime.worker.attempts.scratch import open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.ending import AttemptLogs, Ending
-from runtime.worker.held import Holdings
 from runtime.worker.leasing import Leasing
-from runtime.worker.leaving import Leaving, SignalReader
 from runtime.worker.metrics import open_metrics
 from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions, WorkerResult, new_worker_name
@@ -39,7 +38,7 @@ from runtime.worker.orders import Orders
 from runtime.worker.outbox import REFUSALS, Outbox
 from runtime.worker.preparing import Preparing
 from runtime.worker.reporter import Reporter
-from runtime.worker.services import Services
+from runtime.worker.services import Holdings, Leaving, Services
 from runtime.worker.settling import Settling
 from runtime.worker.slots import plan_slots, read_machine
 from runtime.worker.upkeep import Upkeep
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
 
 LINGER_S: Final = 0.0005
 """A pause of the loop before it looks for ended attempts, so that it goes round once for many and not for each."""
+_SIGINFO_BYTES: Final = 128
+_SIGINFO: Final = struct.Struct("<IiiI")
+"""The beginning of `struct signalfd_siginfo`: number, errno, code, pid of the sender (0 from outside a container)."""
 
 
 class Worker:
@@ -357,3 +359,44 @@ class Drain:
 def run_worker(queue: Queue, options: WorkerOptions | None = None, *, clock: Clock | None = None) -> WorkerResult:
     """Serve `queue` in this thread until it is drained or asked to stop, as `runtime worker` does."""
     return Worker(queue, options, clock=clock).run()
+
+
+class SignalReader:
+    """Holds signals back in this thread, and in threads that it starts later, until they are read from a descriptor.
+
+    A handler in Python does not learn the sender. A signal that another thread gets still goes to its handler. On a
+    system without signalfd all signals do; `fd` is None then.
+    """
+
+    def __init__(self, numbers: Collection[int]) -> None:
+        self.numbers = numbers
+        self.fd: int | None = None
+        if sys.platform == "linux":
+            import ctypes
+
+            mask = sum(1 << (number - 1) for number in numbers).to_bytes(_SIGINFO_BYTES, sys.byteorder)
+            fd = ctypes.CDLL(None).signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
+            if fd >= 0:
+                self.fd = fd
+                signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def read(self) -> list[tuple[int, int]]:
+        """Return number and sender of each signal since the last call; the same signal twice may count once."""
+        heard: list[tuple[int, int]] = []
+        while self.fd is not None:
+            try:
+                data = os.read(self.fd, 16 * _SIGINFO_BYTES)
+            except BlockingIOError:
+                break
+            for at in range(0, len(data), _SIGINFO_BYTES):
+                number, _, _, sender = _SIGINFO.unpack_from(data, at)
+                heard.append((number, sender))
+        return heard
+
+    def close(self) -> None:
+        """Forget signals that were not read, and let signals through again."""
+        if self.fd is not None:
+            self.read()
+            os.close(self.fd)
+            self.fd = None
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.numbers)

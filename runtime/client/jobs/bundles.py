@@ -56,7 +56,8 @@ def _import(files: Files, target: str) -> Iterator[Imported]:
             continue
         bundle: dict[str, Any] = json.loads(text)
         parts = bundle["parts"]
-        ids = _read_ids(files, folder, len(parts))
+        names = {f"{folder}/submit/{part}.id": part for part in range(len(parts))}
+        ids = {names[name]: text.decode().strip() for name, text in sorted(files.read_many(list(names)).items())}
         if len(ids) < len(parts):
             raise NotPossible(
                 f"job `{job}` was not submitted: {len(ids)} of {len(parts)} parts have an id",
@@ -71,8 +72,3 @@ def _import(files: Files, target: str) -> Iterator[Imported]:
         yield Imported(
             job=job, name=bundle["name"], target=target, records=files.root, native_ids=tuple(ids.values()), new=new
         )
-
-
-def _read_ids(files: Files, folder: str, parts: int) -> dict[int, str]:
-    names = {f"{folder}/submit/{part}.id": part for part in range(parts)}
-    return {names[name]: text.decode().strip() for name, text in sorted(files.read_many(list(names)).items())}

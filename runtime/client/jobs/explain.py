@@ -65,7 +65,8 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     chosen = check_index(entry, index) if index is not None else _telling_index(status)
     attempts = read_attempts(job.files, job.id, chosen)
     watched = None
-    if watch and _may_live(status, chosen, attempts):
+    one = next(each for each in status.indices if each.index == chosen)
+    if watch and one.state is JobState.RUNNING and attempts and attempts[-1].reason is None:
         watched = HeartbeatWatch(job.files, f"{job_folder(job.id)}/runs/{chosen}", attempts[-1].attempt)
     native, backend = _ask_why(job, entry, chosen, said)
     log: list[str] = []
@@ -93,11 +94,6 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         after=tuple(read_after(job, entry)),
         room=None if status.state is JobState.SUCCEEDED else job.files.room(),
     )
-
-
-def _may_live(status: JobStatus, index: int, attempts: Sequence[AttemptView]) -> bool:
-    one = next(each for each in status.indices if each.index == index)
-    return one.state is JobState.RUNNING and bool(attempts) and attempts[-1].reason is None
 
 
 def _telling_index(status: JobStatus) -> int:

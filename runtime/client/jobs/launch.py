@@ -143,7 +143,10 @@ def _carry_out(
         for number in range(len(plan.parts)):
             _submit_part(plan, number, job, lock, progress)
         if plan.order.get("secrets"):
-            _forget_secrets(plan, files)
+            # A shim that ended before a repeated launch removes nothing.
+            outcomes = ledger.read_outcomes(files, plan.job.id).get(plan.job.id, {})
+            if len(outcomes) >= len(plan.indices):
+                _remove_secrets(plan, files)
         # Without this file the same launch finds the started job and gets here again.
         files.create(f"{plan.folder}/launched", format_time(ledger.now()).encode(), lasting=False)
         reach("launch.launched")
@@ -214,7 +217,10 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
 
 def write_order(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
     """Write the files of a later epoch: secrets that were removed when the job ended, the shim, and its order."""
-    bring_secrets(plan, files, context)
+    paths = {ref.name: f"{plan.folder}/{plan.order['secrets'][ref.name]}" for ref in plan.secrets}
+    gone = [ref for ref in plan.secrets if files.read(paths[ref.name]) is None]
+    for name, value in _read_secrets(gone, plan, context).items():
+        files.write(paths[name], value.encode(), mode=0o600)
     files.write(f"{plan.folder}/shim.py", build_shim(), mode=0o700)
     files.write(f"{plan.folder}/order.json", _json(plan.order))
     files.write(f"{plan.folder}/{ledger.EPOCH}", str(plan.order["epoch"]).encode())
@@ -276,25 +282,10 @@ def _write_down(
     files.write_many(wanted)
 
 
-def _forget_secrets(plan: LaunchPlan, files: Files) -> None:
-    """Remove the files of a job's secrets if the job has ended: a shim that ended before a repeated launch removes nothing."""
-    outcomes = ledger.read_outcomes(files, plan.job.id).get(plan.job.id, {})
-    if len(outcomes) >= len(plan.indices):
-        _remove_secrets(plan, files)
-
-
 def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
     # File by file: the shim may be removing the folder at this moment.
     for path in plan.order.get("secrets", {}).values():
         files.remove(f"{plan.folder}/{path}")
-
-
-def bring_secrets(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
-    """Read secrets again whose files were removed when the job ended, and write them."""
-    paths = {ref.name: f"{plan.folder}/{plan.order['secrets'][ref.name]}" for ref in plan.secrets}
-    gone = [ref for ref in plan.secrets if files.read(paths[ref.name]) is None]
-    for name, value in _read_secrets(gone, plan, context).items():
-        files.write(paths[name], value.encode(), mode=0o600)
 
 
 def _read_secrets(refs: Sequence[SecretRef], plan: LaunchPlan, context: PlanContext) -> dict[str, str]:

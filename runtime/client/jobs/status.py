@@ -133,17 +133,6 @@ class JobView:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SilentJob:
-    """A job whose state is unknown because its target does not answer."""
-
-    job: str
-    target: str
-    kind: str
-    problem: str
-    state: JobState = JobState.UNKNOWN
-
-
 def read_target(place: OpenTarget, *, now: datetime, looked_at: datetime | None = None) -> TargetJobs:
     """Read the jobs of a target with one listing of outcomes, two reads, and one question to the backend."""
     files = place.files
@@ -156,7 +145,9 @@ def read_target(place: OpenTarget, *, now: datetime, looked_at: datetime | None 
     chosen = [
         status
         for place, status in enumerate(ranked)
-        if place < NEWEST or not status.state.terminal or _is_recent(status, ended, now)
+        if place < NEWEST
+        or not status.state.terminal
+        or (status.state is JobState.FAILED and now - ended.get(status.entry.id, status.entry.launched_at) < RECENT)
     ]
     tidy(chosen, place, owner=owner_name())
     shown = [_line(status, ended.get(status.entry.id), looked_at) for status in chosen]
@@ -178,12 +169,6 @@ def read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime
             names[f"{job_folder(status.entry.id)}/runs/{min(failed)}/result"] = status.entry.id
     read = ledger.read_objects(files, names) if names else {}
     return {names[name]: datetime.fromtimestamp(result["at"], UTC) for name, result in read.items()}
-
-
-def _is_recent(status: JobStatus, ended: Mapping[str, datetime], now: datetime) -> bool:
-    if status.state is not JobState.FAILED:
-        return False
-    return now - ended.get(status.entry.id, status.entry.launched_at) < RECENT
 
 
 def _line(status: JobStatus, ended: datetime | None, looked_at: datetime | None) -> JobLine:

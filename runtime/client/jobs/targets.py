@@ -41,21 +41,18 @@ def list_targets(settings: Settings) -> list[Target]:
     return named if any(each.name == LOCAL for each in named) else [Target(name=LOCAL, kind=LOCAL), *named]
 
 
-def _table(name: str, file: Path | None) -> str:
-    """Name the table and the file in which a target of that name belongs."""
-    if file is not None and file.name == "pyproject.toml":
-        return f"[tool.runtime.targets.{name}] to {file}"
-    return f"[targets.{name}] to {file or 'runtime.toml'}"
-
-
 def find_target(name: str, settings: Settings) -> Target:
     """Return the target called `name`, its settings checked. Raises `UnknownName`, `InvalidValue` or the launcher's refusal."""
     if name not in settings.project.targets and name != LOCAL:
+        file = settings.project.file
+        table = f"[targets.{name}] to {file or 'runtime.toml'}"
+        if file is not None and file.name == "pyproject.toml":
+            table = f"[tool.runtime.targets.{name}] to {file}"
         raise UnknownName(
             "target",
             name,
             [LOCAL, *sorted(settings.project.targets)],
-            hint=f"add {_table(name, settings.project.file)}; `runtime targets list`",
+            hint=f"add {table}; `runtime targets list`",
         )
     target = read_target(name, settings)
     get_launcher(target.kind).check_settings(target)
@@ -173,11 +170,9 @@ def remember_job(job: str, target: str, settings: Settings, *, records: str | No
     `records` is a record root other than the target's own.
     """
     path = settings.data_dir / "launched" / job
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{target}\n{records or ''}", encoding="utf-8")
-    except OSError:
-        pass
 
 
 def forget_job(job: str, settings: Settings) -> None:

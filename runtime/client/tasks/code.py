@@ -37,9 +37,6 @@ class SubmittedCode:
     """The folder whose snapshot it is; None if a content id was given."""
 
 
-_NO_CODE: Final = SubmittedCode()
-
-
 def take_code(
     wanted: str | Path | bool | None, records: RecordStore | None, settings: Settings, *, start: Path | None = None
 ) -> SubmittedCode:
@@ -52,7 +49,7 @@ def take_code(
     if isinstance(wanted, str):
         return SubmittedCode(snapshot=wanted)
     if wanted is False or (wanted is None and not settings.project.snapshot):
-        return _NO_CODE
+        return SubmittedCode()
     from runtime.snapshots.snapshot import take_snapshot
 
     here = working_folder()

@@ -503,7 +503,6 @@ def explain_experiment(status: ExperimentStatus) -> Explanation:
 
 
 def explain_worker(worker: WorkerStatus, *, now: datetime) -> Explanation:
-    """Explain a worker's state."""
     name = f"worker `{worker.worker}`"
     evidence = [
         f"on `{worker.host}`, queue `{worker.queue}`, started {_ago(worker.started_at, now)}",

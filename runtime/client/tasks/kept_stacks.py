@@ -47,8 +47,7 @@ class KeptStack:
         self.stack = stack
         self.queue = stack.queue()
         self._codes: dict[tuple[Path | bool | None, Path | None], CodeInHand] = {}
-        stamps = {path: _stamp(path) for path in files_looked_at(stack.settings)}
-        self._stamps = stamps
+        self._stamps = {path: _stamp(path) for path in files_looked_at(stack.settings)}
         self._watch: TreeWatch | None = None
         """The watch of the settings files and the queue's file, which are read after a notice and every `LOOK_EVERY_S`."""
         self._looked_at = 0.0
@@ -59,7 +58,7 @@ class KeptStack:
             # The contract of another stack may change at any time, and the threads of its clients survive no fork.
             stack.found.source == "built-in"
             and isinstance(self.queue, SqliteQueue)
-            and all(stamp is None or stamp[0] < settled for stamp in stamps.values())
+            and all(stamp is None or stamp[0] < settled for stamp in self._stamps.values())
         )
 
     @property
@@ -140,10 +139,13 @@ class borrow_stack:  # noqa: N801 - a context manager, read as a call
         return self._kept
 
     def __exit__(self, kind: object, problem: object, trace: object) -> None:
-        if kind is not None:
-            self._kept.close()
-        else:
-            _give_back(self._key, self._kept)
+        kept = self._kept
+        if kind is None and kept not in _all:
+            return  # This process was forked meanwhile.
+        if kind is not None or not kept.may_be_kept or _kept.setdefault(self._key, kept) is not kept:
+            kept.close()
+        elif len(_kept) > MOST:
+            _close_these(list(_kept)[:-MOST])
 
 
 def _open(name: str | None, queue: str | None) -> KeptStack:
@@ -155,15 +157,6 @@ def _open(name: str | None, queue: str | None) -> KeptStack:
         raise
     _all.add(kept)
     return kept
-
-
-def _give_back(key: _Key, kept: KeptStack) -> None:
-    if kept not in _all:
-        return  # This process was forked meanwhile.
-    if not kept.may_be_kept or _kept.setdefault(key, kept) is not kept:
-        kept.close()
-    elif len(_kept) > MOST:
-        _close_these(list(_kept)[:-MOST])
 
 
 def _close_these(keys: list[_Key]) -> None:

@@ -85,8 +85,7 @@ def read_dead(
 
 
 def find_dead(records: RecordStore, task_id: str) -> Mark | None:
-    standing = read_standing(records, task_id, with_task=False)
-    mark = standing.mark
+    mark = read_standing(records, task_id, with_task=False).mark
     return mark if mark is not None and mark.state is TaskState.FAILED and not purged(mark) else None
 
 
@@ -118,7 +117,8 @@ def parse_reasons(texts: Iterable[str]) -> frozenset[EndReason]:
 def redrive(stack: Stack, marks: Iterable[Mark], *, now: datetime) -> Iterator[Redriven]:
     """Try the tasks of the marks again, in batches as they come, with new budgets."""
     records = stack.records
-    for batch in _batched(marks, BATCH):
+    marks = iter(marks)
+    while batch := list(itertools.islice(marks, BATCH)):
         recorded = _each(records, lambda mark: records.find_all(mark.task_id), batch)
         plans = [plan_redrive(mark, found, now=now) for mark, found in zip(batch, recorded, strict=True)]
         yield from _publish(stack, plans)
@@ -128,8 +128,7 @@ def retry(stack: Stack, task_id: str, *, now: datetime) -> Redriven:
     """Try one task again that failed, was cancelled or expired; its dead letter may be purged."""
     records = stack.records
     standing = read_standing(records, task_id, with_task=False)
-    plan = _plan_retry(records, standing, now=now)
-    return next(iter(_publish(stack, [plan])))
+    return next(_publish(stack, [_plan_retry(records, standing, now=now)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +162,17 @@ def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> Pl
     if mark.task is None:
         why = "its dead letter was purged" if purged(mark) else "it could not be parsed: correct it and submit it again"
         return refuse(why)
-    closes = tuple((record.generation, record.state) for record in recorded)
+    return _plan_next(refuse(""), mark.task, recorded, now=now)
+
+
+def _plan_next(plan: Plan, task: Task, recorded: Sequence[Record], *, now: datetime) -> Plan:
+    """Complete the plan with the next generation of `task`, or with the reason against it."""
     try:
-        again = begin_again(replace(mark.task, generation=mark.generation), now=now)
+        again = begin_again(replace(task, generation=plan.generation), now=now)
     except InvalidTask as problem:
-        return refuse(_cannot_begin(problem))
-    return Plan(mark.task_id, mark.experiment, mark.generation, again, closes)
-
-
-def _cannot_begin(problem: InvalidTask) -> str:
-    return f"its next generation cannot be made: `{problem.field}` {problem.problem}"
+        return replace(plan, refused=f"its next generation cannot be made: `{problem.field}` {problem.problem}")
+    closes = tuple((record.generation, record.state) for record in recorded)
+    return replace(plan, task=again, closes=closes, refused=None)
 
 
 def begin_again(task: Task, *, now: datetime) -> Task:
@@ -203,12 +203,7 @@ def _plan_retry(records: RecordStore, standing: Standing, *, now: datetime) -> P
         if mark is not None and not purged(mark):
             return plan_redrive(mark, standing.recorded, now=now)
         return refuse("nothing here describes it any more: submit it again")
-    closes = tuple((record.generation, record.state) for record in standing.recorded)
-    try:
-        again = begin_again(replace(task, generation=standing.generation), now=now)
-    except InvalidTask as problem:
-        return refuse(_cannot_begin(problem))
-    return Plan(standing.task_id, standing.experiment, standing.generation, again, closes)
+    return _plan_next(refuse(""), task, standing.recorded, now=now)
 
 
 def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
@@ -266,9 +261,3 @@ def _each(records: RecordStore, call: Callable[[A], B], items: Sequence[A]) -> l
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(call, items))
-
-
-def _batched(items: Iterable[Mark], size: int) -> Iterator[list[Mark]]:
-    iterator = iter(items)
-    while batch := list(itertools.islice(iterator, size)):
-        yield batch

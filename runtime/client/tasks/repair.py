@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -60,7 +61,7 @@ def repair(
         if not worker.left and (now or datetime.now(UTC)) - worker.seen_at < LIVE_WITHIN
         for running in worker.running
     }
-    published = recorded_count = held_count = malformed_count = unreadable = 0
+    counts = Counter[str]()
     for name in names:
         recorded = IdSet()
         for task_id_, generation in records.recorded(name):
@@ -73,7 +74,7 @@ def repair(
                 if problem.retryable:
                     raise
                 log.warning("%s; its tasks are left out", problem.message)
-                unreadable += 1
+                counts["unreadable"] += 1
                 continue
             unfiled = [
                 (task, invalid)
@@ -94,17 +95,8 @@ def repair(
                 queue.put(free)
             if not part.sent:
                 records.mark_sent(part)
-            published += len(free)
-            recorded_count += sum(task_key(task.id, task.generation) in recorded for task in tasks)
-            held_count += len(open_tasks) - len(free)
-            malformed_count += len(unfiled)
+            ended = sum(task_key(task.id, task.generation) in recorded for task in tasks)
+            counts.update(published=len(free), recorded=ended, held=len(open_tasks) - len(free), malformed=len(unfiled))
             if progress:
                 progress(len(tasks))
-    return Repaired(
-        published=published,
-        recorded=recorded_count,
-        held=held_count,
-        malformed=malformed_count,
-        unreadable=unreadable,
-        experiments=tuple(names),
-    )
+    return Repaired(**counts, experiments=tuple(names))

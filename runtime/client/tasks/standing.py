@@ -82,7 +82,6 @@ def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True)
         if task is None and with_task:
             task = find_submitted(records, task_id)
             task = replace(task, generation=generation) if task else None
-    history = records.history(task_id, generation)
     standing = Standing(
         task_id=task_id,
         experiment=experiment
@@ -93,7 +92,7 @@ def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True)
         task=task,
         recorded=recorded,
         mark=mark,
-        history=history,
+        history=records.history(task_id, generation),
     )
     return standing if state.terminal else _with_holder(records, standing)
 

@@ -186,8 +186,7 @@ def read_experiment(
     """Read one experiment with its workers and failures; all failures if `failures` is None. See above for `tally`."""
     records = stack.records
     workers = read_workers(records, now)
-    seen = records.find_experiment(name)
-    seen = seen or ExperimentSeen(name, None)
+    seen = records.find_experiment(name) or ExperimentSeen(name, None)
     tally = tally or Tally(records)
     controls, depths = functools.cache(records.control), _read_depths(stack)
     status = _experiment(stack, seen, workers, controls, depths, tally, exact=exact, few=FEW_OF_ONE)

@@ -11,7 +11,7 @@ from runtime.tasks.history import Lease
 from runtime.tasks.verdict import ALONE_FOR
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.dispatch import Suspects
-from runtime.worker.held import HeldLease, Holdings
+from runtime.worker.services import HeldLease, Holdings
 
 
 @pytest.fixture

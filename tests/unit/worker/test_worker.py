@@ -20,7 +20,7 @@ from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.history import Lease, Record, Release, cancelled_record
 from runtime.tasks.model import FunctionEntry, Resources, TaskState, WorkflowEntry, new_token
 from runtime.testing import sample_task
-from runtime.worker.held import Holdings
+from runtime.worker.services import Holdings
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, open_pair_with_folder, start_command
 
