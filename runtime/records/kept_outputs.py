@@ -9,13 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from runtime.records.blobs.folder import sync
 from runtime.values import dataclass, field
 
 _SAID: Final = 5
 """How many of the left-out files are named."""
 _NOT_OPENED: Final = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT)
-_NOT_SYNCED: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-"""Some network file systems cannot sync a folder."""
 
 
 @dataclass(slots=True)
@@ -103,15 +102,7 @@ def _printable(name: str) -> str:
 
 def _sync(path: Path) -> None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        sync(path)
     except OSError as problem:
-        if problem.errno in _NOT_OPENED:
-            return
-        raise
-    try:
-        os.fsync(descriptor)
-    except OSError as problem:
-        if problem.errno not in _NOT_SYNCED:
+        if problem.errno not in _NOT_OPENED:
             raise
-    finally:
-        os.close(descriptor)

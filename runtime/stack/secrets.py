@@ -109,7 +109,8 @@ def look_at(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> Secr
         why = "all its versions are disabled" if alive else "it has no value yet"
         return SecretSeen(**about, problem=why, next_step=f"runtime secrets put {name} --stack {stack}")
     newest = max(enabled, key=_number)
-    about |= {"newest": str(_number(newest)), "created_at": _created(newest)}
+    about["newest"] = str(_number(newest))
+    about["created_at"] = parse_time(newest["createTime"]) if "createTime" in newest else None
     if about["readers"] == ():
         step = f"add `readers` to `secrets.{name}` in Pulumi.{stack}.yaml, then run `pulumi up --stack {stack}`"
         return SecretSeen(**about, problem="nobody was granted to read it", next_step=step)
@@ -288,7 +289,3 @@ def _state(version: dict[str, Any]) -> VersionState:
 
 def _number(version: dict[str, Any]) -> int:
     return int(version["name"].rpartition("/")[2])
-
-
-def _created(version: dict[str, Any]) -> datetime | None:
-    return parse_time(version["createTime"]) if "createTime" in version else None

@@ -60,7 +60,6 @@ class NoWorkflows(RequestRefused):
     """The project's module exists and declares nothing that can be run."""
 
     def __init__(self, module: str) -> None:
-        self.module = module
         super().__init__(
             f"module `{module}` declares no workflows",
             facts=["expected a mapping `workflows` from names to functions, or functions under `@runtime.workflow`"],
@@ -215,7 +214,12 @@ def bind_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str
 ) -> Callable[[], object]:
     """A call with JSON arguments; raises `BadArguments` if the signature does not take them."""
-    signature = _signature_of(function)
+    import inspect
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        signature = None
     if signature is not None:
         try:
             signature.bind(*args, **kwargs)
@@ -316,15 +320,6 @@ def _import_if_there(name: str) -> ModuleType | None:
         if problem.name is not None and (name == problem.name or name.startswith(f"{problem.name}.")):
             return None
         raise
-
-
-def _signature_of(function: Callable[..., Any]) -> Any:
-    import inspect
-
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
 
 
 @functools.lru_cache(maxsize=256)
