@@ -38,7 +38,11 @@ class FoundOutputs:
     def sync(self) -> None:
         """Make the files durable where they lie, except files that we may not open."""
         for path in (*self.files.values(), *reversed(self.folders or [self.root]), *self.root.parents[:2]):
-            _sync(path)
+            try:
+                sync(path)
+            except OSError as problem:
+                if problem.errno not in _NOT_OPENED:
+                    raise
 
     def remove_empty(self) -> None:
         for folder in (*reversed(self.folders), self.root.parent):
@@ -98,11 +102,3 @@ def tell_left_out(others: dict[str, str]) -> str | None:
 def _printable(name: str) -> str:
     shown = name if name.isprintable() else ascii(name)[1:-1]
     return shown if len(shown) <= 200 else f"{shown[:100]}…{shown[-100:]}"
-
-
-def _sync(path: Path) -> None:
-    try:
-        sync(path)
-    except OSError as problem:
-        if problem.errno not in _NOT_OPENED:
-            raise

@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -95,7 +96,9 @@ def look_at(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> Secr
         return SecretSeen(
             **about, problem="its `resource` is no name of Secret Manager", next_step=f"pulumi up --stack {stack}"
         )
-    about["may_read"] = _may_read(secret.resource, api)
+    permission = "secretmanager.versions.access"
+    with suppress(GoogleRefused):
+        about["may_read"] = permission in api.allowed("secretmanager", f"v1/{secret.resource}", (permission,))
     about["readers"] = _readers(secret.resource, api)
     try:
         versions = list(api.pages("secretmanager", f"v1/{secret.resource}/versions", "versions", pageSize=100))
@@ -224,14 +227,6 @@ def _disable_older(resource: str, name: str, newest: int, api: GoogleApi) -> tup
             retryable=refused.retryable,
         ) from refused
     return tuple(done)
-
-
-def _may_read(resource: str, api: GoogleApi) -> bool | None:
-    permission = "secretmanager.versions.access"
-    try:
-        return permission in api.allowed("secretmanager", f"v1/{resource}", (permission,))
-    except GoogleRefused:
-        return None
 
 
 def _readers(resource: str, api: GoogleApi) -> tuple[str, ...] | None:

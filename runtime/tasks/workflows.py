@@ -281,22 +281,15 @@ def _registries(
         declared = getattr(module, "workflows", None)
         if isinstance(declared, Mapping):
             yield declared
-        yield from _registered_under(module.__name__)
+        # Functions that `@workflow` saw in the module, then in the imported modules below it.
+        below = sorted(name for name in _registered if name.startswith(f"{module.__name__}."))
+        yield from (_registered[name] for name in (module.__name__, *below) if name in _registered)
     if project_name not in _registered:
         for package in packages:
             _import_if_there(package)
     if project_name in _registered:
         yield _registered[project_name]
     yield from _entry_points(project_name)
-
-
-def _registered_under(module_name: str) -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Functions that `@workflow` saw in the module, then in the imported modules below it."""
-    if module_name in _registered:
-        yield _registered[module_name]
-    for name in sorted(_registered):
-        if name.startswith(f"{module_name}."):
-            yield _registered[name]
 
 
 def _entry_points(project_name: str) -> Iterator[Mapping[str, Callable[..., Any]]]:

@@ -179,15 +179,9 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
         copies=_number(attributes.get(COPY)),
         suspect=SUSPECT in attributes or message.attempt > 1,
         alone=ALONE in attributes,
-        published_at=_published_at(message),
+        # Ours name their task; so do copies of foreign ones, which carry the first message's time.
+        published_at=_time(attributes.get(PUBLISHED)) if TASK in attributes else message.published_at,
     )
-
-
-def _published_at(message: ReceivedMessage) -> datetime | None:
-    """None for messages of `write_message`, which name their task; copies do too, and carry the first message's time."""
-    if TASK not in message.attributes:
-        return message.published_at
-    return _time(message.attributes.get(PUBLISHED))
 
 
 def _read_text(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> str:
