@@ -202,7 +202,7 @@ class MissingOutput(NotPossible):
     """Stack `stack` exports no `key`, which `needed_by` needs."""
 
     def __init__(self, stack: str, key: str, needed_by: str, *, setting: str | None = None) -> None:
-        self.stack, self.key, self.needed_by = stack, key, needed_by
+        self.stack, self.key = stack, key
         local = "`runtime stack list` shows the other stacks; the built-in one has queues and records only"
         file = f"add `{setting or key}` to Pulumi.{stack}.yaml, then run `pulumi up --stack {stack}`"
         super().__init__(

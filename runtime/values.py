@@ -15,7 +15,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 _FIELDS: Final = "__value_fields__"
 
@@ -33,18 +33,14 @@ class _Field:
 
     __slots__ = ("compare", "default", "default_factory", "init", "kw_only", "name", "repr", "type")
 
-    def __init__(self, default: Any, default_factory: Any, *, repr: bool, compare: bool) -> None:
+    def __init__(
+        self, *, default: Any = _MISSING, default_factory: Any = _MISSING, repr: bool = True, compare: bool = True
+    ) -> None:
         self.default, self.default_factory, self.repr, self.compare = default, default_factory, repr, compare
         self.name: str = ""
         self.type: Any = ""
         self.init: Any = True
         self.kw_only: Any = False
-
-
-def _field(
-    *, default: Any = _MISSING, default_factory: Any = _MISSING, repr: bool = True, compare: bool = True
-) -> _Field:
-    return _Field(default, default_factory, repr=repr, compare=compare)
 
 
 def _fields(value: Any) -> tuple[_Field, ...]:
@@ -63,7 +59,7 @@ def _foreign_fields(cls: type) -> tuple[_Field, ...]:
     found = []
     for each in dataclasses.fields(cls):
         default, make = (_MISSING if it is dataclasses.MISSING else it for it in (each.default, each.default_factory))
-        same = _Field(default, make, repr=each.repr, compare=each.compare)
+        same = _Field(default=default, default_factory=make, repr=each.repr, compare=each.compare)
         same.name, same.type, same.init, same.kw_only = each.name, each.type, each.init, each.kw_only
         found.append(same)
     return tuple(found)
@@ -91,7 +87,11 @@ def _dataclass(
 def _define(cls: type, *, frozen: bool, kw_only: bool, eq: bool, order: bool) -> type:
     """The class once more: slots have to be there when a class is made."""
     body = {name: found for name, found in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
-    own = [_read_field(name, kind, body, kw_only) for name, kind in cls.__annotations__.items() if not _is_shared(kind)]
+    own = [
+        _read_field(name, kind, body, kw_only)
+        for name, kind in cls.__annotations__.items()
+        if not kind.removeprefix("typing.").startswith("ClassVar")
+    ]
     inherited = {each.name: each for base in reversed(cls.__mro__[1:]) for each in base.__dict__.get(_FIELDS, ())}
     every = {**inherited, **{each.name: each for each in own}}
     body[_FIELDS] = tuple(every.values())
@@ -105,19 +105,15 @@ def _define(cls: type, *, frozen: bool, kw_only: bool, eq: bool, order: bool) ->
     if frozen:
         body |= {"__setattr__": _refuse_change, "__delattr__": _refuse_removal}
         body |= {"__getstate__": _state, "__setstate__": _set_state}
-    body.setdefault("__init__", _Init(frozen=frozen))
+    body.setdefault("__init__", _Init())
     made = type(cls)(cls.__name__, cls.__bases__, body)
     made.__qualname__ = cls.__qualname__
     return made
 
 
-def _is_shared(kind: str) -> bool:
-    return kind.removeprefix("typing.").startswith("ClassVar")
-
-
 def _read_field(name: str, kind: str, body: dict[str, Any], kw_only: bool) -> _Field:
     default = body.pop(name, _MISSING)
-    found = default if isinstance(default, _Field) else _Field(default, _MISSING, repr=True, compare=True)
+    found = default if isinstance(default, _Field) else _Field(default=default)
     if found.default.__class__.__hash__ is None:
         raise ValueError(f"all values would share the default of `{name}`, which can change: use `default_factory`")
     found.name, found.type, found.kw_only = name, kind, kw_only
@@ -130,18 +126,16 @@ def _read_field(name: str, kind: str, body: dict[str, Any], kw_only: bool) -> _F
 class _Init:
     """`__init__`, which takes its own place in the class when somebody looks it up first."""
 
-    def __init__(self, *, frozen: bool) -> None:
-        self.frozen = frozen
-
     def __set_name__(self, owner: type, name: str) -> None:
         self.owner: Any = owner
 
     def __get__(self, value: object, cls: type | None = None) -> Any:
-        self.owner.__init__ = init = _compile_init(self.owner, frozen=self.frozen)
+        self.owner.__init__ = init = _compile_init(self.owner)
         return init if value is None else MethodType(init, value)
 
 
-def _compile_init(cls: Any, *, frozen: bool) -> Callable[..., None]:
+def _compile_init(cls: Any) -> Callable[..., None]:
+    frozen = cls.__setattr__ is _refuse_change
     scope: dict[str, Any] = {"_MISSING": _MISSING, "__name__": cls.__module__}
     taken: list[str] = []
     values: dict[str, str] = {}
@@ -198,8 +192,7 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({said})"
 
 
-def _key(names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
-    names = tuple(names)
+def _key(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     if len(names) > 1:
         return operator.attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)
@@ -273,7 +266,7 @@ _STANDARD: Final = {
 if TYPE_CHECKING:
     from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 else:
-    MISSING, dataclass, field, fields = _MISSING, _dataclass, _field, _fields
+    MISSING, dataclass, field, fields = _MISSING, _dataclass, _Field, _fields
     is_dataclass, replace = _is_dataclass, _replace
 
 __all__ = ["MISSING", "dataclass", "field", "fields", "is_dataclass", "replace"]

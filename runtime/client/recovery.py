@@ -26,6 +26,7 @@ from typing import Any, Final
 from runtime.errors import InvalidTask, NotPossible, StoreBroken
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.queues.sqlite.holders import Presence
+from runtime.records.blobs.folder import sync
 from runtime.records.embedded import TABLES, EmbeddedFile, check_layout, explain_sqlite, look_at_file, make_tables
 from runtime.tasks.model import TERMINAL_STATES
 from runtime.tasks.wire import decode_stored
@@ -110,11 +111,11 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
     shutil.copymode(path, made)
     with suppress(PermissionError):
         os.chown(made, path.stat().st_uid, path.stat().st_gid)
-    _sync(made)
+    sync(made)
     for end in ("-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
     made.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
     return Recovered(
         file=str(path),
         kept=str(kept),
@@ -195,7 +196,7 @@ def _keep(path: Path, now: datetime) -> Path:
         # Before the file itself: its second name proves that the log has one too.
         os.link(wal, f"{kept}-wal")
     os.link(path, kept)
-    _sync(path.parent)
+    sync(path.parent)
     return kept
 
 
@@ -397,11 +398,3 @@ def _recount(new: sqlite3.Connection) -> None:
     for experiment, states in counted.items():
         for state, count in states.items():
             new.execute(f"UPDATE experiments SET {state}=? WHERE id=?", (count, experiment))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,7 +23,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
 from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
-from runtime.tasks.model import Task, TaskState, hex_digest
+from runtime.tasks.model import Task, TaskState, hex_digest, make_encoder
 from runtime.tasks.wire import parse_task, task_fields
 from runtime.units import format_time, parse_time
 from runtime.values import replace
@@ -39,7 +39,7 @@ REQUIRED: Final = object()
 
 _STATES: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 
-_READABLE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_encode = make_encoder(sort_keys=False, allow_nan=True)
 _ASCII = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
 
 
@@ -51,7 +51,7 @@ def state_of_size(size: int) -> TaskState:
 def encode_text(value: object, field: str = "value") -> str:
     """JSON of anything that a record can hold; raises `InvalidRecord` for the rest."""
     try:
-        text = _READABLE.encode(value)
+        text = _encode(value)
         if not text.isascii():
             text.encode()
         return text
@@ -126,9 +126,8 @@ class Format(Generic[V]):
     def encode(self, value: V) -> bytes:
         fields: dict[str, Any] = {"schema": SCHEMA}
         for (key, default, spell), found in zip(self._spelling, self._get(value), strict=True):
-            if found is None or (default is not REQUIRED and found == default):
-                continue
-            fields[key] = found if spell is None else spell(found)
+            if found is not None and (default is REQUIRED or found != default):
+                fields[key] = found if spell is None else spell(found)
         return encode_json(fields)
 
     def decode(self, data: bytes, where: str) -> V:

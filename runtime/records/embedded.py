@@ -329,14 +329,11 @@ def _before_fork() -> None:
         if file._mutex.acquire(timeout=max(0.0, until - time.monotonic())):
             _waited_for.append(file)  # noqa: PERF401 - one that is acquired is listed at once
     # If this thread itself is in the middle of a call, waiting for a lock might mean waiting for itself.
-    if len(_waited_for) == len(files) and not any(map(_is_at_work, _waited_for)):
+    at_work = any(file._readings or (file._writer and file._writer.in_transaction) for file in _waited_for)
+    if len(_waited_for) == len(files) and not at_work:
         for file in _waited_for:
             with suppress(OSError, sqlite3.Error):
                 file._close_connections()
-
-
-def _is_at_work(file: EmbeddedFile) -> bool:
-    return file._readings > 0 or (file._writer is not None and file._writer.in_transaction)
 
 
 def _after_fork_in_parent() -> None:

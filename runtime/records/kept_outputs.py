@@ -9,13 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from runtime.records.blobs.folder import sync
 from runtime.values import dataclass, field
 
 _SAID: Final = 5
 """How many of the left-out files are named."""
 _NOT_OPENED: Final = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT)
-_NOT_SYNCED: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-"""Some network file systems cannot sync a folder."""
 
 
 @dataclass(slots=True)
@@ -39,7 +38,11 @@ class FoundOutputs:
     def sync(self) -> None:
         """Make the files durable where they lie, except files that we may not open."""
         for path in (*self.files.values(), *reversed(self.folders or [self.root]), *self.root.parents[:2]):
-            _sync(path)
+            try:
+                sync(path)
+            except OSError as problem:
+                if problem.errno not in _NOT_OPENED:
+                    raise
 
     def remove_empty(self) -> None:
         for folder in (*reversed(self.folders), self.root.parent):
@@ -99,19 +102,3 @@ def tell_left_out(others: dict[str, str]) -> str | None:
 def _printable(name: str) -> str:
     shown = name if name.isprintable() else ascii(name)[1:-1]
     return shown if len(shown) <= 200 else f"{shown[:100]}…{shown[-100:]}"
-
-
-def _sync(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as problem:
-        if problem.errno in _NOT_OPENED:
-            return
-        raise
-    try:
-        os.fsync(descriptor)
-    except OSError as problem:
-        if problem.errno not in _NOT_SYNCED:
-            raise
-    finally:
-        os.close(descriptor)

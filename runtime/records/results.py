@@ -17,7 +17,7 @@ from runtime.records.base import INLINE_BYTES, Totals, is_unwritten
 from runtime.records.blobs import Blobs
 from runtime.records.layout import COUNTED, matched
 from runtime.records.objects import BlobManifests
-from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
+from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark, mark_of
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, experiment_digest, new_token
 from runtime.values import replace
@@ -174,17 +174,8 @@ class BlobResults(BlobManifests):
             return None
         for mark in self._decoded(key, data, codec.MARK.decode):
             return mark
-        return Mark(
-            task_id=task_id,
-            generation=generation,
-            experiment=record.experiment,
-            state=state,
-            marked_at=record.ended_at,
-            reason=record.reason,
-            message=record.message,
-            task=None,
-            raw=data.decode(errors="replace"),
-        )
+        mark = mark_of(record, None, raw=data.decode(errors="replace"))
+        return replace(mark, task_id=task_id, generation=generation, state=state)
 
     def _home(self, task_id: str, experiment: str) -> str:
         """The digest under which a task's records lie, stored first if its id does not end with it."""

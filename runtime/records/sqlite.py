@@ -253,8 +253,8 @@ class SqliteBlobs:
 class SqliteResults(BlobResults):
     """Records in the tables that the queue keeps; these also answer for the marks of other stores."""
 
-    def __init__(self, file: EmbeddedFile, blobs: SqliteBlobs, *, clock: Clock | None = None) -> None:
-        super().__init__(blobs, clock=clock)
+    def __init__(self, file: EmbeddedFile, *, clock: Clock | None = None) -> None:
+        super().__init__(SqliteBlobs(file, clock or SystemClock()), clock=clock)
         self.file = file
 
     def commit(self, record: Record) -> None:
@@ -404,9 +404,6 @@ class SqliteRecords(SqliteResults, BlobRecords):
     """`RecordStore` in an embedded file."""
 
     holds_tasks = True
-
-    def __init__(self, file: EmbeddedFile, *, clock: Clock | None = None) -> None:
-        super().__init__(file, SqliteBlobs(file, clock or SystemClock()), clock=clock)
 
     def check(self) -> None:
         """Open the file; the primary key makes writes create-only."""

@@ -111,9 +111,15 @@ def _find_installed_commit(package: str) -> str | None:
 def find_commit(place: Path) -> str | None:
     """Return the commit of the work tree that a folder or file lies in; None outside of a work tree, or without git."""
     folder = place if place.is_dir() else place.parent
+    commit = ask_git(folder, "describe", "--always", "--dirty=+dirty", "--abbrev=40", "--exclude=*")
+    return None if commit is None else f"git:{commit}"
+
+
+def ask_git(folder: Path, *args: str) -> str | None:
+    """Return the output of git; None if it fails or is not installed."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), "describe", "--always", "--dirty=+dirty", "--abbrev=40", "--exclude=*"],
+            ["git", "-C", str(folder), *args],
             check=False,
             capture_output=True,
             text=True,
@@ -123,7 +129,7 @@ def find_commit(place: Path) -> str | None:
         )
     except OSError:
         return None
-    return f"git:{done.stdout.strip()}" if done.returncode == 0 else None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def digest_sources(place: Path) -> str | None:

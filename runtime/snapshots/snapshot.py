@@ -165,9 +165,11 @@ def survey(folder: Path, rules: SnapshotRules) -> list[TreeFile]:
 
     The listing of a tree that is far too large ends early.
     """
+    if not folder.is_dir():
+        raise NotPossible(f"there is no folder `{folder}` to take a snapshot of")
     files: list[TreeFile] = []
     total = 0
-    for name, status in _list_tree(folder, rules):
+    for name, status in _list_below(str(folder), "", _read_ignores(folder, rules), _Patience(folder)):
         if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             files.append(TreeFile(name, status))
             total += status.st_size
@@ -200,18 +202,10 @@ def read_git_state(folder: Path) -> GitState | None:
     )
 
 
-def _list_tree(folder: Path, rules: SnapshotRules) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield name and status of every file that the ignore files leave, in no order."""
-    if not folder.is_dir():
-        raise NotPossible(f"there is no folder `{folder}` to take a snapshot of")
-    ignored = _read_ignores(folder, rules)
-    yield from _list_below(str(folder), "", ignored, _Patience(folder))
-
-
 def _list_below(
     folder: str, prefix: str, ignored: Callable[[str], bool] | None, patience: _Patience
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files of a tree and of the repositories inside it, each with `prefix`."""
+    """Yield the files of a tree and of the repositories inside it, each with `prefix`, in no order."""
     listed = _git(Path(folder), "ls-files", "-z", "-co", "--exclude-standard", "--deduplicate", patience=patience)
     if listed is None:
         yield from _walk(folder, prefix, [("", ignored)] if ignored else [], patience)

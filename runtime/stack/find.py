@@ -248,7 +248,7 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
         if isinstance(published, RuntimeFailure):
             tried.append(f"{label}: {published.message}")
             first = first or published
-        elif not _is_of(published, name):
+        elif name != published.name and not name.endswith(f"/{published.name}"):
             tried.append(f"{label}: `{source}` holds stack `{published.name}`")
         else:
             if failed is not None:
@@ -296,10 +296,6 @@ def _find_published(settings: Settings) -> FoundStack:
         if cached.source == settings.outputs:
             return _say_cached(cached, published.message)
     raise published
-
-
-def _is_of(found: FoundStack, name: str) -> bool:
-    return found.name == name or name.endswith(f"/{found.name}")
 
 
 def _known_copy(cached: FoundStack | None) -> str | None:

@@ -8,7 +8,6 @@ to it are not authenticated, and Google's host becomes the first part of their p
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, MissingExtra
+from runtime.records.blobs.bucket import has_machine_credentials
 
 SCOPES: Final = (
     "https://www.googleapis.com/auth/cloud-platform",
@@ -24,8 +24,6 @@ SCOPES: Final = (
 )
 PATIENCE_S: Final = 30
 CONNECT_S: Final = 5
-METADATA: Final = ("169.254.169.254", 80)
-"""Address of the credentials of a machine in Google's cloud."""
 _AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PAUSES_S: Final = (0.2, 1.0, 3.0)
 
@@ -33,12 +31,12 @@ _PAUSES_S: Final = (0.2, 1.0, 3.0)
 class GoogleRefused(InfrastructureFailure):
     """Google answered with an error. `status` is the HTTP code, `reason` Google's own code (`PERMISSION_DENIED`)."""
 
-    def __init__(self, method: str, url: str, status: int, reason: str, message: str, hint: str | None = None) -> None:
+    def __init__(self, method: str, url: str, status: int, reason: str, message: str) -> None:
         self.status, self.reason, self.url = status, reason, url
         super().__init__(
             f"google refused `{method} {url.partition('?')[0]}`: {' '.join(message.split()).rstrip('.') or reason}",
             facts=[f"answered {status} {reason}".rstrip()],
-            hint=hint or _hint(status, message),
+            hint=_hint(status, message),
             retryable=status in _AGAIN,
         )
 
@@ -58,17 +56,13 @@ class GoogleApi:
     def __init__(self, *, server: str | None = None, impersonate: str | None = None, again: bool = True) -> None:
         """`server` stands in for Google; `impersonate` is a service account to act as; without `again`, failed reads
         are not repeated. Raises `MissingExtra`, and `GoogleUnreachable` without credentials."""
+        self.stands_in = server is not None
         self._server = server.rstrip("/") if server else None
         self._pauses: tuple[float, ...] = _PAUSES_S if again else ()
         self._impersonate = impersonate
-        self._session = _open_session(anonymous=server is not None, impersonate=impersonate)
+        self._session = _open_session(anonymous=self.stands_in, impersonate=impersonate)
         self.skew: timedelta | None = None
         """Time by which this machine's clock was ahead of Google's in the last answer."""
-
-    @property
-    def stands_in(self) -> bool:
-        """Whether another server answers in Google's place."""
-        return self._server is not None
 
     def who(self) -> str | None:
         """Return the e-mail address of this identity; None if the credentials do not show it."""
@@ -219,21 +213,17 @@ def _open_session(*, anonymous: bool, impersonate: str | None) -> Any:
 
 
 def _expect_credentials() -> None:
-    """Fail at once without credentials on a machine outside Google's cloud, where its library tries for long."""
     config = os.environ.get("CLOUDSDK_CONFIG") or str(Path.home() / ".config/gcloud")
-    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(
-        (Path(config) / name).exists() for name in ("application_default_credentials.json", "active_config")
-    ):
+    files = (Path(config) / name for name in ("application_default_credentials.json", "active_config"))
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(file.exists() for file in files):
         return
-    try:
-        socket.create_connection(METADATA, timeout=1).close()
-    except OSError:
+    if not has_machine_credentials():
         raise GoogleUnreachable(
             "no Google credentials on this machine",
             facts=["looked in the environment, in gcloud's folder, and for a cloud machine's own"],
             hint="gcloud auth application-default login",
             retryable=False,
-        ) from None
+        )
 
 
 def _one_line(problem: Exception) -> str:

@@ -6,18 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.config import Durability, Settings, load_settings
-from runtime.errors import (
-    InvalidValue,
-    MissingExtra,
-    NotPossible,
-    UnknownName,
-)
-from runtime.outputs import (
-    MissingOutput,
-    OtherQueueOutput,
-    PubSubQueueOutput,
-    SqliteQueueOutput,
-)
+from runtime.errors import InvalidValue, MissingExtra, NotPossible, UnknownName
+from runtime.outputs import MissingOutput, OtherQueueOutput, PubSubQueueOutput, SqliteQueueOutput
 from runtime.queues.base import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
@@ -64,7 +54,9 @@ class OpenStack:
     def records(self) -> RecordStore:
         """The store that the default queue settles into."""
         if self._records is None:
-            if _is_queue_url(self.default_queue) or self._sqlite_output(self.default_queue):
+            output = self.outputs.queues.get(self.default_queue)
+            embedded = self.name == LOCAL or isinstance(output, SqliteQueueOutput)
+            if embedded or _is_queue_url(self.default_queue):
                 self._records = self.queue().records
             else:
                 self._records = self._open_records(f"stack `{self.name}`")
@@ -202,9 +194,6 @@ class OpenStack:
         from runtime.records import open_records
 
         return open_records(url)
-
-    def _sqlite_output(self, name: str) -> bool:
-        return self.name == LOCAL or isinstance(self.outputs.queues.get(name), SqliteQueueOutput)
 
 
 def _is_queue_url(text: str) -> bool:

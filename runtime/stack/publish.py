@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import datetime, timedelta
@@ -28,6 +27,7 @@ from runtime.outputs import (
     published_fields,
     read_published,
 )
+from runtime.snapshots.identity import ask_git
 from runtime.stack.find import FoundStack, NothingThere, is_location, read_location
 from runtime.units import parse_time
 from runtime.values import dataclass
@@ -126,11 +126,6 @@ def plan_publication(
     )
 
 
-def publish(publication: Publication) -> None:
-    """Write the planned text; no reader sees a part of it. Raises `StoreUnavailable`."""
-    write_location(publication.url, publication.text.encode())
-
-
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
     """Yield every leaf in which two contracts differ, in the order of their paths. An empty object is a leaf."""
     before, after = dict(_leaves(old)), dict(_leaves(new))
@@ -148,17 +143,18 @@ def find_commit(folder: Path, commit: str | None = None) -> Commit | None:
 
     Its time is None if git does not know the commit. Returns None without `commit` and without a work tree.
     """
-    shown = _git(folder, "show", "-s", "--format=%H %cI", "--end-of-options", f"{commit or 'HEAD'}^{{commit}}")
+    shown = ask_git(folder, "show", "-s", "--format=%H %cI", "--end-of-options", f"{commit or 'HEAD'}^{{commit}}")
     if shown is None:
         return Commit(commit, None) if commit is not None else None
     name, _, at = shown.partition(" ")
-    if commit is None and _git(folder, "status", "--porcelain", "--untracked-files=no"):
+    if commit is None and ask_git(folder, "status", "--porcelain", "--untracked-files=no"):
         name += "+dirty"
     return Commit(name, parse_time(at))
 
 
-def write_location(url: str, data: bytes) -> None:
-    """Write `data` to a path or a `file:`, `gs://` or `s3://` URL; no reader sees a part of it."""
+def publish(publication: Publication) -> None:
+    """Write the planned text to its path or URL; no reader sees a part of it. Raises `StoreUnavailable`."""
+    url, data = publication.url, publication.text.encode()
     scheme = url.partition(":")[0] if "://" in url or url.startswith("file:") else ""
     if scheme in ("", "file"):
         _write_file(url, scheme, data)
@@ -246,9 +242,9 @@ def _older(new: Published, old: Published, folder: Path | None) -> str | None:
     if ours == theirs:
         return None
     if folder is not None:
-        if _git(folder, "merge-base", "--is-ancestor", ours, theirs) is not None:
+        if ask_git(folder, "merge-base", "--is-ancestor", ours, theirs) is not None:
             return f"what lies there was made from commit {old.commit}, which comes after {new.commit}"
-        if _git(folder, "merge-base", "--is-ancestor", theirs, ours) is not None:
+        if ask_git(folder, "merge-base", "--is-ancestor", theirs, ours) is not None:
             return None
     if new.committed_at and old.committed_at and new.committed_at < old.committed_at:
         return (
@@ -294,19 +290,3 @@ def _write_file(url: str, scheme: str, data: bytes) -> None:
             hint="name another place with `--to`",
             retryable=False,
         ) from problem
-
-
-def _git(folder: Path, *args: str) -> str | None:
-    """Return the output of git, None if it fails or is not installed."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *args],
-            check=False,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

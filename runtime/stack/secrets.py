@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -95,7 +96,9 @@ def look_at(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> Secr
         return SecretSeen(
             **about, problem="its `resource` is no name of Secret Manager", next_step=f"pulumi up --stack {stack}"
         )
-    about["may_read"] = _may_read(secret.resource, api)
+    permission = "secretmanager.versions.access"
+    with suppress(GoogleRefused):
+        about["may_read"] = permission in api.allowed("secretmanager", f"v1/{secret.resource}", (permission,))
     about["readers"] = _readers(secret.resource, api)
     try:
         versions = list(api.pages("secretmanager", f"v1/{secret.resource}/versions", "versions", pageSize=100))
@@ -109,7 +112,8 @@ def look_at(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> Secr
         why = "all its versions are disabled" if alive else "it has no value yet"
         return SecretSeen(**about, problem=why, next_step=f"runtime secrets put {name} --stack {stack}")
     newest = max(enabled, key=_number)
-    about |= {"newest": str(_number(newest)), "created_at": _created(newest)}
+    about["newest"] = str(_number(newest))
+    about["created_at"] = parse_time(newest["createTime"]) if "createTime" in newest else None
     if about["readers"] == ():
         step = f"add `readers` to `secrets.{name}` in Pulumi.{stack}.yaml, then run `pulumi up --stack {stack}`"
         return SecretSeen(**about, problem="nobody was granted to read it", next_step=step)
@@ -225,14 +229,6 @@ def _disable_older(resource: str, name: str, newest: int, api: GoogleApi) -> tup
     return tuple(done)
 
 
-def _may_read(resource: str, api: GoogleApi) -> bool | None:
-    permission = "secretmanager.versions.access"
-    try:
-        return permission in api.allowed("secretmanager", f"v1/{resource}", (permission,))
-    except GoogleRefused:
-        return None
-
-
 def _readers(resource: str, api: GoogleApi) -> tuple[str, ...] | None:
     try:
         policy = api.get("secretmanager", f"v1/{resource}:getIamPolicy", **{"options.requestedPolicyVersion": 3})
@@ -288,7 +284,3 @@ def _state(version: dict[str, Any]) -> VersionState:
 
 def _number(version: dict[str, Any]) -> int:
     return int(version["name"].rpartition("/")[2])
-
-
-def _created(version: dict[str, Any]) -> datetime | None:
-    return parse_time(version["createTime"]) if "createTime" in version else None

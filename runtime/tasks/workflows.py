@@ -60,7 +60,6 @@ class NoWorkflows(RequestRefused):
     """The project's module exists and declares nothing that can be run."""
 
     def __init__(self, module: str) -> None:
-        self.module = module
         super().__init__(
             f"module `{module}` declares no workflows",
             facts=["expected a mapping `workflows` from names to functions, or functions under `@runtime.workflow`"],
@@ -215,7 +214,12 @@ def bind_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str
 ) -> Callable[[], object]:
     """A call with JSON arguments; raises `BadArguments` if the signature does not take them."""
-    signature = _signature_of(function)
+    import inspect
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        signature = None
     if signature is not None:
         try:
             signature.bind(*args, **kwargs)
@@ -277,22 +281,15 @@ def _registries(
         declared = getattr(module, "workflows", None)
         if isinstance(declared, Mapping):
             yield declared
-        yield from _registered_under(module.__name__)
+        # Functions that `@workflow` saw in the module, then in the imported modules below it.
+        below = sorted(name for name in _registered if name.startswith(f"{module.__name__}."))
+        yield from (_registered[name] for name in (module.__name__, *below) if name in _registered)
     if project_name not in _registered:
         for package in packages:
             _import_if_there(package)
     if project_name in _registered:
         yield _registered[project_name]
     yield from _entry_points(project_name)
-
-
-def _registered_under(module_name: str) -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Functions that `@workflow` saw in the module, then in the imported modules below it."""
-    if module_name in _registered:
-        yield _registered[module_name]
-    for name in sorted(_registered):
-        if name.startswith(f"{module_name}."):
-            yield _registered[name]
 
 
 def _entry_points(project_name: str) -> Iterator[Mapping[str, Callable[..., Any]]]:
@@ -316,15 +313,6 @@ def _import_if_there(name: str) -> ModuleType | None:
         if problem.name is not None and (name == problem.name or name.startswith(f"{problem.name}.")):
             return None
         raise
-
-
-def _signature_of(function: Callable[..., Any]) -> Any:
-    import inspect
-
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
 
 
 @functools.lru_cache(maxsize=256)

@@ -267,12 +267,14 @@ class PubSubClient:
         )
 
     def create_subscription(self, settings: PubSubQueueOutput) -> bool:
-        """The queue's own subscription as the settings say. Whether it is new."""
+        """The subscription of the settings. Whether it is new."""
         request: dict[str, Any] = {
             "name": settings.subscription,
             "topic": settings.topic,
             "ack_deadline_seconds": settings.ack_deadline_s,
             "enable_exactly_once_delivery": bool(settings.exactly_once),
+            # Never expires; the service's default is 31 days without a puller.
+            "expiration_policy": {},
         }
         if settings.retention_s:
             request["message_retention_duration"] = timedelta(seconds=settings.retention_s)
@@ -281,17 +283,8 @@ class PubSubClient:
                 "dead_letter_topic": settings.dead_letter_topic,
                 "max_delivery_attempts": settings.max_delivery_attempts or 0,
             }
-        return self._create_subscription(request)
-
-    def create_dead_letter_subscription(self, subscription: str, topic: str) -> bool:
-        """With the service's defaults. Whether it is new."""
-        return self._create_subscription({"name": subscription, "topic": topic, "ack_deadline_seconds": 60})
-
-    def _create_subscription(self, request: dict[str, Any]) -> bool:
-        # Never expires; the service's default is 31 days without a puller.
-        request["expiration_policy"] = {}
         create = self._subscriber.create_subscription
-        return self._create(request["name"], lambda: create(request=request, retry=None, timeout=_CALL_TIMEOUT_S))
+        return self._create(settings.subscription, lambda: create(request=request, retry=None, timeout=_CALL_TIMEOUT_S))
 
     def _create(self, name: str, call: Callable[[], object]) -> bool:
         from google.api_core.exceptions import AlreadyExists
@@ -333,7 +326,8 @@ def ensure_topics(settings: PubSubQueueOutput, *, emulator: str | None = None) -
         if dead_topic := settings.dead_letter_topic:
             wanted[dead_topic] = lambda: client.create_topic(dead_topic)
             if dead := settings.dead_letter_subscription:
-                wanted[dead] = lambda: client.create_dead_letter_subscription(dead, dead_topic)
+                plain = PubSubQueueOutput(topic=dead_topic, subscription=dead)
+                wanted[dead] = lambda: client.create_subscription(plain)
         wanted[settings.subscription] = lambda: client.create_subscription(settings)
         return [name for name, create in wanted.items() if insist(create, patience_s=START_PATIENCE_S)]
     finally:

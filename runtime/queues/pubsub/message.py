@@ -164,7 +164,9 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
     not_before = _time(attributes.get(NOT_BEFORE)) if NOT_BEFORE in attributes else task.not_before
     if not_before is not task.not_before:
         task = replace(task, not_before=not_before)
-    bare = not _names_its_task(text, task, attributes)
+    # Ours name their task in an attribute too. A foreign one has its id in its text, where an id made from the message's
+    # own id cannot be.
+    bare = attributes.get(TASK) != task.id and task.id not in text
     return Delivery(
         task=task,
         body=message.data,
@@ -177,15 +179,9 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
         copies=_number(attributes.get(COPY)),
         suspect=SUSPECT in attributes or message.attempt > 1,
         alone=ALONE in attributes,
-        published_at=_published_at(message),
+        # Ours name their task; so do copies of foreign ones, which carry the first message's time.
+        published_at=_time(attributes.get(PUBLISHED)) if TASK in attributes else message.published_at,
     )
-
-
-def _published_at(message: ReceivedMessage) -> datetime | None:
-    """None for messages of `write_message`, which name their task; copies do too, and carry the first message's time."""
-    if TASK not in message.attributes:
-        return message.published_at
-    return _time(message.attributes.get(PUBLISHED))
 
 
 def _read_text(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> str:
@@ -200,12 +196,6 @@ def _read_text(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> st
         raise InvalidTask("payload", f"cannot be read: {problem.message}") from problem
     except UnicodeDecodeError as problem:
         raise InvalidTask("json", f"is no UTF-8: {problem}") from None
-
-
-def _names_its_task(text: str, task: Task, attributes: Mapping[str, str]) -> bool:
-    # Ours always do, and say so in an attribute; of a foreign one it is enough that the id stands in its text,
-    # because an id made from a message's own id cannot.
-    return attributes.get(TASK) == task.id or task.id in text
 
 
 def _invalid_delivery(message: ReceivedMessage, ack_ids: dict[str, str], problem: InvalidTask) -> Delivery:

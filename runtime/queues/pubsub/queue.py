@@ -32,14 +32,7 @@ from runtime.queues.pubsub.client import (
     insist,
 )
 from runtime.queues.pubsub.intake import Intake
-from runtime.queues.pubsub.message import (
-    Delivery,
-    Holding,
-    read_message,
-    split_requests,
-    write_copy,
-    write_message,
-)
+from runtime.queues.pubsub.message import Delivery, Holding, read_message, split_requests, write_copy, write_message
 from runtime.queues.purge import Purge
 from runtime.queues.threads import Threads
 from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
@@ -69,12 +62,7 @@ between its two steps: publish, then close the mark."""
 class PubSubQueue:
     """`Queue` over a topic and a subscription, as a stack's contract describes them. It makes no call before it is used."""
 
-    traits = base.QueueTraits(
-        kind="pubsub",
-        tracks_holders=False,
-        remote=True,
-        priorities=False,
-    )
+    traits = base.QueueTraits(kind="pubsub", tracks_holders=False, remote=True, priorities=False)
 
     def __init__(
         self,
@@ -199,7 +187,8 @@ class PubSubQueue:
         Raises `QueueUnavailable` or `StoreUnavailable` if tasks could not be given back; they keep their leases, may be
         released again, and come back when their leases end.
         """
-        live = [one for one in releases if _is_held(one.lease.handle)]
+        held = [one for one in releases if one.lease.handle.holding is Holding.LEASED]
+        live = [one for one in held if not one.lease.handle.lost]
         problems = [problem for problem in self._each(self._note_end, live) if problem is not None]
         if problems:
             self._give_back([one for one in live if one.note is None])
@@ -399,10 +388,6 @@ def _lease(delivery: Delivery) -> Lease:
         handle=delivery,
         published_at=delivery.published_at,
     )
-
-
-def _is_held(delivery: Delivery) -> bool:
-    return delivery.holding is Holding.LEASED and not delivery.lost
 
 
 def _copy_for(release: Release) -> OutgoingMessage:

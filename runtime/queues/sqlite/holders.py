@@ -33,6 +33,8 @@ TICK_NS: Final = 100_000_000
 SWEEP_EVERY_S: Final = 30.0
 JUST_NOW: Final = 0.9
 """Share of a lease's length: with that much left, another claim does not move the holder's deadline on."""
+_WAKE, _LIFE, _LOCK = ".bell", ".life", ".lock"
+"""Ends of the names of a worker's files: two pipes, and the locked file."""
 
 
 class Presence:
@@ -48,13 +50,13 @@ class Presence:
         self.worker = worker
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        wake_path, life_path = _wake_path(folder, worker), _life_path(folder, worker)
+        wake_path, life_path = folder / f"{worker}{_WAKE}", folder / f"{worker}{_LIFE}"
         for path, mode in ((wake_path, 0o622), (life_path, 0o644)):
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, mode)
         # Opened for both ends, so that it never reports end of file; closed in children by exec and by the guardian.
         self._wake_fd = os.open(wake_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.lock_fd = os.open(_lock_path(folder, worker), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.lock_fd = os.open(folder / f"{worker}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
         os.ftruncate(self.lock_fd, self._SIZE)
         # After the lock: a process that dies closes in order, and a worker that the pipe wakes finds the lock free.
@@ -87,7 +89,7 @@ class Presence:
         for worker in wanted - self._lives.keys():
             if self._poll is not None:
                 with contextlib.suppress(OSError):
-                    fd = os.open(_life_path(self._folder, worker), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                    fd = os.open(self._folder / f"{worker}{_LIFE}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                     self._lives[worker] = fd
                     self._poll.register(fd, 0)  # epoll always reports its end.
 
@@ -123,7 +125,7 @@ class Presence:
     def alive(folder: Path, worker: str) -> bool:
         """Whether the worker, or the guardian that still ends its attempts, holds its lock."""
         try:
-            fd = os.open(_lock_path(folder, worker), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(folder / f"{worker}{_LOCK}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
@@ -138,7 +140,7 @@ class Presence:
     @staticmethod
     def running(folder: Path, worker: str) -> Running:
         try:
-            data = _lock_path(folder, worker).read_bytes()
+            data = (folder / f"{worker}{_LOCK}").read_bytes()
         except FileNotFoundError:
             return Running()
         lines = data.partition(b"\n\n")[0].decode(errors="replace").split("\n")
@@ -153,27 +155,14 @@ def _sweep(folder: Path, *, keep: Iterable[str]) -> None:
     except FileNotFoundError:
         return
     for name in names:
-        worker = name.removesuffix(".lock")
+        worker = name.removesuffix(_LOCK)
         if worker != name and worker not in keep and not Presence.alive(folder, worker):
             _remove(folder, worker)
 
 
 def _remove(folder: Path, worker: str) -> None:
-    for path in (_wake_path(folder, worker), _life_path(folder, worker), _lock_path(folder, worker)):
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-
-
-def _life_path(folder: Path, worker: str) -> Path:
-    return folder / f"{worker}.life"
-
-
-def _lock_path(folder: Path, worker: str) -> Path:
-    return folder / f"{worker}.lock"
-
-
-def _wake_path(folder: Path, worker: str) -> Path:
-    return folder / f"{worker}.bell"
+    for suffix in (_WAKE, _LIFE, _LOCK):
+        (folder / f"{worker}{suffix}").unlink(missing_ok=True)
 
 
 class WakePipes:
@@ -209,7 +198,7 @@ class WakePipes:
 
     def _look(self, changed: int) -> list[str]:
         """Learn which pipes exist now; returns the new ones."""
-        names = {path.name for path in self._folder.glob(_wake_path(Path(), "*").name)}
+        names = {path.name for path in self._folder.glob(f"*{_WAKE}")}
         for name in self._fds.keys() - names:
             os.close(self._fds.pop(name))
         new = names - self._fds.keys()

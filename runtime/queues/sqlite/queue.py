@@ -23,13 +23,7 @@ from runtime.queues.sqlite import rows
 from runtime.queues.sqlite.holders import Holders, Presence, WakePipes
 from runtime.queues.sqlite.rows import ALONE, SUSPECT
 from runtime.records.base import RecordExists, RecordStore, is_unwritten
-from runtime.records.embedded import (
-    Durability,
-    EmbeddedFile,
-    count,
-    experiment_number,
-    take_out,
-)
+from runtime.records.embedded import Durability, EmbeddedFile, count, experiment_number, take_out
 from runtime.records.orders import pause_order, resume_order
 from runtime.records.sqlite import SqliteRecords, find_record, insert_note, insert_record
 from runtime.tasks.history import Lease, Release, Settlement

@@ -483,13 +483,19 @@ def _google_credentials() -> dict[str, Any]:
 
 
 def _expect_machine_credentials(scheme: str) -> None:
-    """Fail at once unless this is a cloud machine, which has credentials of its own; the library tries for long."""
-    try:
-        socket.create_connection(METADATA, timeout=1).close()
-    except OSError:
+    if not has_machine_credentials():
         raise StoreUnavailable(
             f"no credentials for `{scheme}://` were found",
             facts=["looked in the environment, in the home folder, and for a cloud machine's own"],
             hint=f"`{_LOG_IN[scheme]}`",
             retryable=False,
-        ) from None
+        )
+
+
+def has_machine_credentials() -> bool:
+    """Whether this is a cloud machine: elsewhere the libraries look for its credentials for long."""
+    try:
+        socket.create_connection(METADATA, timeout=1).close()
+    except OSError:
+        return False
+    return True

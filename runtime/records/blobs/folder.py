@@ -10,9 +10,7 @@ fsync of the folder. A power cut leaves the whole file or none.
 from __future__ import annotations
 
 import bisect
-import ctypes
 import errno
-import functools
 import itertools
 import os
 import secrets
@@ -36,7 +34,7 @@ STALE_AFTER_S: Final = 24 * 3600
 
 _GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-_NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_NO_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -87,7 +85,7 @@ class FolderBlobs:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
             # Also if another write was first: its readers act on it, so it must last, and a retry may have met its own.
-            _sync_folder(folder)
+            sync(folder)
         except OSError as problem:
             raise self._explain(problem, path) from problem
         return published
@@ -111,7 +109,7 @@ class FolderBlobs:
                 os.mkdir(path)
                 if self._shared_mode is not None:
                     os.chmod(path, self._shared_mode)
-            _sync_folder(parent)
+            sync(parent)
             parent = path
 
     def upload(self, key: str, file: Path) -> None:
@@ -272,7 +270,9 @@ def _link(temporary: str, path: str) -> bool:
 
 def _rename_new(temporary: str, path: str, no_link: OSError) -> bool:
     """Rename without replacing, on a file system without hard links; some have neither."""
-    rename = _renameat2()
+    import ctypes
+
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     number = errno.ENOSYS
     if rename is not None:
         at_cwd, no_replace = -100, 1
@@ -289,11 +289,6 @@ def _rename_new(temporary: str, path: str, no_link: OSError) -> bool:
         hint="keep records on a local disk, NFS or a bucket",
         retryable=False,
     )
-
-
-@functools.cache
-def _renameat2() -> Callable[..., int] | None:
-    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
 def _replace(temporary: str, path: str) -> bool:
@@ -318,13 +313,14 @@ def _read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: str | Path) -> None:
+    """Make a file's content, or a folder's names, durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as problem:
         # Some network file systems cannot; there the link itself reached the server.
-        if problem.errno not in _NO_FOLDER_SYNC:
+        if problem.errno not in _NO_SYNC:
             raise
     finally:
         os.close(descriptor)

@@ -28,7 +28,6 @@ from runtime.outputs import (
 from runtime.queues.pubsub.client import ensure_topics
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.stack import find as stacks
-from runtime.stack import google_api
 from runtime.stack.find import read_stack
 from runtime.stack.publish import Commit, plan_publication, publish
 from tests.fakes.faults import FaultyServer, Request, Response
@@ -313,7 +312,7 @@ def test_without_credentials_it_says_how_to_get_some(
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(google_api, "METADATA", ("127.0.0.1", 9))
+    monkeypatch.setattr("runtime.records.blobs.bucket.METADATA", ("127.0.0.1", 9))
 
     line = look(FULL, google_api=None)["identity"]
 

@@ -239,7 +239,7 @@ def test_recovery_killed_at_any_step_is_complete_after_it_is_run_again(
         pass
 
     steps = 0
-    sync, link, replace, unlink = runtime.client.recovery._sync, os.link, Path.replace, Path.unlink
+    sync, link, replace, unlink = runtime.client.recovery.sync, os.link, Path.replace, Path.unlink
 
     def counted(call: Callable[..., object]) -> Callable[..., object]:
         def step(*args: object, **more: object) -> object:
@@ -259,7 +259,7 @@ def test_recovery_killed_at_any_step_is_complete_after_it_is_run_again(
         damaged = digest(path)
         steps = at
         with monkeypatch.context() as killing:
-            killing.setattr(runtime.client.recovery, "_sync", counted(sync))
+            killing.setattr(runtime.client.recovery, "sync", counted(sync))
             killing.setattr(os, "link", counted(link))
             killing.setattr(Path, "replace", counted(replace))
             killing.setattr(Path, "unlink", counted(unlink))

@@ -33,13 +33,9 @@ def every_name(root: Path) -> list[str]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the system calls of a write in order, and still execute them."""
     made: list[str] = []
-    kinds: dict[int, str] = {}
-    real_open = os.open
 
-    def watched_open(path: str, flags: int, *rest: Any, **options: Any) -> int:
-        descriptor = real_open(path, flags, *rest, **options)
-        kinds[descriptor] = "folder" if flags & os.O_DIRECTORY else "file"
-        return descriptor
+    def kind_of(descriptor: int) -> str:
+        return "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
 
     def watch(name: str, describe: Callable[..., str]) -> None:
         real = getattr(os, name)
@@ -50,8 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(os, name, watched)
 
-    monkeypatch.setattr(os, "open", watched_open)
-    watch("fsync", lambda descriptor: f"fsync {kinds[descriptor]}")
+    watch("fsync", lambda descriptor: f"fsync {kind_of(descriptor)}")
     watch("write", lambda *_: "write")
     watch("link", lambda *_: "link")
     watch("unlink", lambda *_: "unlink")
@@ -280,7 +275,7 @@ def test_check_on_a_file_system_with_no_create_only_write_refuses_it(
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(os, "link", no_links)
-    monkeypatch.setattr("runtime.records.blobs.folder._renameat2", lambda: None)
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
 
     with pytest.raises(StoreUnsafe) as unsafe:
         BlobRecords(FolderBlobs(tmp_path)).check()

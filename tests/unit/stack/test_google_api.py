@@ -186,7 +186,7 @@ def test_machine_without_credentials_is_told_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(google_api, "METADATA", ("127.0.0.1", 9))
+    monkeypatch.setattr("runtime.records.blobs.bucket.METADATA", ("127.0.0.1", 9))
 
     with pytest.raises(GoogleUnreachable) as refused:
         GoogleApi()
