@@ -107,17 +107,13 @@ def take_gpus(order, give_up):
     wanted = order["gpus"]
     devices = wanted.get("devices")
     if devices is None:
-        devices = given_gpus() or find_gpus()
+        devices = given_gpus() or (_ask_nvidia("--query-gpu=index", "--format=csv,noheader") or "").split()
     if len(devices) < wanted["count"]:
         raise SetupFailed(
             "%g GPUs are wanted and %s has %s" % (wanted["count"], socket.gethostname(), len(devices) or "none")
         )
     share = GpuShare(wanted, devices)
     return share if share.take(give_up) else False
-
-
-def find_gpus():
-    return (_ask_nvidia("--query-gpu=index", "--format=csv,noheader") or "").split()
 
 
 def _ask_nvidia(*options):

@@ -71,21 +71,13 @@ class Log(object):
         try:
             if self.missing:
                 said = b"\n[shim: %d bytes could not be written here: %s]\n" % (self.missing, self.why.encode())
-                self._write(said)
+                self.size = _write_at(self.file, said, self.size)
                 self.missing = 0
-            self._write(data)
+            # All of it or nothing: the next write overwrites a part that a full disk took.
+            self.size = _write_at(self.file, data, self.size)
         except OSError as problem:
             self.missing += len(data)
             self.why = os.strerror(problem.errno or 0)
-
-    def _write(self, data):
-        """Write all of it or nothing: the next write overwrites a part that a full disk took."""
-        at = self.size
-        while data:
-            done = os.pwrite(self.file, data, at)
-            at += done
-            data = data[done:]
-        self.size = at
 
     def flush(self):
         """Write the end over. The next flush repeats a write that the disk refuses."""
@@ -95,11 +87,7 @@ class Log(object):
         text = render_gap(self.printed - self.head - len(end)) + end
         try:
             at = min(self.head, self.size)  # less if the disk refused a part of the beginning
-            while text:
-                done = os.pwrite(self.file, text, at)
-                at += done
-                text = text[done:]
-            os.ftruncate(self.file, at)
+            os.ftruncate(self.file, _write_at(self.file, text, at))
             self.stale = False
         except OSError:
             pass
@@ -109,6 +97,15 @@ class Log(object):
             self._append(b"")
         self.flush()
         os.close(self.file)
+
+
+def _write_at(file, data, at):
+    """Write all of `data` at an offset; returns the offset behind it."""
+    while data:
+        done = os.pwrite(file, data, at)
+        at += done
+        data = data[done:]
+    return at
 
 
 class Logs(object):

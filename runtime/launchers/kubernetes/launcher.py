@@ -84,6 +84,8 @@ class KubernetesLauncher:
         return KubernetesHost(place, Cluster(place.context, context.environ.get("KUBECONFIG")), owner_name())
 
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        import yaml
+
         render.check_code(spec)
         place = read_place(target, context)
         indices = read_indices(spec.array, context.base)
@@ -103,7 +105,7 @@ class KubernetesLauncher:
             if share.gpu is not None:
                 manifest = render.bind_gpu(manifest, share.gpu.node, share.gpu.number, share.parallel)
                 name, native = f"job-{number}.yaml", {"gpu": [share.gpu.node, share.gpu.number]}
-            artefacts[name] = _yaml(manifest)
+            artefacts[name] = yaml.safe_dump(dict(manifest), sort_keys=False, width=120)
             parts.append(
                 NativePart(
                     name=render.job_name(job, place, number),
@@ -462,12 +464,6 @@ def _selector(native_ids: Sequence[str]) -> str:
 
 def _opened(host: Host) -> KubernetesHost:
     return cast(KubernetesHost, host)
-
-
-def _yaml(manifest: Mapping[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(dict(manifest), sort_keys=False, width=120)
 
 
 def _read_yaml(text: str) -> dict[str, Any]:
