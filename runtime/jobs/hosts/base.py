@@ -10,7 +10,7 @@ import errno
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.values import dataclass
@@ -95,6 +95,9 @@ class Files(Protocol):
         A file that is not `lasting` does not wait for the disk, and may be missing or empty after a power failure.
         """
 
+    def link(self, there: str, name: str) -> bool:
+        """Give the file `there` another name. False if there is none, or it is not ours to link."""
+
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         """Create or replace the whole file."""
 
@@ -122,14 +125,6 @@ class Files(Protocol):
 
     def room(self) -> Room:
         """The space that is left."""
-
-
-@runtime_checkable
-class Links(Protocol):
-    """Files that may have more than one name."""
-
-    def link(self, there: str, name: str) -> bool:
-        """Give the file `there` another name. False if there is none, or it is not ours to link."""
 
 
 class Host(Protocol):

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final, cast
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host
-from runtime.jobs.identity import owner_name
 from runtime.jobs.order import activation_lines, make_order
 from runtime.jobs.plan import (
     FieldSupport,
@@ -21,6 +20,7 @@ from runtime.jobs.plan import (
     PlanContext,
     Started,
     Target,
+    owner_name,
 )
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
@@ -469,5 +469,4 @@ def _opened(host: Host) -> KubernetesHost:
 def _read_yaml(text: str) -> dict[str, Any]:
     import yaml
 
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    return dict(yaml.safe_load(text))
