@@ -216,7 +216,7 @@ def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
 def parse_outcome(name: str) -> Outcome | None:
     """The outcome in a name; None for another name, such as that of a temporary file."""
     parts = name.split(".")
-    if len(parts) != 5 or parts[2] not in _REASONS:
+    if len(parts) != 5:
         return None
     try:
         return Outcome(
@@ -224,9 +224,6 @@ def parse_outcome(name: str) -> Outcome | None:
         )
     except ValueError:
         return None
-
-
-_REASONS: Final = frozenset(reason.value for reason in EndReason)
 
 
 def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = None) -> LedgerEntry | None:

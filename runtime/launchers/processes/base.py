@@ -36,13 +36,6 @@ from runtime.launchers.support import ALARM, COMMON, by_client, by_shim, fields_
 from runtime.reasons import EndReason, Explanation
 from runtime.values import dataclass, replace
 
-PROCESS_INTERRUPTS: Final[Mapping[str, FieldSupport]] = {
-    "preempt": by_client("TERM to the shim, which this command then starts anew"),
-    "timeout": ALARM,
-    "node-loss": native("KILL to the shim and everything below it at once"),
-    "oom": by_shim("KILL to the command, and a note that memory was the reason"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -305,7 +298,12 @@ class ProcessLauncher:
     """The calls that are the same on this machine and on a machine behind ssh."""
 
     takes_up: ClassVar[bool] = True
-    interrupts: ClassVar[Mapping[str, FieldSupport]] = PROCESS_INTERRUPTS
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = {
+        "preempt": by_client("TERM to the shim, which this command then starts anew"),
+        "timeout": ALARM,
+        "node-loss": native("KILL to the shim and everything below it at once"),
+        "oom": by_shim("KILL to the command, and a note that memory was the reason"),
+    }
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
         # A process has no name to look up; the shim's claim of the job decides which process counts.
