@@ -47,7 +47,7 @@ def gc(
     from runtime.client.jobs.gc import find_garbage, fold, remove
     from runtime.client.jobs.targets import find_target, forget_job, make_context, open_target
     from runtime.config import load_settings
-    from runtime.jobs.identity import owner_name
+    from runtime.jobs.plan import owner_name
 
     span = parse_duration(older_than, field="older-than")
     settings, me = load_settings(), owner_name()

@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from runtime.errors import NotPossible, RequestRefused, StoreUnavailable, UnknownName
-from runtime.jobs.hosts.base import AccessDenied, Files, Links
+from runtime.jobs.hosts.base import AccessDenied, Files
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.reasons import EndReason
@@ -80,9 +80,9 @@ class LedgerEntry:
     snapshot: str | None
     indices: int
     natives: tuple[NativeJob, ...]
-    cancelled: bool
-    cancelled_indices: frozenset[int]
     outcomes: Mapping[int, Outcome]
+    cancelled: bool = False
+    cancelled_indices: frozenset[int] = frozenset()
     refused: Refusal | None = None
     """Why the backend did not take it; meaningless once there is a native job."""
     intent: Mapping[str, Any] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def leave_mark(files: Files, job: str, name: str, content: bytes) -> None:
         files.create(f"{folder}/{name}", content)
     except StoreUnavailable:
         with contextlib.suppress(StoreUnavailable):
-            if isinstance(files, Links) and files.link(f"{folder}/intent.json", f"{folder}/{name}"):
+            if files.link(f"{folder}/intent.json", f"{folder}/{name}"):
                 return
         if name not in files.names(folder, name):
             raise
@@ -216,7 +216,7 @@ def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
 def parse_outcome(name: str) -> Outcome | None:
     """The outcome in a name; None for another name, such as that of a temporary file."""
     parts = name.split(".")
-    if len(parts) != 5 or parts[2] not in _REASONS:
+    if len(parts) != 5:
         return None
     try:
         return Outcome(
@@ -224,9 +224,6 @@ def parse_outcome(name: str) -> Outcome | None:
         )
     except ValueError:
         return None
-
-
-_REASONS: Final = frozenset(reason.value for reason in EndReason)
 
 
 def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = None) -> LedgerEntry | None:
@@ -252,11 +249,10 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
             f"nothing can be told of job `{job}`: `{files.root}/{folder}/intent.json` is damaged",
             hint="its logs and outputs lie beside it; launch it again with `--again`",
         ) from None
-    return _entry(
-        job,
-        intent,
-        tuple(_native(json.loads(read[name])) for name in natives if name in read),
-        read_outcomes(files, job).get(job, {}) if outcomes is None else outcomes,
+    started = tuple(_native(json.loads(read[name])) for name in natives if name in read)
+    ended = read_outcomes(files, job).get(job, {}) if outcomes is None else outcomes
+    return replace(
+        _entry(job, intent, started, ended),
         cancelled="cancel" in names,
         cancelled_indices=frozenset(
             int(name.removeprefix("cancel.")) for name in names if name.removeprefix("cancel.").isdigit()
@@ -266,14 +262,7 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
 
 
 def _entry(
-    job: str,
-    intent: Mapping[str, Any],
-    natives: tuple[NativeJob, ...],
-    outcomes: Mapping[int, Outcome],
-    *,
-    cancelled: bool = False,
-    cancelled_indices: frozenset[int] = frozenset(),
-    refused: Refusal | None = None,
+    job: str, intent: Mapping[str, Any], natives: tuple[NativeJob, ...], outcomes: Mapping[int, Outcome]
 ) -> LedgerEntry:
     return LedgerEntry(
         id=job,
@@ -285,10 +274,7 @@ def _entry(
         snapshot=intent.get("snapshot"),
         indices=intent["indices"],
         natives=natives,
-        cancelled=cancelled,
-        cancelled_indices=cancelled_indices,
         outcomes=outcomes,
-        refused=refused,
         intent=intent,
     )
 
@@ -477,10 +463,10 @@ def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
         if job in natives and f"{job_folder(job)}/{EPOCH}" not in read:
             started = tuple(_native(json.loads(read[name])) for name in natives[job] if name in read)
             cancelled, refused = (read.get(f"{job_folder(job)}/{name}") for name in ("cancel", REFUSED))
-            found.append(_entry(job, intent, started, mine, cancelled=cancelled is not None, refused=_refusal(refused)))
+            entry = _entry(job, intent, started, mine)
+            found.append(replace(entry, cancelled=cancelled is not None, refused=_refusal(refused)))
         elif len(mine) < intent["indices"]:
-            entry = read_entry(files, job, mine)
-            found += [entry] if entry else []
+            found += filter(None, [read_entry(files, job, mine)])
         else:
             found.append(_entry(job, intent, (), mine))
     return found

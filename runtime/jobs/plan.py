@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -61,6 +62,16 @@ def check_record_folder(target: Target) -> None:
             f"a folder: a target of kind `{target.kind}` keeps its jobs in files, and in no bucket or claim",
             hint="name a folder that its nodes can write, such as /scratch/lab/runtime",
         )
+
+
+def owner_name() -> str:
+    """Return the user's name, the same on all machines of a person."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid{os.getuid()}"  # as in containers that run as a number without a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from runtime.errors import RequestRefused
@@ -25,7 +24,6 @@ MAX_RANKS: Final = 100_000
 MAX_CODE: Final = Size(100 * 1024 * 1024)
 LOG_LIMIT: Final = Size(1024**3)
 LEAST_LOG: Final = Size(64 * 1024)
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 # Patterns for fields that few jobs have are compiled on use.
 _NAME: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"

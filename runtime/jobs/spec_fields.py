@@ -20,9 +20,7 @@ ID_LETTERS: Final = 24
 
 def spec_fields(spec: JobSpec) -> dict[str, Any]:
     """The spec as JSON, without fields at their defaults; `parse_spec` reads it back as an equal value."""
-    found = _plain(spec)
-    assert isinstance(found, dict)
-    return found
+    return dict(_set_fields(spec))
 
 
 def encode_spec(spec: JobSpec) -> str:

@@ -1,4 +1,4 @@
-"""Job specs as YAML files and as mappings: read, written and described."""
+"""Job specs as YAML files: read, and described if they cannot be."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import NotPossible
-from runtime.jobs.spec import JobSpec, parse_spec
 from runtime.schema import describe
-
-
-def load_spec(path: str | Path) -> JobSpec:
-    """The spec in a YAML or JSON file."""
-    return parse_spec(read_spec_file(path), source=f"`{path}`")
 
 
 def read_spec_file(path: str | Path) -> dict[str, Any]:

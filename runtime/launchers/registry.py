@@ -27,12 +27,14 @@ _EXTRAS: Final = {"kubernetes": "kubernetes"}
 
 def list_kinds() -> list[str]:
     """The names of all launchers."""
-    return sorted({*_OWN, *(point.name for point in _entry_points())})
+    return sorted({*_OWN, *(point.name for point in _entry_points(tuple(sys.path)))})
 
 
 def get_launcher(kind: str) -> Launcher:
     """A launcher by its name. Raises `UnknownName`, and `MissingExtra` if its library is not installed."""
-    place = _OWN.get(kind) or next((point.value for point in _entry_points() if point.name == kind), None)
+    place = _OWN.get(kind) or next(
+        (point.value for point in _entry_points(tuple(sys.path)) if point.name == kind), None
+    )
     if place is None:
         raise UnknownName("launcher", kind, list_kinds())
     module, _, name = place.partition(":")
@@ -48,12 +50,8 @@ def get_launcher(kind: str) -> Launcher:
     return cast("Launcher", launcher)
 
 
-def _entry_points() -> tuple[EntryPoint, ...]:
-    return _entry_points_on(tuple(sys.path))
-
-
 @functools.cache
-def _entry_points_on(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Looked up once for each import path: it reads a file of every package that is installed."""
     from importlib.metadata import entry_points
 

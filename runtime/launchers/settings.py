@@ -51,10 +51,8 @@ class SettingsReader(Reader):
         raise InvalidValue(path, value, expected or (named[-1] if named else self.expected(kind)))
 
 
-def read_target_settings(
-    kind: type[T], target: Target, *, where: str = "", expected: Mapping[str, str] | None = None
-) -> T:
+def read_target_settings(kind: type[T], target: Target, expected: Mapping[str, str], *, where: str = "") -> T:
     """The settings of `target` as a `kind`; `expected` names what a setting may be, `where` the place of an unknown one."""
-    reader = SettingsReader(where, expected or {})
+    reader = SettingsReader(where, expected)
     found: T = reader.read_record(kind, target.settings, f"targets.{target.name}")
     return found

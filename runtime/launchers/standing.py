@@ -27,31 +27,20 @@ def judge_job(
     Without `tell`, a backend that does not answer raises; with it, its native jobs are `unknown` and `tell` gets the
     error.
     """
-    (found,) = _judge([entry], target, launcher, host, indices=indices, tell=tell)
+    (found,) = judge_jobs([entry], target, launcher, host, indices=indices, tell=tell)
     return found
 
 
-def judge_many(
+def judge_jobs(
     entries: Sequence[LedgerEntry],
     target: Target,
     launcher: Launcher,
     host: Host,
     *,
-    tell: Callable[[InfrastructureFailure], None] = lambda problem: None,
-) -> list[JobStatus]:
-    """Where each job stands, with one question to the backend for all that have not ended."""
-    return [status for status, _ in _judge(entries, target, launcher, host, indices=False, tell=tell)]
-
-
-def _judge(
-    entries: Sequence[LedgerEntry],
-    target: Target,
-    launcher: Launcher,
-    host: Host,
-    *,
-    indices: bool,
+    indices: bool = False,
     tell: Callable[[InfrastructureFailure], None] | None,
 ) -> list[tuple[JobStatus, list[NativeState]]]:
+    """Judge each job like `judge_job`, with one question to the backend for all that have not ended."""
     homes = {
         native.native_id: entry.id
         for entry in entries

@@ -25,6 +25,11 @@ def refused(why: str) -> FieldSupport:
     return FieldSupport(fidelity=Fidelity.REFUSED, how=why)
 
 
+def fields_of(prefix: str) -> list[str]:
+    """The dotted fields of a spec below `prefix`."""
+    return [name for name in leaf_fields() if name.startswith(f"{prefix}.")]
+
+
 COMMON: Final[Mapping[str, FieldSupport]] = {
     **dict.fromkeys(leaf_fields(), by_shim()),
     "placement.on": native("the choice of the target"),

@@ -12,11 +12,6 @@ import time
 
 from runtime.shim.words import HOST, LOOK_S, Taken, say
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict
-
-
 WRITE_PATIENCE_S = 900.0
 """How long a write waits for a full disk, and a read for a file server that does not answer."""
 WRITE_AGAIN_S = 5.0
@@ -49,11 +44,13 @@ def read_text(path):
         return opened.read()
 
 
-def _write_beside(path, text, durable=True):
+def _write_beside(path, content, durable=True, mode=None):
     temporary = "%s.%d.%s" % (path, os.getpid(), token())
     try:
-        with io.open(temporary, "w", encoding="utf-8") as opened:
-            opened.write(text)
+        with io.open(temporary, "wb") as opened:
+            if mode is not None:
+                os.fchmod(opened.fileno(), mode)
+            opened.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             if durable:
                 opened.flush()
                 os.fsync(opened.fileno())
@@ -88,15 +85,15 @@ def patiently(verb, path, do, give_up=None):
             time.sleep(min(LOOK_S, WRITE_AGAIN_S))
 
 
-def write_whole(path, text, durable=True):
+def write_whole(path, content, durable=True, mode=None):
     """Replace a file so that a reader sees all of it or the old one. A file that is not `durable` may be empty after a
     power failure, which changes the boot id."""
-    os.rename(_write_beside(path, text, durable), path)
+    os.rename(_write_beside(path, content, durable, mode), path)
 
 
-def create_whole(path, text):
+def create_whole(path, content, mode=None):
     """Create a whole file; raises `Taken` if it exists. The first of any number of writers wins, on NFS too."""
-    temporary = _write_beside(path, text)
+    temporary = _write_beside(path, content, mode=mode)
     try:
         try:
             os.link(temporary, path)
@@ -245,26 +242,16 @@ def _is_apart(parts, many):
 
 
 def _write_folded(path, kept, beside):
-    places: Dict[str, Any] = dict.fromkeys(beside)
+    places: dict[str, object] = dict.fromkeys(beside)
     size = 0
     for name in sorted(kept):
         places[name] = [size, len(kept[name])]
         size += len(kept[name])
-    temporary = "%s.%d.%s" % (path, os.getpid(), token())
+    header = json.dumps(places, sort_keys=True).encode("utf-8") + b"\n"
     try:
-        with io.open(temporary, "wb") as opened:
-            os.fchmod(opened.fileno(), 0o600)
-            opened.write(json.dumps(places, sort_keys=True).encode("utf-8") + b"\n")
-            for name in sorted(kept):
-                opened.write(kept[name])
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.link(temporary, path)
-    except OSError as problem:
-        if problem.errno != errno.EEXIST:  # another was first, or an earlier call was cut off
-            raise
-    finally:
-        os.unlink(temporary)
+        create_whole(path, header + b"".join(kept[name] for name in sorted(kept)), mode=0o600)
+    except Taken:
+        pass  # another was first, or an earlier call was cut off
 
 
 def read_header(path):
@@ -303,14 +290,7 @@ def unfold(job, start=""):
         if places[name] is None:
             _move(_beside(job, name), place)
         elif not os.path.exists(place):
-            content = _read_part(path, begin, places[name])
-            temporary = "%s.%s" % (place, token())
-            with io.open(temporary, "wb") as opened:
-                os.fchmod(opened.fileno(), 0o600)
-                opened.write(content)
-                opened.flush()
-                os.fsync(opened.fileno())
-            os.rename(temporary, place)
+            write_whole(place, _read_part(path, begin, places[name]), mode=0o600)
     if places:
         os.unlink(path)
 

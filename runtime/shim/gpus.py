@@ -13,10 +13,6 @@ from runtime.shim.files import drop_file, list_names, read_json, token
 from runtime.shim.processes import boot_id, is_alive, is_group_alive, started_at
 from runtime.shim.words import LOOK_S, NoCapacity, SetupFailed
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict
-
 GPU_PATIENCE_S = 15.0
 """How long to wait for memory that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
@@ -85,7 +81,7 @@ class GpuShare(object):
 
     def _used(self):
         """GPU → the part of it that others have."""
-        used: Dict[str, float] = {}
+        used: dict[str, float] = {}
         for name in list_names(self.folder):
             path = os.path.join(self.folder, name)
             if not name.startswith("claim.") or path == self.path:
@@ -107,17 +103,13 @@ def take_gpus(order, give_up):
     wanted = order["gpus"]
     devices = wanted.get("devices")
     if devices is None:
-        devices = given_gpus() or find_gpus()
+        devices = given_gpus() or (_ask_nvidia("--query-gpu=index", "--format=csv,noheader") or "").split()
     if len(devices) < wanted["count"]:
         raise SetupFailed(
             "%g GPUs are wanted and %s has %s" % (wanted["count"], socket.gethostname(), len(devices) or "none")
         )
     share = GpuShare(wanted, devices)
     return share if share.take(give_up) else False
-
-
-def find_gpus():
-    return (_ask_nvidia("--query-gpu=index", "--format=csv,noheader") or "").split()
 
 
 def _ask_nvidia(*options):

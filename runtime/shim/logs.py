@@ -9,10 +9,6 @@ import time
 
 from runtime.shim.processes import LEFT_S
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Tuple
-
 LOG_BYTES = 1 << 30
 """The most that a rank's log of an attempt takes if the order sets no limit."""
 LOG_TAIL_BYTES = 16 << 20
@@ -23,7 +19,7 @@ PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
 
 
-def split_log(limit: int) -> "Tuple[int, int]":
+def split_log(limit: int) -> "tuple[int, int]":
     """The bytes of the beginning and of the end that are kept of a log that outgrew `limit`."""
     tail = min(LOG_TAIL_BYTES, limit // 4)
     return limit - tail - len(render_gap(0)), tail
@@ -71,21 +67,13 @@ class Log(object):
         try:
             if self.missing:
                 said = b"\n[shim: %d bytes could not be written here: %s]\n" % (self.missing, self.why.encode())
-                self._write(said)
+                self.size = _write_at(self.file, said, self.size)
                 self.missing = 0
-            self._write(data)
+            # All of it or nothing: the next write overwrites a part that a full disk took.
+            self.size = _write_at(self.file, data, self.size)
         except OSError as problem:
             self.missing += len(data)
             self.why = os.strerror(problem.errno or 0)
-
-    def _write(self, data):
-        """Write all of it or nothing: the next write overwrites a part that a full disk took."""
-        at = self.size
-        while data:
-            done = os.pwrite(self.file, data, at)
-            at += done
-            data = data[done:]
-        self.size = at
 
     def flush(self):
         """Write the end over. The next flush repeats a write that the disk refuses."""
@@ -95,11 +83,7 @@ class Log(object):
         text = render_gap(self.printed - self.head - len(end)) + end
         try:
             at = min(self.head, self.size)  # less if the disk refused a part of the beginning
-            while text:
-                done = os.pwrite(self.file, text, at)
-                at += done
-                text = text[done:]
-            os.ftruncate(self.file, at)
+            os.ftruncate(self.file, _write_at(self.file, text, at))
             self.stale = False
         except OSError:
             pass
@@ -111,14 +95,23 @@ class Log(object):
         os.close(self.file)
 
 
+def _write_at(file, data, at):
+    """Write all of `data` at an offset; returns the offset behind it."""
+    while data:
+        done = os.pwrite(file, data, at)
+        at += done
+        data = data[done:]
+    return at
+
+
 class Logs(object):
     """Copies the commands' output from pipes to their logs in a thread, so that no command waits for other work."""
 
     def __init__(self, limit):
         self.limit = limit
-        self.logs: Dict[int, Log] = {}
-        self.ended: List[Log] = []
-        self.thread: Any = None
+        self.logs: dict[int, Log] = {}
+        self.ended: list[Log] = []
+        self.thread: threading.Thread | None = None
         self.until = 0.0
         """The time at which the thread ends, even during output; 0 while it goes on."""
 

@@ -117,7 +117,7 @@ class Branch(object):
             os._exit(code)
 
 
-class Step(object):
+class Step(subprocess.Popen):  # type: ignore[type-arg]
     """A shim of one index of a packed machine, started by a command of the backend that limits its CPUs and memory."""
 
     def __init__(self, starter, folder, index, options):
@@ -126,17 +126,7 @@ class Step(object):
         words = list(starter) + [sys.executable, own_path(), folder, "--native", options.native]
         words += ["--index", str(index)] + (["--part", str(options.part)] if options.part is not None else [])
         words += ["--scratch", options.scratch] if options.scratch else []
-        self.child = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-
-    @property
-    def returncode(self):
-        return self.child.returncode
-
-    def poll(self):
-        return self.child.poll()
-
-    def wait(self):
-        return self.child.wait()
+        subprocess.Popen.__init__(self, words, stdin=subprocess.DEVNULL)
 
     def signal(self, number):
         """Signal the shim alone: the starter would pass it on to every process of the run, or end them at once."""
@@ -146,7 +136,7 @@ class Step(object):
                 kill(start["pid"], number)
                 return
         if number == signal.SIGTERM:
-            kill(self.child.pid, number)  # its shim has not begun
+            kill(self.pid, number)  # its shim has not begun
 
 
 def share_out(slots, per, cpus, gpus):

@@ -289,13 +289,6 @@ class Run(object):
         except ValueError:
             return None
 
-    def halted(self):
-        """Whether another index of an array that stops at a failure has failed."""
-        return self.record.has("stopped")
-
-    def halt(self):
-        self.record.mark("stopped")
-
     def end(self, attempt, reason, code, details, give_up=None):
         """Note how an attempt ended, in the file and in its name."""
         note = dict(details, reason=reason, code=code, at=time.time())

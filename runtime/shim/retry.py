@@ -30,7 +30,9 @@ def decide(ended, retry, pause=random.random):
             return "final", "lost"
         spent = sum(reason in PREEMPTIONS for reason in reasons)
         if spent > retry["preemption"]:
-            return "final", _named(last)
+            # The backend's own state has more; the shim knows only that it lost the machine. A command that never stops
+            # asking for another attempt has failed.
+            return "final", {"stopped": "preempted", "temporary": "app_failed"}.get(last, last)
         # The first costs no wait; after that the notice may last as long as the machine does.
         brief = _in_a_row([bool(note) and note.get("lasted_s", BRIEF_S) < BRIEF_S for note in ended], (True,))
         return "again", _pause(brief - 1, retry, pause) if brief > 1 else 0.0
@@ -90,9 +92,3 @@ def _in_a_row(reasons, wanted):
             break
         count += 1
     return count
-
-
-def _named(reason):
-    # The backend's own state has more; the shim knows only that it lost the machine. A command that never stops asking for
-    # another attempt has failed.
-    return {"stopped": "preempted", "temporary": "app_failed"}.get(reason, reason)

@@ -13,6 +13,8 @@ from runtime.shim.record import FolderRecord, Run, scratch_prefix
 from runtime.shim.retry import decide, pod_failures
 from runtime.shim.words import AGAIN, DONE, FAILED, Refused, SetupFailed, say
 
+HALTED = "stopped"
+"""Mark of an array that stops at a failure: one of its indices has failed."""
 KILLED_S = 10.0
 """How long to wait for the end of this shim if the command that requeues it was killed."""
 
@@ -68,7 +70,7 @@ def _serve(order, run, options, asked, binding, give_up):
         what, then = decide(before, order["retry"]) if before else ("again", 0.0)
         if what == "final":
             return settle(order, run, run.commit(then, 1, run.attempts()[-1][0], before[-1] or {}, give_up))
-        if run.halted():
+        if run.record.has(HALTED):
             last = run.attempts()[-1][0] if before else 0
             said = {"message": "another index failed"}
             return settle(order, run, run.commit("sibling_failed", 1, last, said, give_up))
@@ -84,7 +86,9 @@ def _serve(order, run, options, asked, binding, give_up):
             if asked.stop:
                 return AGAIN
             continue
-        scratch = name_scratch(order["job"], run.index, options)
+        # The path is noted before the folder is made, since a shim may be killed.
+        parent = os.path.abspath(options.scratch or tempfile.gettempdir())
+        scratch = os.path.join(parent, scratch_prefix(order["job"], run.index) + token())
         number = run.claim(options.native, scratch)
         reach("shim.claimed")
         if problem:
@@ -114,12 +118,6 @@ def _serve(order, run, options, asked, binding, give_up):
             return again
 
 
-def name_scratch(job, index, options):
-    """The path of a new folder of this machine. It is noted before it is made, since a shim may be killed."""
-    parent = os.path.abspath(options.scratch or tempfile.gettempdir())
-    return os.path.join(parent, scratch_prefix(job, index) + token())
-
-
 def attempt_once(order, run, number, scratch, asked, binding, gpus):
     """Run one attempt and give back its folder and GPUs; returns (reason, exit code, details)."""
     os.mkdir(scratch, 0o700)
@@ -142,7 +140,7 @@ def settle(order, run, result):
     """The exit code of an index with this result. The first failure of an array may stop the others."""
     stops = order.get("on_task_failure") == "stop"
     if stops and result["reason"] not in ("succeeded", "cancelled", "sibling_failed"):
-        run.halt()
+        run.record.mark(HALTED)
     if order.get("fold") and len(order["runs"]) > 1 and run.record.folds:
         try:
             fold(run.job, run.name)

@@ -23,11 +23,6 @@ from runtime.shim.logs import split_log
 from runtime.shim.tree import Below, NameRefused
 from runtime.shim.words import LOST, REFUSED, Taken, say
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
-
-
 KEPT = 2
 """How many checkpoints are kept."""
 
@@ -111,7 +106,7 @@ class Checkpoints(object):
 
     def _scan(self):
         """Name → ("file", size, time, mode), ("link", target) or ("folder",)."""
-        found: Dict[str, Tuple[Any, ...]] = {}
+        found: dict[str, tuple[object, ...]] = {}
         for place, folders, names in os.walk(self.folder):
             for each in folders + names:
                 path = os.path.join(place, each)
@@ -259,8 +254,8 @@ class BucketRecord(object):
         self.bucket = bucket
         self.folder = folder
         self.job = os.path.basename(folder)
-        self.carrier: Optional[Carrier] = None
-        self.marks: Dict[str, Tuple[bool, float]] = {}
+        self.carrier: Carrier | None = None
+        self.marks: dict[str, tuple[bool, float]] = {}
         """Name → whether it was there, and when we looked."""
 
     def key(self, name):
@@ -351,7 +346,7 @@ class Carrier(object):
         self.name = run.attempt_name(attempt)
         self.folder = run.attempt_folder(attempt)
         self.output = os.path.join(run.folder, "output", "a%04d" % attempt)
-        self.beats: Dict[str, str] = {}
+        self.beats: dict[str, str] = {}
         """Small files that are written over all the time: name → text to send."""
         self.began = time.time()
         self.sent = {}

@@ -8,11 +8,6 @@ import time
 from runtime.shim.files import list_names, read_system
 from runtime.shim.words import BEGAN
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Set
-
-
 CGROUP = "/sys/fs/cgroup"
 
 
@@ -140,7 +135,7 @@ class DiskUse(object):
         first = self.folders + ([] if any((often + "/").startswith(each + "/") for each in mounted) else [often])
         left = [OWN_DISK] + [each for each in first[::-1] if each != OWN_DISK]
         elsewhere = mounted | set(first)
-        seen: Set[Any] = set()
+        seen: set[tuple[int, int]] = set()
         while left:
             folder = left.pop()
             try:

@@ -24,7 +24,7 @@ from runtime.jobs.lock import Lock
 from runtime.jobs.plan import Started
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, Sweeps
-from runtime.launchers.standing import ask, judge_many
+from runtime.launchers.standing import ask, judge_jobs
 from runtime.shim.files import FOLDED
 from runtime.shim.program import build_shim
 from runtime.values import dataclass
@@ -97,7 +97,8 @@ def find_garbage(place: OpenTarget, *, owner: str | None, older_than: timedelta,
 
 
 def _judge(entries: Sequence[LedgerEntry], place: OpenTarget) -> list[JobStatus]:
-    return judge_many(entries, place.target, place.launcher, place.host)
+    judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=lambda problem: None)
+    return [status for status, _ in judged]
 
 
 def _size(files: Files, job: str) -> int:

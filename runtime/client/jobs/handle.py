@@ -14,9 +14,8 @@ from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Host, read_tail
-from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, newest_natives
-from runtime.jobs.plan import NativeState, Target
+from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, Sweeps
 from runtime.launchers.standing import judge_job

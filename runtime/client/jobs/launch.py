@@ -23,7 +23,7 @@ from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
 from runtime.faults import reach
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Files, FileToWrite, Links
+from runtime.jobs.hosts.base import Files, FileToWrite
 from runtime.jobs.ledger import NativeJob, job_folder, newest_natives
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
@@ -323,12 +323,12 @@ def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress
     """
     assert plan.job.snapshot is not None
     name, common = f"{plan.folder}/{SNAPSHOT_FILE}", ledger.snapshot_name(plan.job.snapshot)
-    if isinstance(files, Links) and files.link(common, name):
+    if files.link(common, name):
         return
     if files.read_from(name, 0, 1):
         return
     progress(f"sending the code: {snapshot.files} files")
-    if isinstance(files, Links) and files.create(common, snapshot.archive) and files.link(common, name):
+    if files.create(common, snapshot.archive) and files.link(common, name):
         return
     files.create(name, snapshot.archive)
 

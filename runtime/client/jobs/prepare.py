@@ -10,8 +10,7 @@ from typing import Any
 from runtime.client.jobs.targets import find_target, make_context
 from runtime.config import Settings
 from runtime.errors import NotPossible, RequestRefused, UnknownName
-from runtime.jobs.identity import owner_name
-from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target
+from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
 from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec
 from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher

@@ -25,13 +25,11 @@ from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Links
 from runtime.jobs.hosts.local import find_python
-from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
-from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart
+from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart, owner_name
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
 from runtime.jobs.spec_fields import job_id
 from runtime.launchers.base import Resubmits
@@ -189,7 +187,7 @@ def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
     if archive is None or job.files.read_from(f"{plan.folder}/{archive}", 0, 1):
         return
     common = ledger.snapshot_name(plan.order["code"]["sha256"])
-    if not (isinstance(job.files, Links) and job.files.link(common, f"{plan.folder}/{archive}")):
+    if not job.files.link(common, f"{plan.folder}/{archive}"):
         raise NotPossible(
             f"the code of job `{job.id}` is gone", facts=[f"`{job.files.root}/{common}`"], hint="runtime launch --again"
         )

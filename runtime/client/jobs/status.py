@@ -16,12 +16,11 @@ from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder
-from runtime.jobs.plan import NativeStart, NativeState
+from runtime.jobs.plan import NativeStart, NativeState, owner_name
 from runtime.jobs.spec import Dependency, JobState, When
 from runtime.launchers.base import RemembersStarts
-from runtime.launchers.standing import judge_many
+from runtime.launchers.standing import judge_jobs
 from runtime.reasons import EndReason
 from runtime.shim.files import FOLDED
 from runtime.values import dataclass, replace
@@ -138,8 +137,8 @@ def read_target(place: OpenTarget, *, now: datetime, looked_at: datetime | None 
     files = place.files
     entries = ledger.read_many_entries(files, ledger.list_jobs(files))
     silent: list[InfrastructureFailure] = []
-    judged = judge_many(entries, place.target, place.launcher, place.host, tell=silent.append)
-    ranked = sorted(judged, key=lambda each: each.entry.launched_at, reverse=True)
+    judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=silent.append)
+    ranked = sorted((status for status, _ in judged), key=lambda each: each.entry.launched_at, reverse=True)
     failed = [each for each in ranked if each.state is JobState.FAILED]
     ended = read_ends(files, failed[:50])
     chosen = [

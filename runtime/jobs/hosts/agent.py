@@ -21,7 +21,6 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-BLOCK = 1 << 20
 FOLDING_S = 10.0
 """How long a folder may change while it is removed."""
 MARKER = "record-root"

@@ -10,7 +10,7 @@ import errno
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.values import dataclass
@@ -95,6 +95,9 @@ class Files(Protocol):
         A file that is not `lasting` does not wait for the disk, and may be missing or empty after a power failure.
         """
 
+    def link(self, there: str, name: str) -> bool:
+        """Give the file `there` another name. False if there is none, or it is not ours to link."""
+
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         """Create or replace the whole file."""
 
@@ -122,14 +125,6 @@ class Files(Protocol):
 
     def room(self) -> Room:
         """The space that is left."""
-
-
-@runtime_checkable
-class Links(Protocol):
-    """Files that may have more than one name."""
-
-    def link(self, there: str, name: str) -> bool:
-        """Give the file `there` another name. False if there is none, or it is not ours to link."""
 
 
 class Host(Protocol):
@@ -172,28 +167,23 @@ class AgentFiles(ABC):
 
     @functools.cached_property
     def root(self) -> str:
-        found: str = self.ask("where")
-        return found
+        return str(self.ask("where"))
 
     def read(self, name: str) -> bytes | None:
         found: bytes | None = self.ask("read", name)
         return found
 
     def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = self.ask("read_many", list(names))
-        return found
+        return dict(self.ask("read_many", list(names)))
 
     def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
-        found: bytes = self.ask("read_from", name, offset, limit)
-        return found
+        return bytes(self.ask("read_from", name, offset, limit))
 
     def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
-        made: bool = self.ask("create", name, data, mode, lasting, patience_s=600)
-        return made
+        return bool(self.ask("create", name, data, mode, lasting, patience_s=600))
 
     def link(self, there: str, name: str) -> bool:
-        linked: bool = self.ask("link", there, name)
-        return linked
+        return bool(self.ask("link", there, name))
 
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         self.ask("write", name, data, mode, patience_s=600)
@@ -203,8 +193,7 @@ class AgentFiles(ABC):
         self.ask("write_many", fields, patience_s=600)
 
     def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
-        made: bool = self.ask("make_folder", name, mode)
-        return made
+        return bool(self.ask("make_folder", name, mode))
 
     def names(self, folder: str, prefix: str = "") -> list[str]:
         return [str(name) for name in self.ask("names", folder, prefix)]
@@ -252,12 +241,10 @@ class AgentHost(ABC):
         return Answer(code, out, err)
 
     def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
-        pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
-        return pid
+        return int(self.ask("spawn", list(words), folder, log, dict(env or {})))
 
     def wait(self, pid: int, seconds: float) -> bool:
-        ended: bool = self.ask("wait", pid, seconds, patience_s=seconds + 30)
-        return ended
+        return bool(self.ask("wait", pid, seconds, patience_s=seconds + 30))
 
 
 class HostUnavailable(InfrastructureFailure):

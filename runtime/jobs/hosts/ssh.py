@@ -131,8 +131,7 @@ class SshHost(RemoteHost):
             while line := process.stdout.readline():
                 _, found, rest = line.partition(mark)
                 if found:
-                    said: dict[str, Any] = json.loads(rest)
-                    return said
+                    return dict(json.loads(rest))
         finally:
             timer.cancel()
         raise EOFError

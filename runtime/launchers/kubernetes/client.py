@@ -15,16 +15,7 @@ from runtime.errors import InfrastructureFailure, MissingExtra, NotPossible
 
 Object = Mapping[str, Any]
 
-_PATHS: Final = {
-    "jobs": "/apis/batch/v1",
-    "pods": "/api/v1",
-    "configmaps": "/api/v1",
-    "events": "/api/v1",
-    "resourcequotas": "/api/v1",
-    "persistentvolumeclaims": "/api/v1",
-    "secrets": "/api/v1",
-    "leases": "/apis/coordination.k8s.io/v1",
-}
+_GROUPS: Final = {"jobs": "/apis/batch/v1", "leases": "/apis/coordination.k8s.io/v1"}
 _READ_TRIES: Final = 3
 _PATIENCE_S: Final = 30
 
@@ -60,8 +51,7 @@ class Cluster:
     def list(self, kind: str, namespace: str, *, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
         query = [(key, value) for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value]
         answer = self._read(f"list the {kind}", _path(kind, namespace), query) or {}
-        found: list[dict[str, Any]] = answer.get("items", [])
-        return found
+        return list(answer.get("items", []))
 
     def create(self, kind: str, namespace: str, body: Object, *, dry_run: bool = False) -> dict[str, Any] | None:
         """The new object; None if one of that name exists already."""
@@ -169,8 +159,7 @@ class Cluster:
             if refused.status == absent:
                 return None
             raise ApiRefused(what, refused.status, refused.said, hint=refused.hint) from None
-        found: dict[str, Any] = json.loads(answer.data)
-        return found
+        return dict(json.loads(answer.data))
 
     def _raw(self, method: str, path: str, query: Sequence[tuple[str, str]], body: Object | None) -> Any:
         from urllib.parse import urlencode
@@ -264,7 +253,7 @@ def close_exec(socket: Any) -> None:
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:
-    return f"{_PATHS[kind]}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
+    return f"{_GROUPS.get(kind, '/api/v1')}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
 
 def _one(kind: str) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from runtime.jobs.plan import FieldSupport
-from runtime.launchers.support import ALARM, COMMON, by_shim, native, refused
+from runtime.launchers.support import ALARM, COMMON, by_shim, fields_of, native, refused
 
-_NO_PACKING: Final = refused("each run has a pod of its own; runs share a GPU by resources.gpus.count below 1")
-_NO_TPU: Final = refused("this launcher asks for no TPUs")
 _NO_BUILD: Final = refused("build it into the image, or name an environment that is there: environment.name")
+_NO_PACKING: Final = refused("each run has a pod of its own; runs share a GPU by resources.gpus.count below 1")
 _WAITS: Final = refused("a pod that does not fit waits until it does")
 _NO_BACKOFF: Final = refused("the job controller waits: 10 s, doubling up to 10 min")
 
@@ -20,17 +19,12 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "image": native("image"),
     "secrets": native("secretKeyRef of kubernetes://; others are read at launch, into a file in the record root"),
     "mounts": native("volumes of claims"),
-    "environment.manager": _NO_BUILD,
-    "environment.lock": _NO_BUILD,
-    "environment.extras": _NO_BUILD,
-    "environment.build_on": _NO_BUILD,
+    **dict.fromkeys([f"environment.{name}" for name in ("manager", "lock", "extras", "build_on")], _NO_BUILD),
     "resources.cpus": native("requests and limits of cpu"),
     "resources.memory": native("requests and limits of memory"),
     "resources.gpus.count": native("limits of nvidia.com/gpu; below 1 a slot of a GPU, by a Lease"),
     "resources.gpus.type": native("nodeSelector, by gpu_types of the target"),
-    "resources.tpu.type": _NO_TPU,
-    "resources.tpu.topology": _NO_TPU,
-    "resources.tpu.slices": _NO_TPU,
+    **dict.fromkeys(fields_of("resources.tpu"), refused("this launcher asks for no TPUs")),
     "resources.disk": native("requests and limits of ephemeral-storage; the shim ends a run that is over it"),
     "resources.shared_memory": native("an emptyDir in memory at /dev/shm"),
     "nodes": refused("a job is one pod for each run; ranks of several nodes have no launcher here yet"),

@@ -115,8 +115,7 @@ class KubernetesHost(RemoteHost):
                 _, found, text = line.partition(self._mark)
                 if found:
                     self._rest = rest
-                    said: dict[str, Any] = json.loads(text)
-                    return said
+                    return dict(json.loads(text))
                 continue
             left = until - time.monotonic()
             if left <= 0:

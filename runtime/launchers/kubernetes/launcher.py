@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final, cast
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host
-from runtime.jobs.identity import owner_name
 from runtime.jobs.order import activation_lines, make_order
 from runtime.jobs.plan import (
     FieldSupport,
@@ -21,6 +20,7 @@ from runtime.jobs.plan import (
     PlanContext,
     Started,
     Target,
+    owner_name,
 )
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
@@ -84,6 +84,8 @@ class KubernetesLauncher:
         return KubernetesHost(place, Cluster(place.context, context.environ.get("KUBECONFIG")), owner_name())
 
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        import yaml
+
         render.check_code(spec)
         place = read_place(target, context)
         indices = read_indices(spec.array, context.base)
@@ -103,7 +105,7 @@ class KubernetesLauncher:
             if share.gpu is not None:
                 manifest = render.bind_gpu(manifest, share.gpu.node, share.gpu.number, share.parallel)
                 name, native = f"job-{number}.yaml", {"gpu": [share.gpu.node, share.gpu.number]}
-            artefacts[name] = _yaml(manifest)
+            artefacts[name] = yaml.safe_dump(dict(manifest), sort_keys=False, width=120)
             parts.append(
                 NativePart(
                     name=render.job_name(job, place, number),
@@ -464,14 +466,7 @@ def _opened(host: Host) -> KubernetesHost:
     return cast(KubernetesHost, host)
 
 
-def _yaml(manifest: Mapping[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(dict(manifest), sort_keys=False, width=120)
-
-
 def _read_yaml(text: str) -> dict[str, Any]:
     import yaml
 
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    return dict(yaml.safe_load(text))

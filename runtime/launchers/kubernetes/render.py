@@ -22,7 +22,9 @@ from runtime.launchers.kubernetes.settings import (
     SHIM_MOUNT,
     Place,
 )
-from runtime.launchers.kubernetes.states import AGAIN, CONTAINER, OFFSET
+from runtime.launchers.kubernetes.states import CONTAINER, OFFSET
+from runtime.shim.retry import LOST_IN_A_ROW
+from runtime.shim.words import AGAIN
 
 MANAGED: Final = "research-runtime"
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -47,8 +49,6 @@ NOTE_S: Final = 10
 """Added to the grace, for the shim to write down how the attempt ended."""
 SEND_S: Final = 60
 """Added as well if the end of the log and outputs are still to be sent to a bucket."""
-LOSSES: Final = 3
-"""Lost attempts in a row that end a run (`LOST_IN_A_ROW` of the shim); pods that never began one come on top."""
 _MOST: Final = (1 << 31) - 1
 READ: Final = timedelta(minutes=1)
 """How long the API remembers an object without use once it has ended: a probe, or a pod that served files."""
@@ -82,8 +82,8 @@ def render_job(
     if spec.account:
         labels[ACCOUNT] = label_value(spec.account)
     parallel = min(slots or count, spec.array.max_parallel or count if spec.array else count, count)
-    # The shim decides what is final: a lower limit would count lost pods as a failure.
-    limit = min(spec.retry.failure + spec.retry.preemption + LOSSES, _MOST)
+    # The shim decides what is final: a lower limit would count lost pods, and pods that began no attempt, as failures.
+    limit = min(spec.retry.failure + spec.retry.preemption + LOST_IN_A_ROW, _MOST)
     kept = spec.ttl_after_finished or (KEPT if job.lifetime is None else READ)
     made: dict[str, Any] = {
         "completionMode": "Indexed",

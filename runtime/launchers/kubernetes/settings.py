@@ -133,7 +133,7 @@ def check_settings(target: Target) -> None:
 
 
 def _read(target: Target) -> KubernetesSettings:
-    return read_target_settings(KubernetesSettings, target, where=f"for target `{target.name}`", expected=_EXPECTED)
+    return read_target_settings(KubernetesSettings, target, _EXPECTED, where=f"for target `{target.name}`")
 
 
 def split_records(target: Target) -> tuple[str, str]:

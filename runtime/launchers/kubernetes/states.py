@@ -14,6 +14,7 @@ from typing import Any, Final
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.reasons import EndReason
+from runtime.shim.words import AGAIN
 from runtime.units import parse_time
 from runtime.values import dataclass
 
@@ -26,7 +27,6 @@ FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 NAME_OF_JOB: Final = "batch.kubernetes.io/job-name"
 
-AGAIN: Final = 10
 _SHIM_CODES: Final = {
     0: EndReason.SUCCEEDED,
     1: EndReason.APP_FAILED,

@@ -27,12 +27,10 @@ def list_started(cluster: Cluster, place: Place, owner: str | None) -> list[Star
     """Each job of this record root, and of an owner, that still has a Job or a pod."""
     found: dict[str, list[tuple[Object, bool]]] = {}
     labels = MANAGED_JOBS if owner is None else f"{MANAGED_JOBS},{OWNER}={label_value(owner)}"
-    for each in cluster.list("jobs", place.namespace, labels=labels):
-        if _is_of(each["metadata"]["name"], place):
-            found.setdefault(_job_of(each), []).append((each, is_unfinished(each)))
-    for each in cluster.list("pods", place.namespace, labels=labels):
-        if _is_of(_native_name(each), place):
-            found.setdefault(_job_of(each), []).append((each, not has_ended(each)))
+    for each in _list_own(cluster, "jobs", place, labels):
+        found.setdefault(each["metadata"]["labels"][JOB], []).append((each, is_unfinished(each)))
+    for each in _list_own(cluster, "pods", place, labels):
+        found.setdefault(each["metadata"]["labels"][JOB], []).append((each, not has_ended(each)))
     return [
         Started(
             job=job,
@@ -46,15 +44,12 @@ def list_started(cluster: Cluster, place: Place, owner: str | None) -> list[Star
 def sweep(cluster: Cluster, place: Place, job: str) -> list[str]:
     """Remove the Jobs of a job and all that they own; returns what is left, in words. Safe to repeat."""
     namespace, labels = place.namespace, f"{MANAGED_BY}={MANAGED},{JOB}={job}"
-    jobs = [each for each in cluster.list("jobs", namespace, labels=labels) if _is_of(each["metadata"]["name"], place)]
-    pods = [each for each in cluster.list("pods", namespace, labels=labels) if _is_of(_native_name(each), place)]
+    jobs, pods = (_list_own(cluster, kind, place, labels) for kind in ("jobs", "pods"))
     for each in jobs:
         # The objects that it owns, Secrets too, go before it does.
         cluster.delete("jobs", namespace, each["metadata"]["name"])
     names = {each["metadata"]["name"] for each in jobs}
-    files = cluster.list("configmaps", namespace, labels=labels)
-    files = [each for each in files if _is_of(each["metadata"]["name"], place)]
-    for kind, objects in (("pods", pods), ("configmaps", files)):
+    for kind, objects in (("pods", pods), ("configmaps", _list_own(cluster, "configmaps", place, labels))):
         for each in objects:
             # Its Job was deleted without it.
             if not names & {owner["name"] for owner in each["metadata"].get("ownerReferences", ())}:
@@ -89,14 +84,12 @@ def _list_left(cluster: Cluster, namespace: str, names: Sequence[str]) -> Iterat
             yield f"the pod {namespace}/{view.name}{where} is still there: {view.raw}"
 
 
-def _is_of(name: str, place: Place) -> bool:
-    """Whether a Job of that name, or an object that it brought, is of this record root: jobs of two roots may share an id."""
-    return re.match(rf"j-[^-]+-{root_mark(place)}-\d+(-|$)", name) is not None
+def _list_own(cluster: Cluster, kind: str, place: Place, labels: str) -> list[dict[str, Any]]:
+    """The objects of this record root, by the names of their Jobs: jobs of two roots may share an id."""
+    ours = re.compile(rf"j-[^-]+-{root_mark(place)}-\d+(-|$)")
+    found = cluster.list(kind, place.namespace, labels=labels)
+    return [each for each in found if ours.match(_native_name(each) if kind == "pods" else each["metadata"]["name"])]
 
 
 def _native_name(pod: Object) -> str:
     return str(pod["metadata"]["labels"].get(NAME_OF_JOB, ""))
-
-
-def _job_of(found: Object) -> str:
-    return str(found["metadata"]["labels"][JOB])

@@ -32,16 +32,9 @@ from runtime.jobs.plan import (
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.settings import read_target_settings
-from runtime.launchers.support import ALARM, COMMON, by_client, by_shim, native, refused
+from runtime.launchers.support import ALARM, COMMON, by_client, by_shim, fields_of, native, refused
 from runtime.reasons import EndReason, Explanation
 from runtime.values import dataclass, replace
-
-PROCESS_INTERRUPTS: Final[Mapping[str, FieldSupport]] = {
-    "preempt": by_client("TERM to the shim, which this command then starts anew"),
-    "timeout": ALARM,
-    "node-loss": native("KILL to the shim and everything below it at once"),
-    "oom": by_shim("KILL to the command, and a note that memory was the reason"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,38 +52,6 @@ class Process:
     @property
     def is_shim(self) -> bool:
         return "shim.py" in self.line and "--native" in self.line
-
-
-def interrupt_processes(native_id: str, index: int | None, how: str, host: Host) -> None:
-    """Interrupt the job that a native id stands for, or one run of it. Raises `NotPossible` if nothing of it runs."""
-    processes = list_processes(host)
-    shims = [each for each in processes if each.is_shim and native_id in each.line]
-    if not shims:
-        raise NotPossible(f"nothing of `{native_id}` runs on `{host.name}`", hint="`runtime status` shows what does")
-    # The shim that the launcher started; the others serve single runs.
-    top = _tops(shims)[0]
-    runs = [each for each in shims if each.pid != top.pid]
-    served = _served(job_of(top.line), [top, *runs], index, host)
-    chosen = _choose(top, runs, index, served)
-    if how == "preempt":
-        signal_processes(host, "TERM", chosen if index is not None else [top])
-    elif how == "timeout":
-        signal_processes(host, "ALRM", chosen)
-    elif how == "node-loss":
-        # The shim first: it would take its command's death for the end of the attempt.
-        roots = chosen if index is not None else [top]
-        job = job_of(top.line)
-        signal_processes(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
-    elif how == "oom":
-        _note_memory(job_of(top.line), chosen, served, host)
-        signal_processes(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
-    else:
-        raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(PROCESS_INTERRUPTS)}")
-
-
-def stop_processes(native_ids: Sequence[str], host: Host) -> None:
-    """TERM to the shims of these native jobs; already gone is success."""
-    signal_processes(host, "TERM", _tops(list_shims(native_ids, host)))
 
 
 def list_processes(host: Host) -> list[Process]:
@@ -218,14 +179,10 @@ PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.shared_memory": native("the machine's own /dev/shm"),
     "resources.gpus.count": by_shim("locks of the machine's GPUs that all its users share"),
     "resources.gpus.type": _NO_LIMIT,
-    "resources.tpu.type": _NO_LIMIT,
-    "resources.tpu.topology": _NO_LIMIT,
-    "resources.tpu.slices": _NO_LIMIT,
+    **dict.fromkeys(fields_of("resources.tpu"), _NO_LIMIT),
     "gang.start_timeout": native("all ranks are started at once"),
-    "placement.capacity": _NO_SCHEDULER,
-    "placement.nodes": _NO_SCHEDULER,
-    "placement.exclude": _NO_SCHEDULER,
-    "placement.selector": _NO_SCHEDULER,
+    **dict.fromkeys(fields_of("placement"), _NO_SCHEDULER),
+    "placement.on": COMMON["placement.on"],
     "priority": _NO_SCHEDULER,
     "account": _NO_SCHEDULER,
     "start_deadline": native("it starts at once"),
@@ -321,7 +278,7 @@ P = TypeVar("P", bound=ProcessSettings)
 def read_process_settings(kind: type[P], target: Target) -> P:
     """Raises `UnknownName` or `InvalidValue` for a setting, or a record root, that cannot be used."""
     expected = {"setup": "lines of shell", "options": 'words for ssh, such as ["-p", "2222"]'}
-    found = read_target_settings(kind, target, where=f"for target `{target.name}`", expected=expected)
+    found = read_target_settings(kind, target, expected, where=f"for target `{target.name}`")
     check_record_folder(target)
     _read_gpus(found.gpus, target)
     return found
@@ -341,7 +298,12 @@ class ProcessLauncher:
     """The calls that are the same on this machine and on a machine behind ssh."""
 
     takes_up: ClassVar[bool] = True
-    interrupts: ClassVar[Mapping[str, FieldSupport]] = PROCESS_INTERRUPTS
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = {
+        "preempt": by_client("TERM to the shim, which this command then starts anew"),
+        "timeout": ALARM,
+        "node-loss": native("KILL to the shim and everything below it at once"),
+        "oom": by_shim("KILL to the command, and a note that memory was the reason"),
+    }
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
         # A process has no name to look up; the shim's claim of the job decides which process counts.
@@ -359,7 +321,7 @@ class ProcessLauncher:
         return []
 
     def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
-        stop_processes(native_ids, host)
+        signal_processes(host, "TERM", _tops(list_shims(native_ids, host)))
 
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
         command = host.files.read(f"{folder}/artefacts/command")
@@ -382,7 +344,32 @@ class ProcessLauncher:
         return None
 
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
-        interrupt_processes(native_id, index, how, host)
+        """Raises `NotPossible` if nothing of the job runs."""
+        processes = list_processes(host)
+        shims = [each for each in processes if each.is_shim and native_id in each.line]
+        if not shims:
+            raise NotPossible(
+                f"nothing of `{native_id}` runs on `{host.name}`", hint="`runtime status` shows what does"
+            )
+        # The shim that the launcher started; the others serve single runs.
+        top = _tops(shims)[0]
+        runs = [each for each in shims if each.pid != top.pid]
+        job = job_of(top.line)
+        served = _served(job, [top, *runs], index, host)
+        chosen = _choose(top, runs, index, served)
+        if how == "preempt":
+            signal_processes(host, "TERM", chosen if index is not None else [top])
+        elif how == "timeout":
+            signal_processes(host, "ALRM", chosen)
+        elif how == "node-loss":
+            # The shim first: it would take its command's death for the end of the attempt.
+            roots = chosen if index is not None else [top]
+            signal_processes(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
+        elif how == "oom":
+            _note_memory(job, chosen, served, host)
+            signal_processes(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
+        else:
+            raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")
 
 
 def _state_of(native: str, boot: str, listed: str, host: Host) -> NativeState:

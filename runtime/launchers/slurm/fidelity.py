@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from runtime.jobs.plan import FieldSupport
-from runtime.launchers.support import ALARM, COMMON, native, refused
+from runtime.launchers.support import ALARM, COMMON, fields_of, native, refused
 
-_NO_TPU: Final = refused("nodes of Slurm have no TPUs")
 _SET_BY_SHIM: Final = native("--array, and the shim sets them")
 
 KEEPS: Final[Mapping[str, FieldSupport]] = {
@@ -23,9 +22,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.shared_memory": native("the node's own /dev/shm"),
     "resources.gpus.count": native("--gres=gpu"),
     "resources.gpus.type": native("--gres=gpu:TYPE"),
-    "resources.tpu.type": _NO_TPU,
-    "resources.tpu.topology": _NO_TPU,
-    "resources.tpu.slices": _NO_TPU,
+    **dict.fromkeys(fields_of("resources.tpu"), refused("nodes of Slurm have no TPUs")),
     "nodes": native("--nodes, and srun starts the ranks"),
     "tasks_per_node": native("--ntasks-per-node where there are several nodes; else the shim starts the ranks"),
     "gang.start_timeout": native("all nodes are given at once"),

@@ -328,8 +328,9 @@ class SlurmLauncher:
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
         # The folder of a try is made before its sbatch runs: a job without a try has never existed.
-        tried = {job for job in {_job_of(name) for name in names} if host.files.names(f"jobs/{job}/submit")}
-        names = [name for name in names if _job_of(name) in tried]
+        jobs = {name: name.partition(".")[0] for name in names}
+        tried = {job for job in set(jobs.values()) if host.files.names(f"jobs/{job}/submit")}
+        names = [name for name, job in jobs.items() if job in tried]
         if not names:
             return {}
         client = self._client(target, host)
@@ -494,10 +495,6 @@ def find_records(target: Target, context: PlanContext) -> str:
         facts=[f"none of {', '.join(_FOLDERS)} is set here, and a home is taken only where it is named"],
         hint=f'set records = "/scratch/…" in [tool.runtime.targets.{target.name}]',
     )
-
-
-def _job_of(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def _first_ids(rows: Sequence[Row]) -> dict[str, str]:

@@ -124,7 +124,7 @@ _EXPECTED: Final = {"gpu_option": "gres or gpus-per-node"}
 def read_settings(target: Target) -> SlurmSettings:
     """Read the settings of a target. Raises `UnknownName` or `InvalidValue` for one that cannot be used."""
     where = f"targets.{target.name}"
-    found = read_target_settings(SlurmSettings, target, expected=_EXPECTED)
+    found = read_target_settings(SlurmSettings, target, _EXPECTED)
     for name in found.priorities:
         if name not in set(Priority):
             raise UnknownName("priority", name, [each.value for each in Priority], where=f"in {where}.priorities")

@@ -21,28 +21,19 @@ SACCT_FORMAT: Final = "JobID,JobName,State,ExitCode,NodeList,Start,Reason"
 STARTS_FORMAT: Final = "JobID,State,Start,End"
 """Columns of `sacct --duplicates`, with times in seconds since 1970."""
 
-_WAITS: Final = JobState.PENDING, None
-_RUNS: Final = JobState.RUNNING, None
+_WAITING: Final = (
+    *("PENDING", "CONFIGURING", "POWER_UP_NODE", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"),
+    *("RESV_DEL_HOLD", "SPECIAL_EXIT"),
+)
+_RUNNING: Final = (
+    *("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB"),
+    "EXPEDITING",
+)
 _FAILED: Final = JobState.FAILED
 
 STATES: Final[Mapping[str, tuple[JobState, EndReason | None]]] = {
-    "PENDING": _WAITS,
-    "CONFIGURING": _WAITS,
-    "POWER_UP_NODE": _WAITS,
-    "REQUEUED": _WAITS,
-    "REQUEUE_FED": _WAITS,
-    "REQUEUE_HOLD": _WAITS,
-    "RESV_DEL_HOLD": _WAITS,
-    "SPECIAL_EXIT": _WAITS,
-    "RUNNING": _RUNS,
-    "COMPLETING": _RUNS,
-    "RESIZING": _RUNS,
-    "SIGNALING": _RUNS,
-    "STAGE_OUT": _RUNS,
-    "STOPPED": _RUNS,
-    "SUSPENDED": _RUNS,
-    "UPDATE_DB": _RUNS,
-    "EXPEDITING": _RUNS,
+    **dict.fromkeys(_WAITING, (JobState.PENDING, None)),
+    **dict.fromkeys(_RUNNING, (JobState.RUNNING, None)),
     "COMPLETED": (JobState.SUCCEEDED, EndReason.SUCCEEDED),
     "CANCELLED": (JobState.CANCELLED, EndReason.CANCELLED),
     "FAILED": (_FAILED, EndReason.APP_FAILED),
@@ -243,7 +234,7 @@ class Layout:
         return (index - self.offset) // self.each if inside else None
 
 
-_NAME = re.compile(r"(j-[0-9a-f]+)\.[0-9a-f]{8}\.(\d+)(?:\.(\d+)x(\d+)x(\d+))?(?:\.e\d+)?")
+_NAME = re.compile(r"j-[0-9a-f]+\.[0-9a-f]{8}\.\d+(?:\.(\d+)x(\d+)x(\d+))?(?:\.e\d+)?")
 
 
 def native_name(job: str, root: str, part: int, layout: Layout | None) -> str:
@@ -256,19 +247,10 @@ def native_name(job: str, root: str, part: int, layout: Layout | None) -> str:
     return f"{job}.{place}.{part}{served}"
 
 
-def read_name(name: str) -> tuple[str, int, Layout | None] | None:
-    """Job, part and layout of a name that `native_name` made; None for any other."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    layout = Layout(int(match[3]), int(match[4]), int(match[5])) if match[3] is not None else None
-    return match[1], int(match[2]), layout
-
-
 def read_layout(name: str) -> Layout | None:
-    """The layout of an array whose name this is; None for any other name."""
-    named = read_name(name)
-    return named[2] if named else None
+    """The layout in an array's name that `native_name` made; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return Layout(int(match[1]), int(match[2]), int(match[3])) if match and match[1] is not None else None
 
 
 # from rows to states

@@ -26,9 +26,8 @@ from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
-from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome
-from runtime.jobs.plan import NativeState, Target
+from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.runs import LogReader
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher

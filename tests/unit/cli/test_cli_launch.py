@@ -23,7 +23,7 @@ from runtime.jobs.hosts.base import HostUnavailable
 from runtime.jobs.plan import Target
 from runtime.jobs.spec import JobState, parse_spec, spec_schema
 from runtime.jobs.spec_fields import spec_fields
-from runtime.jobs.spec_file import load_spec
+from runtime.jobs.spec_file import read_spec_file
 from runtime.launchers.local.launcher import LocalLauncher
 from tests.jobs_support import Terminal, open_terminal
 from tests.output_support import differences, documented
@@ -244,7 +244,7 @@ def test_flags_are_the_same_as_a_file(tmp_path: Path) -> None:
 
     built = build_request(None, ["python", "train.py"], flags, ["A=b"], ["K=env://K"], ["lr=0.1,0.2"], [])
 
-    assert built.spec_on(LOCAL) == load_spec(file)
+    assert built.spec_on(LOCAL) == parse_spec(read_spec_file(file))
 
 
 def test_after_takes_beginnings_of_ids_and_makes_the_same_job_as_whole_ones(run: Terminal) -> None:

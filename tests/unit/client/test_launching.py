@@ -25,9 +25,8 @@ from runtime.config import Project, Settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
-from runtime.jobs.identity import owner_name
 from runtime.jobs.lock import Lock
-from runtime.jobs.plan import Target
+from runtime.jobs.plan import Target, owner_name
 from runtime.jobs.spec import Array, Code, CodeMode, InvalidSpec, JobSpec, JobState, Retry, parse_spec
 from runtime.jobs.spec_fields import spec_fields
 from runtime.reasons import EndReason

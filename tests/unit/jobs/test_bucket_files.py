@@ -9,7 +9,7 @@ import pytest
 
 from runtime.client.fetch import RemoteFile, fetch
 from runtime.errors import InvalidValue, StoreUnavailable
-from runtime.jobs.hosts.base import Files, FileToWrite, Links
+from runtime.jobs.hosts.base import Files, FileToWrite
 from runtime.jobs.hosts.bucket import BucketFiles, check_bucket, is_bucket
 from runtime.jobs.plan import Target
 from runtime.launchers.kubernetes.files import JobFiles
@@ -62,7 +62,6 @@ def test_root_is_said_without_a_slash_at_its_end(files: Files) -> None:
 
 
 def test_object_has_another_name_without_being_sent_again(files: Files) -> None:
-    assert isinstance(files, Links)
     files.create("snapshots/a b.tar", b"code")
 
     assert files.link("snapshots/a b.tar", "jobs/j-1/snapshot.tar") is True

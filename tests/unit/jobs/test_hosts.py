@@ -19,7 +19,7 @@ import pytest
 from runtime.client.jobs.targets import RootLost
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.agent import MARKER
-from runtime.jobs.hosts.base import AccessDenied, Answer, Files, FileToWrite, Host, HostUnavailable, Links, Room
+from runtime.jobs.hosts.base import AccessDenied, Answer, Files, FileToWrite, Host, HostUnavailable, Room
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.hosts.ssh import SshHost
@@ -231,7 +231,6 @@ def test_nothing_is_left_of_a_file_for_which_there_was_no_space(
 
 
 def test_file_has_another_name_without_being_sent_again(files: Files) -> None:
-    assert isinstance(files, Links)
     files.create("a", b"one")
 
     assert files.link("a", "d/b") is True

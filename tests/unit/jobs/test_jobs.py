@@ -40,7 +40,7 @@ from runtime.jobs.spec import (
     spec_schema,
 )
 from runtime.jobs.spec_fields import encode_spec, job_id, set_fields, spec_fields
-from runtime.jobs.spec_file import load_spec, load_yaml
+from runtime.jobs.spec_file import load_yaml, read_spec_file
 from runtime.schema import Size
 
 GIB = 1024**3
@@ -82,7 +82,7 @@ def test_spec_survives_the_way_through_json_and_yaml(tmp_path: Path) -> None:
     read = parse_spec(json.loads(encode_spec(FULL)))
     assert read == FULL
     assert expand_array(read.array) == expand_array(FULL.array)
-    assert load_spec(str(tmp_path / "job.yaml")) == FULL
+    assert parse_spec(read_spec_file(str(tmp_path / "job.yaml"))) == FULL
 
 
 def test_spec_written_by_hand_means_what_its_values_say() -> None:
@@ -372,13 +372,13 @@ def test_range_that_is_none_is_refused(text: object) -> None:
         Range.read(text)
 
 
-def test_load_spec_of_a_file_that_is_none_says_so(tmp_path: Path) -> None:
+def test_reading_a_spec_of_a_file_that_is_none_says_so(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("a: [")
 
     with pytest.raises(NotPossible, match="is no YAML"):
-        load_spec(str(tmp_path / "job.yaml"))
+        parse_spec(read_spec_file(str(tmp_path / "job.yaml")))
     with pytest.raises(NotPossible, match="no such file"):
-        load_spec(str(tmp_path / "other.yaml"))
+        parse_spec(read_spec_file(str(tmp_path / "other.yaml")))
 
 
 @pytest.mark.parametrize(

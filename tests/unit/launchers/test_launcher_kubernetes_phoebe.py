@@ -13,7 +13,7 @@ import yaml
 from runtime.cli.main import main
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.jobs.spec import parse_spec
-from runtime.jobs.spec_file import load_spec
+from runtime.jobs.spec_file import read_spec_file
 from runtime.launchers.kubernetes.convert import convert, read_runs
 
 TEMPLATE: dict[str, Any] = yaml.safe_load(
@@ -179,7 +179,7 @@ def test_command_writes_files_that_launch_reads_and_overwrites_none(
     assert main(words) == 2
     assert "takes a second file" in capsys.readouterr().err
     assert main([*words, "--to", str(tmp_path / "jobs")]) == 0
-    spec = load_spec(tmp_path / "jobs" / "job.yaml")
+    spec = parse_spec(read_spec_file(tmp_path / "jobs" / "job.yaml"))
     assert spec.array is not None
     assert spec.array.file == "runs.jsonl"
     assert len((tmp_path / "jobs" / "runs.jsonl").read_text().splitlines()) == 12

@@ -22,8 +22,7 @@ from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles
-from runtime.jobs.identity import owner_name
-from runtime.jobs.plan import PlanContext, Target
+from runtime.jobs.plan import PlanContext, Target, owner_name
 from runtime.jobs.spec import Array, Gpus, JobResources, JobSpec, JobState
 from runtime.launchers.kubernetes import launcher, sweep
 from runtime.launchers.kubernetes.client import ApiRefused
