@@ -22,6 +22,10 @@ import xml.etree.ElementTree
 
 from runtime.shim.files import read_json, read_text
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
 MAY_PASS = (408, 409, 425, 429, 500, 502, 503, 504)
 OWN = "RUNTIME_RECORDS_"
 """Prefix of variables for the record root alone; commands do not see them."""
@@ -58,7 +62,7 @@ class Cloud(object):
         self.if_absent = if_absent
         """Headers of a write that creates and never replaces."""
         self.lock = threading.Lock()
-        self.known: object = None
+        self.known: Optional[Any] = None
         self.ends = 0.0
         self.skew = 0.0
         """How far the service's clock is ahead of ours, in seconds, if it reported that."""
@@ -170,7 +174,7 @@ def _base64url(data):
 class Amazon(Cloud):
     """https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-authenticating-requests.html"""
 
-    def __init__(self, region: "str | None" = None) -> None:
+    def __init__(self, region: "Optional[str]" = None) -> None:
         self.region = region or variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or "us-east-1"
         own = variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL")
         Cloud.__init__(self, own or "https://s3.%s.amazonaws.com" % self.region, {"If-None-Match": "*"})

@@ -12,6 +12,11 @@ import time
 
 from runtime.shim.words import HOST, LOOK_S, Taken, say
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
+
 WRITE_PATIENCE_S = 900.0
 """How long a write waits for a full disk, and a read for a file server that does not answer."""
 WRITE_AGAIN_S = 5.0
@@ -242,7 +247,7 @@ def _is_apart(parts, many):
 
 
 def _write_folded(path, kept, beside):
-    places: dict[str, object] = dict.fromkeys(beside)
+    places: Dict[str, Any] = dict.fromkeys(beside)
     size = 0
     for name in sorted(kept):
         places[name] = [size, len(kept[name])]

@@ -13,6 +13,10 @@ from runtime.shim.files import drop_file, list_names, read_json, token
 from runtime.shim.processes import boot_id, is_alive, is_group_alive, started_at
 from runtime.shim.words import LOOK_S, NoCapacity, SetupFailed
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict
+
 GPU_PATIENCE_S = 15.0
 """How long to wait for memory that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
@@ -81,7 +85,7 @@ class GpuShare(object):
 
     def _used(self):
         """GPU → the part of it that others have."""
-        used: dict[str, float] = {}
+        used: Dict[str, float] = {}
         for name in list_names(self.folder):
             path = os.path.join(self.folder, name)
             if not name.startswith("claim.") or path == self.path:

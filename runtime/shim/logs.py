@@ -9,6 +9,10 @@ import time
 
 from runtime.shim.processes import LEFT_S
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Tuple
+
 LOG_BYTES = 1 << 30
 """The most that a rank's log of an attempt takes if the order sets no limit."""
 LOG_TAIL_BYTES = 16 << 20
@@ -19,7 +23,7 @@ PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
 
 
-def split_log(limit: int) -> "tuple[int, int]":
+def split_log(limit: int) -> "Tuple[int, int]":
     """The bytes of the beginning and of the end that are kept of a log that outgrew `limit`."""
     tail = min(LOG_TAIL_BYTES, limit // 4)
     return limit - tail - len(render_gap(0)), tail
@@ -109,9 +113,9 @@ class Logs(object):
 
     def __init__(self, limit):
         self.limit = limit
-        self.logs: dict[int, Log] = {}
-        self.ended: list[Log] = []
-        self.thread: threading.Thread | None = None
+        self.logs: Dict[int, Log] = {}
+        self.ended: List[Log] = []
+        self.thread: Any = None
         self.until = 0.0
         """The time at which the thread ends, even during output; 0 while it goes on."""
 

@@ -27,9 +27,13 @@ from runtime.shim.record import FolderRecord, Run, claim_job, load_order
 from runtime.shim.serve import serve, serve_rank
 from runtime.shim.words import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
+
 
 def parse_indices(text):
-    found: list[int] = []
+    found: List[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)

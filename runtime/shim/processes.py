@@ -10,6 +10,11 @@ import time
 from runtime.shim.files import list_names, read_system
 from runtime.shim.words import LOOK_S, SOON_S, say
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Set
+
+
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
@@ -134,7 +139,7 @@ def reap_orphans():
             return problem.errno != errno.ECHILD
 
 
-KNOWN: "set[int]" = set()
+KNOWN: "Set[int]" = set()
 """Children in sessions of their own that this process waits for itself."""
 
 
@@ -179,7 +184,7 @@ def find_orphans():
     """Living processes below this one in other sessions than ours, without known children and shims of other jobs and
     their descendants."""
     table = list_processes()
-    below: dict[int, list[int]] = {}
+    below: Dict[int, List[int]] = {}
     for pid, each in table.items():
         below.setdefault(each[0], []).append(pid)
     found, left, own = [], list(below.get(os.getpid(), ())), os.getsid(0)

@@ -23,6 +23,11 @@ from runtime.shim.logs import split_log
 from runtime.shim.tree import Below, NameRefused
 from runtime.shim.words import LOST, REFUSED, Taken, say
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional, Tuple
+
+
 KEPT = 2
 """How many checkpoints are kept."""
 
@@ -106,7 +111,7 @@ class Checkpoints(object):
 
     def _scan(self):
         """Name → ("file", size, time, mode), ("link", target) or ("folder",)."""
-        found: dict[str, tuple[object, ...]] = {}
+        found: Dict[str, Tuple[Any, ...]] = {}
         for place, folders, names in os.walk(self.folder):
             for each in folders + names:
                 path = os.path.join(place, each)
@@ -254,8 +259,8 @@ class BucketRecord(object):
         self.bucket = bucket
         self.folder = folder
         self.job = os.path.basename(folder)
-        self.carrier: Carrier | None = None
-        self.marks: dict[str, tuple[bool, float]] = {}
+        self.carrier: Optional[Carrier] = None
+        self.marks: Dict[str, Tuple[bool, float]] = {}
         """Name → whether it was there, and when we looked."""
 
     def key(self, name):
@@ -346,7 +351,7 @@ class Carrier(object):
         self.name = run.attempt_name(attempt)
         self.folder = run.attempt_folder(attempt)
         self.output = os.path.join(run.folder, "output", "a%04d" % attempt)
-        self.beats: dict[str, str] = {}
+        self.beats: Dict[str, str] = {}
         """Small files that are written over all the time: name → text to send."""
         self.began = time.time()
         self.sent = {}

@@ -8,6 +8,11 @@ import time
 from runtime.shim.files import list_names, read_system
 from runtime.shim.words import BEGAN
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Set
+
+
 CGROUP = "/sys/fs/cgroup"
 
 
@@ -135,7 +140,7 @@ class DiskUse(object):
         first = self.folders + ([] if any((often + "/").startswith(each + "/") for each in mounted) else [often])
         left = [OWN_DISK] + [each for each in first[::-1] if each != OWN_DISK]
         elsewhere = mounted | set(first)
-        seen: set[tuple[int, int]] = set()
+        seen: Set[Any] = set()
         while left:
             folder = left.pop()
             try:
