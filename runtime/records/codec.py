@@ -140,7 +140,7 @@ class Format(Generic[V]):
             for key, kind, default, attribute, _ in self._fields:
                 found: Any = fields[key] if default is REQUIRED else fields.get(key)
                 if found is None and default is not REQUIRED:
-                    found = default
+                    found = dict(default) if type(default) is dict else default
                 elif kind in _READ:
                     found = _READ[kind](found)
                 elif kind is not Any and type(found) is not kind:

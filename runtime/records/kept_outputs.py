@@ -39,9 +39,9 @@ class FoundOutputs:
         """Make the files durable where they lie, except files that we may not open."""
         for path in (*self.files.values(), *reversed(self.folders or [self.root]), *self.root.parents[:2]):
             try:
-                sync(path)
+                sync(path, unopened=_NOT_OPENED)
             except OSError as problem:
-                if problem.errno not in _NOT_OPENED:
+                if problem.errno != errno.EBADF:  # Some file systems cannot sync what was opened for reading.
                     raise
 
     def remove_empty(self) -> None:

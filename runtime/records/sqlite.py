@@ -199,8 +199,8 @@ class SqliteBlobs:
     def create(self, key: str, data: bytes) -> bool:
         if beside := self._beside(key):
             return beside.create(key, data)
-        row = (key, data, self._clock.now().timestamp())
         with self._file.transaction(durable=True) as connection:
+            row = (key, data, self._clock.now().timestamp())
             return bool(connection.execute("INSERT OR IGNORE INTO objects VALUES(?, ?, ?)", row).rowcount)
 
     def put(self, key: str, data: bytes) -> None:
@@ -237,7 +237,13 @@ class SqliteBlobs:
         return iter([BlobInfo(key, size, _read_time(modified)) for key, size, modified in rows])
 
     def append(self, key: str, data: bytes) -> None:
-        self._files().append(key, data)
+        path = self._folder / key
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(data)
+        except OSError as problem:
+            raise StoreUnavailable(f"cannot write `{path}`: {(problem.strerror or str(problem)).lower()}") from problem
 
     def stream(self, key: str) -> Iterator[bytes]:
         return self._files().stream(key) if self._folder.is_dir() else iter(())

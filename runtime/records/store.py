@@ -53,6 +53,7 @@ class BlobRecords(BlobTotals, RecordStore):
         super().__init__(blobs, clock=clock)
         self._order_logs: dict[str, OrderLog] = {}
         self._outputs: str | None = None
+        self._checkpoints: str | None = None
 
     # orders for workers, and their reports
 
@@ -245,8 +246,10 @@ class BlobRecords(BlobTotals, RecordStore):
         return f"{self._outputs}/{task_id}/{token}"
 
     def checkpoints_path(self, task_id: str) -> str | None:
-        path = self.blobs.path(f"checkpoints/{task_id}")
-        return None if path is None else str(path)
+        # On the path of every task, so their common folder is looked up once.
+        if self._checkpoints is None:
+            self._checkpoints = str(self.blobs.path("checkpoints") or "")
+        return f"{self._checkpoints}/{task_id}" if self._checkpoints else None
 
     def keep_outputs(self, task_id: str, token: str, folder: Path) -> KeptOutputs:
         from runtime.records import kept_outputs

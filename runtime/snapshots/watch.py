@@ -128,7 +128,11 @@ def _find_empty(root: Path, folders: dict[str, set[bytes]]) -> list[str]:
         for name in inside:
             path = f"{folder}/{name}" if folder else name
             if name != ".git" and path not in folders:
-                walked = [(os.path.relpath(where, root), files) for where, _, files in os.walk(root / path)]
-                if not any(files for _, files in walked):
-                    found += [where for where, _ in walked]
+                walked = []
+                for where, _, files in os.walk(root / path):
+                    if files:  # The first file ends the walk: an ignored folder may be large.
+                        break
+                    walked.append(os.path.relpath(where, root))
+                else:
+                    found += walked
     return found

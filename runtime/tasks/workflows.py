@@ -349,7 +349,7 @@ def _instantiate(parser: ArgumentParser, parsed: Any) -> dict[str, Any]:
 
 
 def _refusal(parser: ArgumentParser, name: str, text: str) -> BadArguments:
-    from runtime.schema import suggest
+    import difflib
 
     lines = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("usage:")]
     lines = [re.sub(r"<(?:class|enum) '(?:\w+\.)*(\w+)'>", r"`\1`", line) for line in lines]
@@ -358,11 +358,12 @@ def _refusal(parser: ArgumentParser, name: str, text: str) -> BadArguments:
     if first.startswith("unrecognized arguments: "):
         word = first.partition(": ")[2].split()[0].partition("=")[0]
         known = _option_names(parser)
+        near = difflib.get_close_matches(word, known, n=1)
         return BadArguments(
             f"workflow `{name}`",
             f"it has no option `{word}`" if word.startswith("-") else f"it takes no argument `{word}` without a name",
             facts=[f"its options: {', '.join(known) or 'none'}"],
-            hint=suggest(word, known) or hint,
+            hint=f"did you mean `{near[0]}`?" if near else hint,
         )
     if first.startswith("the following arguments are required: "):
         missing = first.partition(": ")[2].split(", ")

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import bisect
 import errno
+import functools
 import itertools
 import os
 import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +35,7 @@ STALE_AFTER_S: Final = 24 * 3600
 
 _GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-_NO_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
+_NO_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -272,7 +273,7 @@ def _rename_new(temporary: str, path: str, no_link: OSError) -> bool:
     """Rename without replacing, on a file system without hard links; some have neither."""
     import ctypes
 
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    rename = _renameat2()
     number = errno.ENOSYS
     if rename is not None:
         at_cwd, no_replace = -100, 1
@@ -289,6 +290,13 @@ def _rename_new(temporary: str, path: str, no_link: OSError) -> bool:
         hint="keep records on a local disk, NFS or a bucket",
         retryable=False,
     )
+
+
+@functools.cache
+def _renameat2() -> Callable[..., int] | None:
+    import ctypes
+
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
 def _replace(temporary: str, path: str) -> bool:
@@ -313,9 +321,14 @@ def _read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
-def sync(path: str | Path) -> None:
-    """Make a file's content, or a folder's names, durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def sync(path: str | Path, *, unopened: Container[int] = ()) -> None:
+    """Make a file's content, or a folder's names, durable. A file that cannot be opened by an error in `unopened` is left."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as problem:
+        if problem.errno in unopened:
+            return
+        raise
     try:
         os.fsync(descriptor)
     except OSError as problem:
