@@ -62,8 +62,9 @@ class Part(pulumi.ComponentResource):
         return self._options(*services, retain_on_delete=True, delete_before_replace=True, **more)
 
     def _register(self) -> None:
-        """Register the attributes that the class declares as the component's outputs."""
-        self.register_outputs({name: getattr(self, name) for name in type(self).__annotations__})
+        """Register the attributes that the component declares as its outputs; a program's subclass may declare others."""
+        component = next(each for each in type(self).__mro__ if Part in each.__bases__)
+        self.register_outputs({name: getattr(self, name) for name in component.__annotations__})
 
     def _account(
         self, name: str, role: str, title: str, *, deletion_policy: str = "DELETE", join_existing: bool | None = False

@@ -143,7 +143,8 @@ def find_commit(folder: Path, commit: str | None = None) -> Commit | None:
 
     Its time is None if git does not know the commit. Returns None without `commit` and without a work tree.
     """
-    shown = ask_git(folder, "show", "-s", "--format=%H %cI", "--end-of-options", f"{commit or 'HEAD'}^{{commit}}")
+    named = f"{'HEAD' if commit is None else commit}^{{commit}}"
+    shown = ask_git(folder, "show", "-s", "--format=%H %cI", "--end-of-options", named)
     if shown is None:
         return Commit(commit, None) if commit is not None else None
     name, _, at = shown.partition(" ")

@@ -106,6 +106,23 @@ def test_records_of_the_defaults_is_a_closed_versioned_bucket_that_stays(preview
     assert_waits_for(recording, RECORDS, "storage")
 
 
+def test_subclass_of_a_program_declares_attributes_of_its_own() -> None:
+    class Named(Records):
+        title: str
+
+        def __init__(self, name: str, args: RecordsArgs, opts: pulumi.ResourceOptions) -> None:
+            super().__init__(name, args, opts)
+            self.title = name
+
+    def program(opts: pulumi.ResourceOptions) -> None:
+        Named("records", RecordsArgs(site=sample_site(), apis=make_apis(opts)), opts)
+
+    plain, named = record_records(), run(program)
+
+    first, second = (next(each for each in one.resources if each.type == RECORDS) for one in (plain, named))
+    assert set(first.outputs) == set(second.outputs) != set()
+
+
 def test_records_settings_reach_the_bucket() -> None:
     settings = RecordsSettings(location="eu", bucket="lab-own-records", soft_delete_days=0, logs_days=7, notes_days=14)
 

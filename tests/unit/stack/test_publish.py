@@ -172,6 +172,12 @@ def test_commit_is_what_is_checked_out_and_says_when_the_tree_differs(repository
     assert find_commit(tmp_path / "nowhere") is None
 
 
+def test_empty_commit_is_not_taken_for_the_head(repository: Path) -> None:
+    (repository / "file").write_text("three")
+
+    assert find_commit(repository, "") == Commit("", None)
+
+
 def test_commit_that_looks_like_an_option_is_none(repository: Path) -> None:
     assert find_commit(repository, "--output=/tmp/x") == Commit("--output=/tmp/x", None)
 
