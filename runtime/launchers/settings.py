@@ -32,8 +32,8 @@ class SettingsReader(Reader):
 
     def read_record(self, kind: Any, value: object, path: str, given: Mapping[str, Any] | None = None) -> Any:
         for name, hint in type_hints(kind).items():
-            if isinstance(value, Mapping) and value.get(name) == "":
-                self.wrong(hint, "", join(path, name))
+            if isinstance(value, Mapping) and hint is not Any and value.get(name, ()) in ("", None):
+                self.wrong(hint, value[name], join(path, name))
         return super().read_record(kind, value, path, given)
 
     def read_scalar(self, kind: Any, value: object, path: str) -> Any:
@@ -48,7 +48,9 @@ class SettingsReader(Reader):
 
     def wrong(self, kind: Any, value: object, path: str, expected: str | None = None) -> Any:
         named = [self._expected[part] for part in path.partition("[")[0].split(".")[2:] if part in self._expected]
-        raise InvalidValue(path, value, expected or (named[-1] if named else self.expected(kind)))
+        plain = self.expected(kind)
+        # The words for a table's values are none for the table itself.
+        raise InvalidValue(path, value, expected or (named[-1] if named and plain != self.names[Mapping] else plain))
 
 
 def read_target_settings(kind: type[T], target: Target, expected: Mapping[str, str], *, where: str = "") -> T:

@@ -51,6 +51,10 @@ def forget_secrets(order, folder):
         shutil.rmtree(os.path.join(folder, "secrets"), ignore_errors=True)
 
 
+def parse_index(given):
+    return sum(map(int, given.split("+")))
+
+
 def main(words):
     parser = argparse.ArgumentParser(description="Runs a job by the order in its folder.")
     parser.add_argument("folder", help="the job's run folder")
@@ -58,7 +62,7 @@ def main(words):
     parser.add_argument("--member", help="its id of this array member, where that differs")
     parser.add_argument("--part", type=int, help="which part of the job this native job is, where there are several")
     text = "run this index; a sum such as 8+3 where the backend counts from 0"
-    parser.add_argument("--index", type=lambda given: sum(map(int, given.split("+"))), help=text)
+    parser.add_argument("--index", type=parse_index, help=text)
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
     parser.add_argument("--bucket", help="the record root, gs://… or s3://…; FOLDER is then this machine's own")
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")

@@ -182,5 +182,5 @@ def scan(folder):
 def mount_points():
     """Folders and files of this container that are mounted from other file systems."""
     text = read_system("/proc/self/mountinfo", errors="surrogateescape")
-    found = {line.split()[4] for line in text.splitlines()} - {"/"}
+    found = {line.split()[4] for line in text.split("\n") if line} - {"/"}
     return {re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), each) for each in found}

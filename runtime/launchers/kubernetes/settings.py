@@ -151,8 +151,12 @@ def split_records(target: Target) -> tuple[str, str]:
 
 
 def read_place(target: Target, context: PlanContext) -> Place:
-    """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has."""
-    settings = _read(target)
+    """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has.
+
+    The settings are not checked, so that a wrong one hides none of the target's jobs.
+    """
+    known = [each.name for each in fields(KubernetesSettings) if each.name in target.settings]
+    settings = KubernetesSettings(**{name: target.settings[name] for name in known})
     outputs, cluster, namespace, exported = _contract(target, context)
     claims = {name: each.claim for name, each in exported.claims.items()} if exported else {}
     claim = path = ""

@@ -272,13 +272,18 @@ class ProcessSettings:
     """The number of the machine's GPUs, or their names; without it the shim asks `nvidia-smi`."""
 
 
+EXPECTED: Final = {
+    "setup": "lines of shell",
+    "host": "a host as `ssh` knows it, such as me@gpu1",
+    "options": 'words for ssh, such as ["-p", "2222"]',
+}
+
 P = TypeVar("P", bound=ProcessSettings)
 
 
 def read_process_settings(kind: type[P], target: Target) -> P:
     """Raises `UnknownName` or `InvalidValue` for a setting, or a record root, that cannot be used."""
-    expected = {"setup": "lines of shell", "options": 'words for ssh, such as ["-p", "2222"]'}
-    found = read_target_settings(kind, target, expected, where=f"for target `{target.name}`")
+    found = read_target_settings(kind, target, EXPECTED, where=f"for target `{target.name}`")
     check_record_folder(target)
     _read_gpus(found.gpus, target)
     return found

@@ -15,6 +15,7 @@ from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.plan import FieldSupport, JobIdentity, LaunchPlan, NativePart, PlanContext, Target
 from runtime.jobs.spec import JobSpec
 from runtime.launchers.processes.base import (
+    EXPECTED,
     PROCESS_KEEPS,
     ProcessLauncher,
     ProcessSettings,
@@ -46,7 +47,7 @@ _QUOTA: Final = 'quota -wpl --filesystem="$HOME" 2>/dev/null || quota -wp 2>/dev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshSettings(ProcessSettings):
-    host: str
+    host: str | None = None
     options: tuple[str, ...] = ()
     """Words for ssh."""
 
@@ -62,12 +63,13 @@ class SshLauncher(ProcessLauncher):
         _read(target)
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
-        settings = _read(target)
+        # Unchecked, so that a wrong setting of a target hides none of its jobs.
+        given = target.settings
         return SshHost(
-            settings.host,
+            str(given["host"] if "host" in given else _read(target).host),
             target.records or RECORDS,
-            python=settings.python or "python3",
-            options=settings.options,
+            python=str(given.get("python", "python3")),
+            options=tuple(given.get("options", ())),
             control_folder=context.settings.cache_dir / "ssh",
         )
 
@@ -93,11 +95,11 @@ class SshLauncher(ProcessLauncher):
 
 
 def _read(target: Target) -> SshSettings:
-    host = target.settings.get("host")
-    # A name that begins with a hyphen would be an option of ssh.
-    if not isinstance(host, str) or not host or host.startswith("-") or any(char.isspace() for char in host):
-        raise InvalidValue(f"targets.{target.name}.host", host, "a host as `ssh` knows it, such as me@gpu1")
     settings = read_process_settings(SshSettings, target)
+    host = settings.host
+    # A name that begins with a hyphen would be an option of ssh.
+    if host is None or host.startswith("-") or any(char.isspace() for char in host):
+        raise InvalidValue(f"targets.{target.name}.host", host, EXPECTED["host"])
     if lax := next((option for option in settings.options if _LAX.search(option)), None):
         raise NotPossible(
             f"target `{target.name}` weakens the check of host keys: `{lax}`",
