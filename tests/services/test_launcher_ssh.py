@@ -231,7 +231,7 @@ def test_machine_that_was_started_anew_is_said_and_launching_again_goes_on_once(
     far = make_far()
     command = ("sh", "-c", "echo $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
     job = far.start(*command)
-    wait_for(lambda: job.attempts() == [1], "the attempt")
+    wait_for(lambda: read_log(job) == "1\n", "the attempt's first line")
     signal_all(processes_with(job.id))
     ssh_server.add_command("cat", 'case "$1" in */boot_id) echo 01234567-89ab;; *) exec /bin/cat "$@";; esac')
 

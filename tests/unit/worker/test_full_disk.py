@@ -180,10 +180,10 @@ class Disk:
         self.full = False
         write = _write_beside
 
-        def refuse(path: str, text: str, durable: bool = True) -> str:
+        def refuse(path: str, text: str, durable: bool = True, mode: int | None = None) -> str:
             if self.full and not path.endswith("beat"):
                 raise FULL
-            return write(path, text, durable)
+            return write(path, text, durable, mode)
 
         monkeypatch.setattr("runtime.shim.files._write_beside", refuse)
         for module in ("files", "record"):
@@ -304,9 +304,9 @@ def test_failed_run_stops_the_others_of_its_array_on_a_full_disk(tmp_path: Path,
     run = Run(FolderRecord(str(made.folder)), 0)
     disk.full = True
 
-    run.halt()
+    run.record.mark(serving.HALTED)
 
-    assert run.halted()
+    assert run.record.has(serving.HALTED)
 
 
 def test_what_a_killed_shim_left_running_is_ended_before_notes_are_written(
