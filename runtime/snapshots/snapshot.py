@@ -100,11 +100,12 @@ def take_snapshot(
     cache = SnapshotCache.open(cache_dir, folder)
     identity = None if cache.is_empty else cache.find_id(_read_changed(folder, files, cache))
     if identity is None or (records is not None and not records.has_blob(_reference(identity))):
-        archive, contents = _pack(folder, files)
+        contents = _read_all(folder, files)
+        archive = _pack(contents)
         identity = snapshot_id(archive)
         if records is not None:
             records.put_blob(archive, prefix="snapshots")
-        cache.learn(contents, identity)
+        cache.learn([Seen.of(file.name, file.status, content) for file, content in contents], identity)
     cache.save()
     return identity
 
@@ -117,8 +118,7 @@ def make_snapshot(folder: Path, rules: SnapshotRules | None = None) -> Snapshot:
     for a tree that is too large, that seems to hold a secret, or that keeps changing.
     """
     files = survey(folder, rules or SnapshotRules())
-    archive, _ = _pack(folder, files)
-    return Snapshot(archive=archive, files=len(files))
+    return Snapshot(archive=_pack(_read_all(folder, files)), files=len(files))
 
 
 def snapshot_id(archive: bytes) -> str:
@@ -368,31 +368,31 @@ def _read_changed(folder: Path, files: Sequence[TreeFile], cache: SnapshotCache)
     for each in files:
         digest = cache.find_digest(each.name, each.status)
         if digest is None:
-            content, status = _read(str(folder), each)
-            found.append(Seen.of(each.name, status, content))
+            read, content = _read(str(folder), each)
+            found.append(Seen.of(each.name, read.status, content))
         else:
             found.append(Seen(each.name, each.status, digest))
     return found
 
 
-def _pack(folder: Path, files: Iterable[TreeFile]) -> tuple[bytes, list[Seen]]:
-    """Return the canonical archive of these files, and each file as it was packed."""
-    root = str(folder)
+def _read_all(folder: Path, files: Iterable[TreeFile]) -> list[tuple[TreeFile, bytes]]:
+    return [_read(str(folder), each) for each in files]
+
+
+def _pack(contents: Iterable[tuple[TreeFile, bytes]]) -> bytes:
+    """Return the canonical archive of these files."""
     parts: list[bytes] = []
-    contents: list[Seen] = []
-    for each in files:
-        content, status = _read(root, each)
-        contents.append(Seen.of(each.name, status, content))
-        name = os.fsencode(each.name)
-        if stat.S_ISLNK(status.st_mode):
+    for file, content in contents:
+        name, mode = os.fsencode(file.name), file.status.st_mode
+        if stat.S_ISLNK(mode):
             parts.append(_header(name, 0, 0o777, b"2", content))
             continue
-        parts += (_header(name, len(content), 0o755 if status.st_mode & 0o100 else 0o644, b"0"), content)
+        parts += (_header(name, len(content), 0o755 if mode & 0o100 else 0o644, b"0"), content)
         if remainder := len(content) % _BLOCK:
             parts.append(bytes(_BLOCK - remainder))
     size = sum(map(len, parts)) + 2 * _BLOCK
     parts.append(bytes(2 * _BLOCK + -size % _RECORD))
-    return b"".join(parts), contents
+    return b"".join(parts)
 
 
 def _header(name: bytes, size: int, mode: int, kind: bytes, link: bytes = b"") -> bytes:
@@ -409,12 +409,12 @@ def _header(name: bytes, size: int, mode: int, kind: bytes, link: bytes = b"") -
     return long + start + b"%06o\0 " % sums + end.ljust(_BLOCK - len(start) - 8, b"\0")
 
 
-def _read(root: str, file: TreeFile) -> tuple[bytes, os.stat_result]:
-    """Return the bytes of a file, or the text of a link, and the status when they were read."""
+def _read(root: str, file: TreeFile) -> tuple[TreeFile, bytes]:
+    """Return the bytes of a file, or the text of a link, and the file as it was when they were read."""
     path = f"{root}/{file.name}"
     try:
         if stat.S_ISLNK(file.status.st_mode):
-            return os.fsencode(os.readlink(path)), file.status  # noqa: PTH115 - a Path costs as much again
+            return file, os.fsencode(os.readlink(path))  # noqa: PTH115 - a Path costs as much again
         found = _read_still(path)
     except PermissionError:
         raise NotPossible(
@@ -431,7 +431,8 @@ def _read(root: str, file: TreeFile) -> tuple[bytes, os.stat_result]:
             facts=[f"read {_READS} times"],
             hint=f"stop what writes it, or add it to .gitignore or {IGNORE_FILE}",
         )
-    return found
+    content, status = found
+    return TreeFile(file.name, status), content
 
 
 def _read_still(path: str) -> tuple[bytes, os.stat_result] | None:
