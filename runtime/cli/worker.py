@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from runtime.errors import InvalidValue, RequestRefused, UnknownName
@@ -42,8 +43,13 @@ class Parser(argparse.ArgumentParser):
             description=description,
             epilog=epilog,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            # Each `add_argument` makes a formatter, which would load shutil for the width of the terminal.
+            formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=80),
         )
+
+    def format_help(self) -> str:
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         hint = f"`{self.prog} --help` explains each option"

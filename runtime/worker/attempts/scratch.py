@@ -5,7 +5,7 @@ free is a leftover. The guardian inherits the lock, so a root outlives its worke
 """
 
 # pathlib is too large for the processes that load this.
-# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH108, PTH116, PTH120
+# ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH106, PTH108, PTH112, PTH116, PTH120
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 
 def default_base() -> str:
-    """`<tmp>/research-runtime-<uid>`."""
-    import tempfile
+    """`<tmp>/research-runtime-<uid>`, in the folder that `tempfile` would choose."""
+    for folder in (*map(os.environ.get, ("TMPDIR", "TEMP", "TMP")), "/tmp"):
+        if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return f"{os.path.abspath(folder)}/research-runtime-{os.getuid()}"
+    import tempfile  # which loads shutil
 
     return f"{tempfile.gettempdir()}/research-runtime-{os.getuid()}"
 

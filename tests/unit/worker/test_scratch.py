@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,6 +13,33 @@ import pytest
 
 from runtime.errors import InfrastructureFailure
 from runtime.worker.attempts import scratch
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"TMPDIR": "made"},
+        {"TMPDIR": "made/../made/"},
+        {"TMPDIR": "missing"},
+        {"TMPDIR": "", "TEMP": "made"},
+        {"TMPDIR": "missing", "TMP": "made"},
+        {"TMPDIR": "file", "TEMP": "missing", "TMP": "other"},
+    ],
+)
+def test_base_lies_in_the_folder_that_tempfile_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for folder in ("made", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "file").touch()
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value and f"{tmp_path}/{value}")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    assert scratch.default_base() == f"{tempfile.gettempdir()}/research-runtime-{os.getuid()}"
 
 
 def test_root_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
