@@ -34,7 +34,7 @@ def pack(order, record, indices, options, asked):
     waiting, codes = list(indices), []
     running: Dict[int, Any] = {}
     pause = SOON_S
-    tempfile.gettempdir()  # Python finds it by writing to it: once, for all copies
+    load_for_copies(order)
     while waiting or running:
         for slot in range(len(slots)):
             if slot in running and running[slot].poll() is not None:
@@ -59,6 +59,17 @@ def pack(order, record, indices, options, asked):
         time.sleep(pause)
         pause = min(LOOK_S / 4, pause * 1.5)
     return worst(codes)
+
+
+def load_for_copies(order):
+    """Load and find out once what each copy of this process would load and find out again."""
+    tempfile.gettempdir()  # Python finds it by writing to it
+    if (order.get("code") or {}).get("archive"):
+        import tarfile  # noqa: F401
+
+        import runtime.shim.tree
+    if order.get("environment"):
+        import runtime.shim.environment  # noqa: F401
 
 
 class Branch(object):

@@ -1200,6 +1200,20 @@ def test_shim_packs_runs_into_slots_that_share_cpus_and_gpus(job: MakeJob) -> No
     assert made.results() == dict.fromkeys(range(8), ("succeeded", 0, 1))
 
 
+def test_packed_runs_import_nothing_that_the_shim_has_not_imported_for_all(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "code.py").touch()
+    made = make_job(tmp_path, sys.executable, "true", runs={0: {}, 1: {}, 2: {}}, pack={"slots": 1})
+    add_snapshot(made, make_snapshot(tree).archive)
+
+    assert made.run("--indices", "0-2", PYTHONPROFILEIMPORTTIME="1") == 0
+
+    imported = re.findall(r"^import time: .*\| +(\S+)$", made.stderr, re.MULTILINE)
+    assert "runtime.shim.tree" in imported
+    assert [name for name in set(imported) if imported.count(name) > 1] == []
+
+
 def test_shim_packs_on_when_a_run_fails_and_says_so_in_the_end(job: MakeJob) -> None:
     made = job("[ $RUNTIME_ARRAY_INDEX != 1 ]", runs={index: {} for index in range(4)}, pack={"slots": 2})
 
