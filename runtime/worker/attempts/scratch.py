@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
 
 def default_base() -> str:
-    """`<tmp>/research-runtime-<uid>`, in the folder that `tempfile` would choose."""
-    for folder in (*map(os.environ.get, ("TMPDIR", "TEMP", "TMP")), "/tmp"):
-        if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
-            return f"{os.path.abspath(folder)}/research-runtime-{os.getuid()}"
-    import tempfile  # which loads shutil
+    """`<tmp>/research-runtime-<uid>`, in the folder that `tempfile` chooses."""
+    if "tempfile" not in sys.modules:  # loading it takes longer, because it loads shutil
+        for folder in (*map(os.environ.get, ("TMPDIR", "TEMP", "TMP")), "/tmp"):
+            if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+                return f"{os.path.abspath(folder)}/research-runtime-{os.getuid()}"
+    import tempfile
 
     return f"{tempfile.gettempdir()}/research-runtime-{os.getuid()}"
 

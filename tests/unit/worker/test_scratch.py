@@ -38,8 +38,17 @@ def test_base_lies_in_the_folder_that_tempfile_chooses(
     for name, value in variables.items():
         monkeypatch.setenv(name, value and f"{tmp_path}/{value}")
     monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delitem(sys.modules, "tempfile")
 
     assert scratch.default_base() == f"{tempfile.gettempdir()}/research-runtime-{os.getuid()}"
+
+
+def test_base_lies_in_the_folder_that_a_program_has_set_in_tempfile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    assert scratch.default_base() == f"{tmp_path}/research-runtime-{os.getuid()}"
 
 
 def test_root_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
