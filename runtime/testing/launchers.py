@@ -339,11 +339,11 @@ class LauncherSuite:
         killed = bench.launch_elsewhere(spec, RUNTIME_FAULTS=f"launch.{point}=kill")
         killed.communicate(timeout=bench.case.patience_s)
         started = [bench.launch_elsewhere(spec) for _ in range(2)]
-        said = [each.communicate(timeout=2 * bench.case.patience_s)[0].split() for each in started]
+        said = [each.communicate(timeout=2 * bench.case.patience_s) for each in started]
 
         assert (gone.state, gone.reason) == (JobState.FAILED, EndReason.LOST), errors
         assert killed.returncode == -signal.SIGKILL
-        assert said == [[job.id, "False"]] * 2
+        assert [out.split() for out, _ in said] == [[job.id, "False"]] * 2, said
         assert bench.end(job).state is JobState.SUCCEEDED
         assert read_log(job) == "attempt 1\nattempt 2\n"
         assert job.attempts() == [1, 2]
