@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.prepare import read_fidelity
-from runtime.errors import MissingExtra, UnknownName
+from runtime.errors import UnknownName
 from runtime.jobs.plan import Fidelity, FieldSupport
 from runtime.jobs.spec import (
     Array,
@@ -216,11 +216,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
 @given(spec=specs())
 def test_every_field_that_a_spec_sets_has_its_answer_from_every_launcher(spec: JobSpec) -> None:
     for kind in list_kinds():
-        try:
-            launcher = get_launcher(kind)
-        except MissingExtra:
-            continue
-        assert set(read_fidelity(spec, launcher)) == set(set_fields(spec)) - {
+        assert set(read_fidelity(spec, get_launcher(kind))) == set(set_fields(spec)) - {
             "placement.on",
             "checkpoint",
             "array",
