@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 # Make failed asserts of the suite that ships with the package show their values, like those in this folder.
 pytest.register_assert_rewrite("runtime.testing.launchers")
 
-# The duration of an example depends more on the machine than on the code.
-hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# The duration of an example depends more on the machine than on the code. Examples are the same in each run, so that a
+# change is judged by itself; `--hypothesis-profile=fresh` draws others, as nightly.yml does. What they find is pinned
+# with `@example`.
+for name, same_each_time in (("fresh", False), ("tests", True)):
+    hypothesis.settings.register_profile(
+        name, deadline=None, derandomize=same_each_time, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
 hypothesis.settings.load_profile("tests")
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"

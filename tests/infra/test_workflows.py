@@ -141,7 +141,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def test_workflows_are_all_there() -> None:
-    assert [path.name for path in FILES] == ["deploy.yml", "drift.yml", "preview.yml", "test.yml"]
+    assert [path.name for path in FILES] == ["deploy.yml", "drift.yml", "nightly.yml", "preview.yml", "test.yml"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
