@@ -25,18 +25,15 @@ INTERRUPTED = 130
 READER_LEFT = 141
 _GARBAGE_AFTER = 100_000
 
-_EXTRA_OF = {
-    "beaker": "beaker",
-    "boto3": "ec2",
-    "botocore": "ec2",
+EXTRA_OF = {
     "google": "gcp",
+    "grpc": "gcp",
     "kubernetes": "kubernetes",
     "obstore": "gcp",
-    "pulumi": "infra",
-    "pulumi_gcp": "infra",
-    "pulumi_kubernetes": "infra",
-    "ray": "ray",
+    "requests": "gcp",
+    "urllib3": "kubernetes",
 }
+"""The library's top-level name → the extra that installs it."""
 # Refusals of the machine, as opposed to faults of a program: no room, no right, no handle left.
 _MACHINE_ERRNOS = {"EACCES", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EPERM", "EROFS"}
 
@@ -123,7 +120,7 @@ def explain(problem: BaseException) -> RuntimeFailure:
 
     if isinstance(problem, RuntimeFailure):
         return problem
-    if isinstance(problem, ModuleNotFoundError) and (extra := _EXTRA_OF.get((problem.name or "").partition(".")[0])):
+    if isinstance(problem, ModuleNotFoundError) and (extra := EXTRA_OF.get((problem.name or "").partition(".")[0])):
         return MissingExtra(f"library `{problem.name}`", extra)
     import errno
 

@@ -89,12 +89,13 @@ class Cluster:
 
     def open_exec(self, namespace: str, pod: str, words: Sequence[str]) -> Any:
         """Open a websocket to a command in the pod's first container: channel 0 is its input, 1 its output, 2 its errors."""
+        connection = self._connection()
         from kubernetes import client
         from kubernetes.client.exceptions import ApiException
         from kubernetes.stream import stream
 
         # The library swaps a method of its client while it connects, so the client is not shared.
-        api = client.CoreV1Api(client.ApiClient(self._connection().configuration))
+        api = client.CoreV1Api(client.ApiClient(connection.configuration))
         try:
             return stream(
                 api.connect_get_namespaced_pod_exec,
@@ -164,10 +165,10 @@ class Cluster:
     def _raw(self, method: str, path: str, query: Sequence[tuple[str, str]], body: Object | None) -> Any:
         from urllib.parse import urlencode
 
-        from urllib3.exceptions import HTTPError
-
         # The library's own calls differ between versions; its connections, keys and tokens do not.
         connection = self._connection()
+        from urllib3.exceptions import HTTPError
+
         headers = {"Accept": "application/json, */*", "User-Agent": "research-runtime"}
         for auth in connection.configuration.auth_settings().values():
             if auth.get("in") == "header" and auth.get("value"):
