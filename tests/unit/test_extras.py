@@ -130,11 +130,11 @@ def test_base_environment_has_no_library_of_an_extra(base: Path) -> None:
         ["launch", "--on", "cluster", "--", "true"],
         ["launch", "--on", "local-records", "--", "true"],
         ["gc", "--on", "cluster"],
-        ["status", "j-0123456789"],
-        ["logs", "j-0123456789"],
-        ["explain", "j-0123456789"],
-        ["cancel", "j-0123456789", "--yes"],
-        ["fetch", "j-0123456789"],
+        ["status", "j-0123456789", "--on", "cluster"],
+        ["logs", "j-0123456789", "--on", "cluster"],
+        ["explain", "j-0123456789", "--on", "cluster"],
+        ["cancel", "j-0123456789", "--yes", "--on", "cluster"],
+        ["fetch", "j-0123456789", "--on", "cluster"],
     ],
     ids=" ".join,
 )
@@ -166,7 +166,18 @@ def test_command_on_a_stack_without_its_library_names_the_extra(base: Path, tmp_
     assert ended.returncode == 2
 
 
-def test_local_commands_need_no_extra(base: Path, tmp_path: Path) -> None:
-    said = runs(base, tmp_path, "launch", "--on", "local", "--", "true")
+def test_job_is_found_beside_targets_whose_library_is_missing(base: Path, tmp_path: Path) -> None:
+    launched = runs(base, tmp_path, "launch", "--on", "local", "-o", "json", "--", "true")
+    job = json.loads(launched.stdout)["job"]
 
-    assert said.returncode == 0, said.stderr
+    found = runs(base, tmp_path, "status", job, "-o", "json")
+
+    assert json.loads(found.stdout)["job"] == job, found.stderr
+
+
+def test_job_that_is_nowhere_names_the_targets_that_cannot_be_used(base: Path, tmp_path: Path) -> None:
+    ended = runs(base, tmp_path, "status", "j-0123456789")
+
+    assert ended.returncode == 2
+    assert "  target `cluster` cannot be used here: record store" in ended.stderr
+    assert "; pip install 'research-runtime[ec2]'" in ended.stderr

@@ -218,19 +218,19 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
     """Find the job by its id or the beginning of it, on any target of the project.
 
     The search begins with the target that the job was launched on from here. Raises `TargetSilent` if that one does not
-    answer, and `UnknownName`; other targets that do not answer are passed over.
+    answer, the refusal if it cannot be used here, and `UnknownName`; other targets of either kind are passed over.
     """
     settings = settings or load_settings()
     known: list[str] = []
-    silent: list[tuple[Target, InfrastructureFailure]] = []
+    silent: list[tuple[Target, RuntimeFailure]] = []
     remembered = _remembered(text, settings)
     for each in [find_target(target, settings)] if target else _likely_targets(remembered, settings):
         try:
             place = open_target(each, make_context(settings))
             jobs = ledger.list_jobs(place.files)
-        except InfrastructureFailure as problem:
+        except RuntimeFailure as problem:
             if target:
-                raise TargetSilent(text, each, problem) from problem
+                raise _why_silent(text, each, problem) from problem
             silent.append((each, problem))
             continue
         found = [job for job in jobs if job.startswith(text)] if len(text) >= SHORTEST_PREFIX else []
@@ -246,10 +246,20 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
         known += jobs
     for each, why in silent:
         if jobs := [job for job, there in remembered if there == each]:
-            raise TargetSilent(jobs[0] if len(jobs) == 1 else text, each, why) from why
+            raise _why_silent(jobs[0] if len(jobs) == 1 else text, each, why) from why
     unknown = UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
-    unknown.facts = (*unknown.facts, *(f"target `{each.name}` does not answer: {why.message}" for each, why in silent))
+    unknown.facts = (*unknown.facts, *(_tell_silent(each, why) for each, why in silent))
     raise unknown
+
+
+def _why_silent(job: str, target: Target, why: RuntimeFailure) -> RuntimeFailure:
+    return TargetSilent(job, target, why) if isinstance(why, InfrastructureFailure) else why
+
+
+def _tell_silent(target: Target, why: RuntimeFailure) -> str:
+    if isinstance(why, InfrastructureFailure):
+        return f"target `{target.name}` does not answer: {why.message}"
+    return f"target `{target.name}` cannot be used here: {why.message}" + (f"; {why.hint}" if why.hint else "")
 
 
 def _remembered(text: str, settings: Settings) -> list[tuple[str, Target]]:
