@@ -63,9 +63,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("runtime.cli.status", "What runs, what waits and why, what failed."),
         "logs": ("runtime.cli.logs", "What a task or a job printed."),
         "explain": ("runtime.cli.explain", "Why something waits or failed, and the next step."),
+        "results": ("runtime.cli.results", "What the tasks of an experiment returned."),
         "fetch": ("runtime.cli.fetch", "Bring home what a job or a task wrote."),
     },
     "Act": {
+        "wait": ("runtime.cli.wait", "Return when an experiment, a task or a job has ended."),
         "cancel": ("runtime.cli.cancel", "Stop tasks, experiments and jobs."),
         "retry": ("runtime.cli.retry", "Run what failed once more, with new budgets."),
         "interrupt": ("runtime.cli.interrupt", "Rehearse a preemption, a time-out, a dead node."),

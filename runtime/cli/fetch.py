@@ -13,18 +13,17 @@ from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import OnOption, is_job, open_job, short
 from runtime.cli.show import Columns, Output, format_count, note, print_list, progress
 from runtime.errors import RuntimeFailure
-from runtime.units import format_size
+from runtime.units import count_noun, format_size
 
 if TYPE_CHECKING:
-    from runtime.client.fetch import Fetched, RemoteFile
-    from runtime.jobs.hosts.base import Files
+    from runtime.client.fetch import Fetched, FetchList
 
 COLUMNS: Columns = {"FILE": "path", "SIZE": lambda one: format_size(one.size_bytes), "WHAT": "what"}
 
 
 def fetch(
-    what: Annotated[str, Argument(metavar="JOB|TASK", help="An id or its beginning.")],
-    to: Annotated[Path | None, Argument(metavar="[DIR]", help="Folder; one named like the job by default.")] = None,
+    what: Annotated[str, Argument(metavar="JOB|TASK|EXPERIMENT", help="A name, an id or its beginning, or `last`.")],
+    to: Annotated[Path | None, Argument(metavar="[DIR]", help="Folder; one named like the work by default.")] = None,
     index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of a job's array.")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace files that differ.")] = False,
     on: OnOption = None,
@@ -33,20 +32,27 @@ def fetch(
 ) -> int:
     """Bring home what a job or a task wrote to its output folder, by the target's own transport.
 
-    Of each run it is the attempt that counts; runs of an array go into a folder each, named by their index. A file that
-    is there already and is the same stays; one that differs stays too and is named, unless `--overwrite`.
+    Of each run it is the attempt that counts; runs of an array go into a folder each, named by their index, and tasks of
+    an experiment into one named by their key or id. A file that is there already and is the same stays; one that differs
+    stays too and is named, unless `--overwrite`.
 
     \b
     Examples:
       runtime fetch j-91c0
       runtime fetch j-91c0 results --index 3
       runtime fetch t-3f2a results
+      runtime fetch sweep
     """
     from runtime.client.fetch import check_name, list_outputs, list_task
 
     if not is_job(what):
-        task, files, listed = list_task(what, stack=stack)
-        return _fetch(files, listed, to or Path(task), overwrite=overwrite, output=output)
+        from runtime.client.identify import recall_last
+        from runtime.stack.open import open_stack
+
+        with open_stack(stack) as opened:
+            last = recall_last(opened.settings.data_dir, opened.name)
+            name, lists = list_task(what, opened.records, last=last)
+        return _fetch(lists, to or Path(name), overwrite=overwrite, output=output)
     with open_job(what, on) as job:
         entry = job.entry()
         listed = list_outputs(job.files, entry, index or ())
@@ -55,25 +61,27 @@ def fetch(
             note(f"job {short(job.id)} wrote nothing to its output folder; `runtime status {short(job.id)}` says where")
             return 0
         folder = to or Path(check_name(f"{entry.name}-{short(job.id)}"))
-        return _fetch(job.files, listed, folder, overwrite=overwrite, output=output)
+        return _fetch([(job.files, listed)], folder, overwrite=overwrite, output=output)
 
 
-def _fetch(files: Files, listed: Sequence[RemoteFile], folder: Path, *, overwrite: bool, output: Output) -> int:
+def _fetch(lists: Sequence[FetchList], folder: Path, *, overwrite: bool, output: Output) -> int:
     from runtime.client.fetch import fetch, refuse_differing
 
+    listed = [each for _, files in lists for each in files]
     done: list[Fetched] = []
     try:
         with progress("fetching", len(listed), "files") if listed else nullcontext() as bar:
-            for each in fetch(files, listed, folder, overwrite=overwrite):
-                done.append(each)
-                if bar is not None:
-                    bar.advance()
+            for files, each_list in lists:
+                for each in fetch(files, each_list, folder, overwrite=overwrite):
+                    done.append(each)
+                    if bar is not None:
+                        bar.advance()
     except RuntimeFailure as problem:
         left = f"{format_count(len(done))} of {format_count(len(listed))} files came before it"
         problem.facts = (*problem.facts, f"{left}, and stay in `{folder}`" if done else left)
         raise
     finally:
         print_list(done, COLUMNS, output)
-    note(f"{format_count(len(listed))} files, {format_size(sum(each.size_bytes for each in listed))}, in {folder}")
+    note(f"{count_noun(len(listed), 'file')}, {format_size(sum(each.size_bytes for each in listed))}, in {folder}")
     refuse_differing(done, folder)
     return 0

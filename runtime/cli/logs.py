@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -10,15 +10,18 @@ from runtime.cli.commands import StackOption
 from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.show import note
-from runtime.client.identify import get_task_id, recall_last
-from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
+from runtime.client.identify import Kind, get_task_id, identify, recall_last
+from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log, read_logs
 from runtime.client.tasks.standing import read_standing
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.stack.open import open_stack
 
+if TYPE_CHECKING:
+    from runtime.records.base import RecordStore
+
 
 def logs(
-    task: Annotated[str, Argument(metavar="TASK|JOB", help="An id or its beginning.")],
+    task: Annotated[str, Argument(metavar="TASK|JOB|EXPERIMENT", help="A name, an id or its beginning, or `last`.")],
     follow_: Annotated[bool, Option("--follow", "-f", help="Go on until it has ended.")] = False,
     attempt: Annotated[
         str | None, Option(metavar="TOKEN|N", help="This attempt: of a task not the newest, of a job not all.")
@@ -31,8 +34,9 @@ def logs(
     """What a task or a job printed: its standard output and error as they came.
 
     Of a task that was tried several times it is the newest attempt, of a job all of them in turn; `runtime status`
-    lists them. Of an array it is the first run, and with `--follow` every run, each line with its index. Ctrl-C while
-    following leaves the work alone.
+    lists them. Of an array it is the first run, and with `--follow` every run, each line with its index. Of an
+    experiment it is every task, each line with the task's key or the beginning of its id. Ctrl-C while following leaves
+    the work alone.
 
     \b
     Examples:
@@ -40,6 +44,7 @@ def logs(
       runtime logs -f t-3f2a
       runtime logs t-3f2a --attempt 91c0
       runtime logs t-3f2a | grep -i loss
+      runtime logs sweep | grep -i warning
       runtime logs j-91c0 --index 3 --attempt 2
     """
     if is_job(task):
@@ -50,7 +55,10 @@ def logs(
         )
     with open_stack(stack) as opened:
         records = opened.records
-        task_id = get_task_id(task, records, last=recall_last(opened.settings.data_dir, opened.name))
+        found = identify(task, records, last=recall_last(opened.settings.data_dir, opened.name))
+        if found.kind is Kind.EXPERIMENT:
+            return _experiment_logs(records, found.name, follow=follow_, attempt=attempt)
+        task_id = get_task_id(found.name, records)
         if follow_ and attempt is None:
             try:
                 write_bytes(follow(records, task_id, said=_say))
@@ -58,11 +66,22 @@ def logs(
                 note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
                 return INTERRUPTED
             return 0
-        found = find_logs(records, read_standing(records, task_id, with_task=False))
-        chosen = choose_log(task_id, found, attempt)
-        if len(found) > 1:
+        attempts = find_logs(records, read_standing(records, task_id, with_task=False))
+        chosen = choose_log(task_id, attempts, attempt)
+        if len(attempts) > 1:
             _say(chosen)
         write_bytes(read_log(records, chosen))
+    return 0
+
+
+def _experiment_logs(records: RecordStore, experiment: str, *, follow: bool, attempt: str | None) -> int:
+    if follow or attempt is not None:
+        raise RequestRefused(
+            f"`--follow` and `--attempt` are of one task, and `{experiment}` is an experiment",
+            hint=f"`runtime results {experiment}` lists its tasks; `runtime status {experiment} --watch` follows it",
+        )
+    if not write_bytes(read_logs(records, experiment)):
+        note(f"no task of `{experiment}` has printed anything yet")
     return 0
 
 

@@ -7,7 +7,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from runtime.cli.jobs import short
-from runtime.cli.show import Columns, describe_state, format_ago, format_count, paint, read_columns, table_lines
+from runtime.cli.show import (
+    Columns,
+    cut_line,
+    describe_state,
+    format_ago,
+    format_count,
+    format_value,
+    paint,
+    read_columns,
+    table_lines,
+)
 from runtime.client.tasks.standing import WorkerStatus
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
@@ -164,7 +174,7 @@ def _task_lines(seen: TaskStatus, now: datetime) -> list[str]:
         ("attempts", f"{seen.attempts} ended" if seen.attempts else None),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in seen.metrics.items())),
         ("record", seen.record),
-        ("value", seen.value_url or ("in the record" if seen.has_value else None)),
+        ("value", seen.value_url or cut_line(format_value(seen.value) or "")),
         ("outputs", seen.outputs_url),
         ("log", seen.log_url or f"`runtime logs {seen.task}`" if seen.history else None),
         ("code", seen.code),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from runtime.records.base import RecordStore
 
 TABLE_ROWS = 500
+UNCHANGED_EVERY_S = 60.0
+"""Pause between two lines of progress with the same count."""
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
@@ -262,7 +264,8 @@ class ProgressLines:
         self._done = self._done if done is None else done
         self._total = self._total if total is None else total
         now = self._clock()
-        if now - self._last >= self._every:
+        # A count that stands still is not worth a line every few seconds of a night.
+        if now - self._last >= (self._every if self._said != self._done else UNCHANGED_EVERY_S):
             self._last = now
             self._say(now)
 
@@ -389,6 +392,11 @@ def _rest(count: int) -> bytes:
 
 def cut_line(line: str, limit: int = 500) -> str:
     return line if len(line) <= limit else f"{line[:limit]} [{len(line) - limit} more letters of this line]"
+
+
+def format_value(value: object) -> str | None:
+    """Return a task's value on one line: a text as it is, anything else as JSON; None for None."""
+    return value if value is None or isinstance(value, str) else _json(value)
 
 
 def table_lines(rows: Sequence[Mapping[str, object]]) -> list[str]:

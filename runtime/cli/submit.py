@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +14,7 @@ from typer.core import TyperCommand
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
-from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
+from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.units import count_noun
 from runtime.values import dataclass, fields, replace
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from runtime.client.tasks.make import TaskOptions
     from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
-    from runtime.client.tasks.wait import Waited
     from runtime.config import Settings
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
@@ -36,9 +33,6 @@ if TYPE_CHECKING:
 SHOW_PROGRESS_FROM = 2_000
 """Shorter inputs end before a person reads a bar."""
 SAY_AFTER_S = 2.0
-SAY_WHY_AFTER_S = 5.0
-SAY_WHY_EVERY_S = 30.0
-"""Pause between two reads of the reason while tasks wait."""
 
 # Marks in the words that `--` came before them; no argument of a process can contain a NUL.
 _COMMAND = "\0command"
@@ -386,25 +380,12 @@ def _finish(done: Submission, output: Output) -> int:
 
 
 def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int:
-    from runtime.client.tasks.wait import wait
+    from runtime.cli.wait import say_ended, wait_shown
 
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
-    with ExitStack() as shown:
-        bar = shown.enter_context(progress(f"waiting for {name}", done.count))
-        reason = Reason(lambda: _why_it_waits(opened, done.experiment))
-
-        def look(totals: Mapping[TaskState, int]) -> None:
-            if any(count and not state.terminal for state, count in totals.items()):
-                reason.say()
-            ended = sum(count for state, count in totals.items() if state.terminal)
-            bar.set(done=ended, total=sum(totals.values()))
-
-        try:
-            waited = wait(done, queue=target, progress=look)
-        except KeyboardInterrupt:
-            shown.close()
-            note(f"detached, the work goes on; come back with `runtime status {name}`")
-            return INTERRUPTED
+    waited = wait_shown(done, name, opened, queue=target, total=done.count)
+    if waited is None:
+        return INTERRUPTED
     if output is Output.JSON:
         print_json(
             {
@@ -415,45 +396,8 @@ def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int
         )
     else:
         _finish(done, output)
-    _say_ended(waited, target)
+    say_ended(waited, target.records)
     return 1 if waited.failed else 0
-
-
-class Reason:
-    """Notes the reason why tasks wait: after a while, and again after each change."""
-
-    def __init__(
-        self,
-        read: Callable[[], str | None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        write: Callable[[str], None] = note,
-    ) -> None:
-        self._read, self._clock, self._write = read, clock, write
-        self._at = clock() + SAY_WHY_AFTER_S
-        self._said: str | None = None
-
-    def say(self) -> None:
-        now = self._clock()
-        if now < self._at:
-            return
-        self._at = now + SAY_WHY_EVERY_S
-        why = self._read()
-        if why is not None and why != self._said:
-            self._write(f"waiting: {why}")
-            self._said = why
-
-
-def _why_it_waits(opened: Stack, experiment: str) -> str | None:
-    from runtime.client.tasks.status import read_experiment
-
-    try:
-        seen = read_experiment(opened, experiment, now=datetime.now(UTC), failures=0)
-    except InfrastructureFailure as problem:
-        return problem.message
-    if seen.why is None:
-        return None
-    return seen.why + (f"; next: `{seen.next_step}`" if seen.next_step else "")
 
 
 def _submission_fields(done: Submission) -> dict[str, Any]:
@@ -500,24 +444,6 @@ def _say_submitted(done: Submission, from_file: bool, code: SubmittedCode) -> No
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
     if done.count:
         note(f"follow with `runtime status {name}`")
-
-
-def _say_ended(waited: Waited, target: Queue) -> None:
-    counts = [f"{format_count(count)} {state.value}" for state, count in waited.totals.items() if count]
-    note(", ".join(counts) or "nothing to wait for")
-    if not waited.failed:
-        return
-    if waited.records:
-        failed = [
-            (record.task_id, record.message) for record in waited.records if record.state is not TaskState.SUCCEEDED
-        ]
-    else:
-        marks = itertools.islice(target.records.marks(waited.experiment), 5)
-        failed = [(mark.task_id, mark.message) for mark in marks]
-    for identity, message in failed[:5]:
-        last = (message or "").strip().rpartition("\n")[2]
-        note(f"  {identity}: {last or 'no message'}")
-    note(f"see why with `runtime explain {failed[0][0] if failed else waited.experiment}`")
 
 
 def _short(code: str | None) -> str:

@@ -16,13 +16,17 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
 from runtime.shim import tree
 from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.client.tasks.results import ListedTask
+    from runtime.records.base import RecordStore
 
 _PIECE: Final = 1 << 20
 
@@ -143,6 +147,10 @@ class RemoteFile:
     size_bytes: int
 
 
+FetchList: TypeAlias = "tuple[Files, list[RemoteFile]]"
+"""Files that lie together, and the way to read them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
     path: str
@@ -204,23 +212,46 @@ def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
         raise FilesDiffer(folder, differing)
 
 
-def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteFile]]:
-    """Return a task's id, its output folder, and the files in it. Raises `NotPossible` if this machine cannot see the folder."""
-    from runtime.client.identify import get_task_id, recall_last
-    from runtime.client.tasks.status import read_task
-    from runtime.jobs.hosts.local import LocalFiles
-    from runtime.stack.open import open_stack
+def list_task(text: str, records: RecordStore, *, last: str | None = None) -> tuple[str, list[FetchList]]:
+    """Return a default name for a local folder, and the output files of the task, or of each task of the experiment.
 
-    with open_stack(stack) as opened:
-        task = get_task_id(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
-        url = read_task(opened, task).outputs_url
-    if url is None:
-        raise NotPossible(f"task `{task}` has no outputs", hint=f"runtime status {task}")
+    Raises `NotPossible` if there are none, or this machine cannot see the folder they lie in.
+    """
+    from runtime.client.identify import Kind, get_task_id, identify
+    from runtime.client.tasks.results import list_tasks, read_result
+
+    found = identify(text, records, last=last)
+    if found.kind is not Kind.EXPERIMENT:
+        task = get_task_id(found.name, records)
+        url = read_result(records, task).outputs_url
+        if url is None:
+            raise NotPossible(f"task `{task}` has no outputs", hint=f"runtime status {task}")
+        return check_name(task), [_list_folder(url, f"task `{task}`", "")]
+    lists = []
+    for listed in list_tasks(records, found.name):
+        record = records.find(listed.task_id, listed.generation)
+        if record is not None and record.outputs_url is not None:
+            lists.append(_list_folder(record.outputs_url, f"experiment `{found.name}`", f"{_place_of(listed)}/"))
+    if not lists:
+        raise NotPossible(f"no task of `{found.name}` has outputs", hint=f"runtime status {found.name}")
+    return check_name(found.name), lists
+
+
+def _place_of(listed: ListedTask) -> str:
+    """The folder of a task among those of its experiment: its key, if a folder can have that name, or its id."""
+    try:
+        return check_name(listed.label) if listed.task and listed.task.key else listed.task_id
+    except NameRefused:
+        return listed.task_id
+
+
+def _list_folder(url: str, whose: str, below: str) -> FetchList:
+    from runtime.jobs.hosts.local import LocalFiles
+
     if "://" in url and not url.startswith("file://"):
         tool = f"gcloud storage cp -r {url} ." if url.startswith("gs://") else f"aws s3 cp --recursive {url} ."
         raise NotPossible(
-            f"outputs of task `{task}` lie in a bucket", facts=[url], hint=f"copy them with its own tool: {tool}"
+            f"outputs of {whose} lie in a bucket", facts=[url], hint=f"copy them with its own tool: {tool}"
         )
     files = LocalFiles(url.removeprefix("file://"))
-    listed = [RemoteFile(name=name, place=name, size_bytes=size) for name, size in files.tree("")]
-    return check_name(task), files, listed
+    return files, [RemoteFile(name=name, place=f"{below}{name}", size_bytes=size) for name, size in files.tree("")]

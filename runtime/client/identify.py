@@ -57,6 +57,7 @@ class FindsTasks(Protocol):
     """A record store that can look up a task, because it lies in the queue's own file."""
 
     def find_task(self, task_id: str) -> StoredTask | None: ...
+    def list_tasks(self, experiment: str) -> Iterator[tuple[str, StoredTask]]: ...
 
 
 def identify(text: str, records: RecordStore, *, last: str | None = None) -> Identity:

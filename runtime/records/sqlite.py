@@ -511,5 +511,23 @@ class SqliteRecords(SqliteResults, BlobRecords):
         state = TaskState.LEASED if leased else TaskState.QUEUED if record is None else record.state
         return StoredTask(self._read_task(task_id, generation, body), generation, state, experiment)
 
+    def list_tasks(self, experiment: str) -> Iterator[tuple[str, StoredTask]]:
+        """Yield every task of an experiment as it stands, with its id, in the order of submission."""
+        last = -1
+        while True:
+            with self.file.reading() as connection:
+                rows = connection.execute(
+                    "SELECT t.seq, t.id, t.generation, t.body, l.seq IS NOT NULL, r.state FROM tasks t "
+                    "JOIN experiments e ON e.id=t.experiment LEFT JOIN leases l ON l.seq=t.seq "
+                    "LEFT JOIN records r ON r.rid=(t.seq << 20 | t.generation) "
+                    "WHERE e.name=? AND t.seq>? ORDER BY t.seq LIMIT 1000",
+                    (experiment, last),
+                ).fetchall()
+            if not rows:
+                return
+            for last, task_id, generation, body, leased, ended in rows:  # noqa: B007 (`last` begins the next page)
+                state = TaskState.LEASED if leased else TaskState(ended or TaskState.QUEUED)
+                yield task_id, StoredTask(self._read_task(task_id, generation, body), generation, state, experiment)
+
     def close(self) -> None:
         self.file.close()

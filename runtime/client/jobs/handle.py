@@ -66,12 +66,22 @@ class JobHandle(OpenTarget):
             return []
         return self.launcher.states(self.target, [each.native_id for each in newest_natives(entry)], self.host)
 
-    def wait(self, *, timeout_s: float | None = None, stuck: bool = False) -> JobStatus:
-        """Wait for the end; with `stuck` also return when the job needs help to go on. Raises `TimeoutError`; the job goes on."""
+    def wait(
+        self,
+        *,
+        timeout_s: float | None = None,
+        stuck: bool = False,
+        tell: Callable[[JobStatus], None] = lambda status: None,
+    ) -> JobStatus:
+        """Wait for the end; with `stuck` also return when the job needs help to go on. Raises `TimeoutError`; the job goes on.
+
+        `tell` gets the job's status at each look.
+        """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         pause = 0.05
         while True:
             status = self.status()
+            tell(status)
             if status.state.terminal or (stuck and status.reason is not None):
                 return status
             if until is not None and time.monotonic() >= until:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from runtime.client.tasks.results import list_tasks
 from runtime.client.tasks.standing import Standing, read_standing
 from runtime.errors import NotPossible, UnknownName
 from runtime.records.base import RecordStore
@@ -84,6 +85,20 @@ def read_log(records: RecordStore, log: AttemptLog, *, offset: int = 0) -> Itera
             yield piece
     if read == 0 and offset == 0 and log.text:
         yield log.text.encode(errors="surrogateescape")
+
+
+def read_logs(records: RecordStore, experiment: str) -> Iterator[bytes]:
+    """Yield the lines that the newest attempt of each task has printed, each behind the task's label."""
+    for listed in list_tasks(records, experiment):
+        logs = find_logs(records, read_standing(records, listed.task_id, with_task=False))
+        label = f"[{listed.label}] ".encode(errors="surrogateescape")
+        rest = b""
+        for piece in read_log(records, logs[-1]) if logs else ():
+            *whole, rest = (rest + piece).split(b"\n")
+            if whole:
+                yield b"".join(b"%s%s\n" % (label, line) for line in whole)
+        if rest:
+            yield b"%s%s\n" % (label, rest)
 
 
 def follow(

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from runtime.client.identify import age_of
 from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
@@ -141,6 +141,8 @@ class TaskStatus:
     outputs_url: str | None
     log_url: str | None
     value_url: str | None
+    value: Any
+    """The value that the task returned, if the record holds it."""
     has_value: bool
     exit_code: int | None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -320,6 +322,7 @@ def read_task(stack: Stack, task_id: str) -> TaskStatus:
         outputs_url=record.outputs_url if record else None,
         log_url=record.log_url if record else None,
         value_url=record.value_url if record else None,
+        value=record.value if record else None,
         has_value=bool(record and (record.value is not None or record.value_url)),
         exit_code=record.exit_code if record else None,
         metrics=record.metrics if record else {},

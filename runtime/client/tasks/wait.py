@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import open_target, read_span
 from runtime.client.tasks.sending import NAMED_TASKS
+from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.submit import Submission
 from runtime.errors import NotPossible, UnknownName, WorkFailed
 from runtime.queues.base import Queue
@@ -19,7 +20,7 @@ from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
 from runtime.records.totals import Tally, open_tasks
 from runtime.tasks.history import Record
-from runtime.tasks.model import TaskState
+from runtime.tasks.model import TaskState, is_id
 from runtime.values import dataclass, field, replace
 
 FAILED_SHOWN: Final = 5
@@ -101,7 +102,7 @@ def wait(
     poll: timedelta = timedelta(seconds=0.5),
     progress: Callable[[Mapping[TaskState, int]], None] | None = None,
 ) -> Waited:
-    """Wait until every task of a submission, or of the experiment named, has ended.
+    """Wait until every task of a submission, or of the experiment named, has ended, or the task with that whole id.
 
     Returns also after `timeout`, with `complete` False. A submission of more than `NAMED_TASKS` tasks is waited for with
     all of its experiment. Interrupting it leaves the work alone. Raises `UnknownName` for an experiment without tasks.
@@ -118,10 +119,17 @@ def wait(
             look: _Look = _ByTask(target.records, submission.experiment, submission.tasks)
         else:
             name = submission.experiment if submission else str(what)
-            if submission is None:
-                _ensure_known(name, target.records)
-            look = _ByExperiment(target.records, name)
+            if submission is None and _is_task(name, target.records):
+                look = _ByStanding(target.records, name)
+            else:
+                if submission is None:
+                    _ensure_known(name, target.records)
+                look = _ByExperiment(target.records, name)
         return replace(_poll(look, deadline, poll.total_seconds(), progress), asked=queue, stack=stack)
+
+
+def _is_task(name: str, records: RecordStore) -> bool:
+    return is_id(name) and records.find_experiment(name) is None and name in records.resolve(name, 1)
 
 
 def _ensure_known(experiment: str, records: RecordStore) -> None:
@@ -165,7 +173,24 @@ class _ByExperiment:
         return Waited(experiment=self._experiment, totals=dict(totals.counts), complete=not open_tasks(totals))
 
 
-_Look: TypeAlias = _ByTask | _ByExperiment
+class _ByStanding:
+    """One task, whatever its generation: a retry is waited for, too."""
+
+    def __init__(self, records: RecordStore, task_id: str) -> None:
+        self._records, self._task_id = records, task_id
+
+    def look(self, *, final: bool) -> Waited:
+        standing = read_standing(self._records, self._task_id, with_task=False)
+        record = standing.record
+        return Waited(
+            experiment=standing.experiment,
+            totals={standing.state: 1},
+            records=(record,) if record and standing.state.terminal else (),
+            complete=standing.state.terminal,
+        )
+
+
+_Look: TypeAlias = _ByTask | _ByExperiment | _ByStanding
 
 
 def _poll(

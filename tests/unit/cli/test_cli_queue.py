@@ -414,15 +414,6 @@ def test_logs_of_another_attempt(bench: Bench, run: Run) -> None:
     assert older[2] == f"-- attempt {note.token} on worker w-one\n"
 
 
-def test_logs_of_an_experiment_are_refused(bench: Bench, run: Run) -> None:
-    bench.put(sample_task())
-
-    code, _, err = run("logs", "sample")
-
-    assert code == 2
-    assert "expected a task" in err
-
-
 def test_logs_follow_interrupted_says_how_to_come_back(bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     task = sample_task()
     bench.put(task)

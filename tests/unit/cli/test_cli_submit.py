@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from runtime.cli import submit as command
+from runtime.cli import wait as wait_command
 from runtime.cli.main import main
 from runtime.client.tasks import sending
 from runtime.client.tasks import wait as wait_module
@@ -361,7 +362,7 @@ def test_wait_exits_1_and_names_what_failed(run: Run, queue: SqliteQueue, monkey
 def test_wait_without_a_live_worker_says_why_it_waits(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(command, "SAY_WHY_AFTER_S", 0.0)
+    monkeypatch.setattr(wait_command, "SAY_WHY_AFTER_S", 0.0)
     path = tmp_path / ("data/local.db" if where == "stack" else "other.db")
     url = [] if where == "stack" else ["--queue", f"sqlite:{path}"]
 
@@ -385,7 +386,7 @@ def test_wait_without_a_live_worker_says_why_it_waits(
 
 def test_reason_is_said_after_five_seconds_and_again_only_when_it_is_another() -> None:
     now, said, why = [100.0], [], ["no live worker"]
-    reason = command.Reason(lambda: why[0], clock=lambda: now[0], write=said.append)
+    reason = wait_command.Reason(lambda: why[0], clock=lambda: now[0], write=said.append)
 
     seen = []
     for at, is_so in (
@@ -406,7 +407,7 @@ def test_reason_is_said_after_five_seconds_and_again_only_when_it_is_another() -
 def test_wait_says_nothing_of_reasons_once_all_has_ended(
     run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "SAY_WHY_AFTER_S", 0.0)
+    monkeypatch.setattr(wait_command, "SAY_WHY_AFTER_S", 0.0)
     run("p", "w")
     settle(queue, 1, TaskState.SUCCEEDED)
 
@@ -426,7 +427,7 @@ def test_interrupted_wait_detaches(run: Run, queue: SqliteQueue, monkeypatch: py
 
     (task,) = waiting(queue)
     assert code == 130
-    assert err.endswith(f"detached, the work goes on; come back with `runtime status {task.id}`\n")
+    assert err.endswith(f"detached, the work goes on; come back with `runtime wait {task.id}`\n")
 
 
 def test_interrupted_submission_says_what_is_safe(
