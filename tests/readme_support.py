@@ -25,17 +25,18 @@ class Seen:
     state: str
     succeeded: int
     log: tuple[str, ...]
-    """Sorted, because seeds may run at the same time."""
+    """The lines about steps without their numbers; sorted, because seeds may run at the same time."""
     explained: str
-    fetched: Mapping[str, str]
+    fetched: Mapping[str, float]
+    """File → the intercept that it holds, rounded: the points lie around `y = 2x + 1`."""
 
 
 AS_PROMISED = Seen(
     state="succeeded",
     succeeded=3,
-    log=tuple(f"[{seed}] training seed {seed}" for seed in range(3)),
+    log=tuple(sorted(f"[{seed}] step {step}: loss" for seed in range(3) for step in range(0, 200, 50))),
     explained="job `ID` succeeded",
-    fetched={f"{seed}/seed": f"{seed}\n" for seed in range(3)},
+    fetched={f"{seed}/result.json": 1.0 for seed in range(3)},
 )
 
 
@@ -54,8 +55,8 @@ def follow_readme(folder: Path, on: str, *, settings: Mapping[str, Any] | None =
     blocks = read_blocks()
     targets = tomllib.loads(blocks["toml"])["targets"]
     assert settings is None or targets[on]["kind"] == settings["kind"]
-    folder.mkdir()
-    (folder / "job.yaml").write_text(blocks["yaml"])
+    run_in(["runtime", "init", str(folder)], folder.parent)
+    assert (folder / "job.yaml").read_text() == blocks["yaml"]
     (folder / "runtime.toml").write_text(_toml(targets | ({on: settings} if settings else {})))
     launches, others = split_commands(blocks["commands"])
     job = run_in(launches[on], folder).splitlines()[0]
@@ -64,14 +65,21 @@ def follow_readme(folder: Path, on: str, *, settings: Mapping[str, Any] | None =
     return Seen(
         state=status["state"],
         succeeded=status["totals"]["succeeded"],
-        log=tuple(sorted(said["logs"].splitlines())),
+        log=tuple(sorted(line.rpartition(" ")[0] for line in said["logs"].splitlines() if "] step " in line)),
         explained=said["explain"].splitlines()[0].replace(job[:10], "ID"),
         fetched={
-            str(path.relative_to(folder / "results")): path.read_text()
+            str(path.relative_to(folder / "results")): round(json.loads(path.read_text())["intercept"], 1)
             for path in (folder / "results").rglob("*")
             if path.is_file()
         },
     )
+
+
+def first_commands() -> list[str]:
+    """Return the command lines of the README's section of that name, without their comments."""
+    section = README.read_text().partition("\n## First commands\n")[2].partition("\n## ")[0]
+    lines = section.partition("```\n")[2].partition("```")[0].splitlines()
+    return [line.partition("  #")[0].strip() for line in lines]
 
 
 def split_commands(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:

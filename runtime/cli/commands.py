@@ -51,7 +51,10 @@ if TYPE_CHECKING:
     from runtime.errors import RuntimeFailure
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
-    "Start here": {"quickstart": ("runtime.cli.quickstart", "The main job end to end on this machine, in 20 s.")},
+    "Start here": {
+        "quickstart": ("runtime.cli.quickstart", "The main job end to end on this machine, in 20 s."),
+        "init": ("runtime.cli.init", "Make a small project that runs."),
+    },
     "Run work": {
         "run": ("runtime.cli.run", "Run one workflow here and now."),
         "submit": ("runtime.cli.submit", "Put tasks into a queue."),

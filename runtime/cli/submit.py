@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime.client.tasks.make import TaskOptions
     from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
-    from runtime.config import Settings
+    from runtime.config import Project, Settings
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
     from runtime.tasks.grid import Grid
@@ -244,6 +244,18 @@ class _Request:
         check_grid(self.grid, entry, key=self.key)
         return entry
 
+    def note_missing(self, code: SubmittedCode, project: Project) -> None:
+        """Note a workflow that tasks would not find in the code that they carry."""
+        if code.taken_from is None or len(self.words) < 2 or self.words[0] == _COMMAND:
+            return
+        from runtime.tasks.lookup import describe_missing
+        from runtime.tasks.model import WorkflowEntry
+
+        folders = [code.taken_from / code.folder] if code.folder else []
+        entry = WorkflowEntry(self.words[0], self.words[1])
+        if missing := describe_missing(entry, project, [*folders, code.taken_from]):
+            note(f"note: {missing}; `runtime run {' '.join(self.words[:2])} --help` says what it finds")
+
     def _expand(self, entry: WorkflowEntry | CommandEntry, options: TaskOptions) -> Iterator[Task]:
         from runtime.tasks.grid import apply_grid, replace_names
 
@@ -338,6 +350,7 @@ def _submit(
         check_priority(options.priority, target.name, target.traits)
         code = _take_code(wanted, target.records, opened.settings)
         tasks = request.make_tasks(options, code)
+        request.note_missing(code, opened.settings.project)
         dealt_with = 0
         with ExitStack() as shown:
             total = request.count()
