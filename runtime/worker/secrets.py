@@ -44,6 +44,8 @@ class AttemptSecrets:
         self._outputs, self._granted = outputs, find_granted(outputs)
         self._server, self._find_outputs = server, find_outputs
         self._clock = clock or SystemClock()
+        self._looked_at = float("-inf")
+        """When the contract was read again."""
         self._kept: dict[tuple[str, ...], tuple[Values | RuntimeFailure, float]] = {}
         """Values, or the reason why they cannot be read, and the boot time until which this holds."""
         self.calls = Offload(inline=False, threads=1)
@@ -87,10 +89,8 @@ class AttemptSecrets:
         from runtime.stack.google_api import GoogleApi
         from runtime.stack.secrets import find_secret
 
-        if any(name not in self._granted for name in names) and self._find_outputs is not None:
-            # The stack may have got them since this worker started.
-            self._outputs = self._find_outputs()
-            self._granted = find_granted(self._outputs)
+        if any(name not in self._granted for name in names):
+            self._look_again()
         outputs = self._outputs
         try:
             check_named(names, outputs)
@@ -112,6 +112,13 @@ class AttemptSecrets:
                 hint = f"keep it encoded, such as with base64: runtime secrets put {name} --stack {outputs.stack}"
                 values[secret.env] = decode_value(value, name, secret.resource, hint=hint)
         return values
+
+    def _look_again(self) -> None:
+        """Read the contract again, at most once a minute: the stack may have got secrets since this worker started."""
+        now = self._clock.boottime()
+        if self._find_outputs is not None and now >= self._looked_at + REFUSED_FOR_S:
+            outputs = self._find_outputs()
+            self._outputs, self._granted, self._looked_at = outputs, find_granted(outputs), now
 
 
 def is_passing(problem: RuntimeFailure) -> bool:

@@ -257,7 +257,8 @@ def check_argument(name: str, value: object) -> None:
     if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         return  # Such as a range; a text would give its letters.
     try:
-        shown = repr(value)
+        # The value of a secret may have been passed in the place of its name.
+        shown = repr(value) if name != "secrets" else type(value).__name__
     except (RecursionError, ValueError):
         shown = type(value).__name__
     raise InvalidValue(name, shown if len(shown) <= 60 else f"{shown[:59]}…", allowed)

@@ -33,7 +33,7 @@ from runtime.worker.worker import Worker
 from tests.fakes.faults import Request, Response
 from tests.fakes.google import GoogleServer
 from tests.services_support import wait_until
-from tests.unit.worker.worker_bench import ROOT, Bench, bench, start_command
+from tests.unit.worker.worker_bench import ROOT, Bench, bench, open_pair_with_folder, start_command
 
 __all__ = ["bench"]
 
@@ -138,9 +138,9 @@ class SecretBench:
         return open_sqlite(self.bench.path, clock=self.clock)[0]
 
     @contextmanager
-    def worker(self, *, stack: StackOutputs = STACK, **options: Any) -> Iterator[None]:
+    def worker(self, *, stack: StackOutputs = STACK, queue: Queue | None = None, **options: Any) -> Iterator[None]:
         """Run a worker in a thread; at the end it has left by itself, without a second request."""
-        queue = self.open_queue()
+        queue = queue or self.open_queue()
         secrets = AttemptSecrets(stack, server=self.google.url, find_outputs=lambda: self.outputs, clock=self.clock)
         worker = Worker(
             queue,
@@ -212,6 +212,18 @@ def test_attempt_gets_the_secrets_of_its_stack_or_those_that_its_task_names(give
 
     hf, wandb = digest("hf-1"), digest("wandb-1")
     assert found == [[hf, None, None], [None, wandb, None], [hf, wandb, None], [None, None, None]]
+
+
+def test_worker_with_records_elsewhere_gives_secrets_too(given: SecretBench) -> None:
+    queue, records = open_pair_with_folder(given.bench)
+    default, none = given.task("look", *NAMES), given.task("look", *NAMES, secrets=[])
+    queue.put([default, none])
+
+    with given.worker(queue=queue):
+        assert wait_until(lambda: all(records.find(task.id, 1) is not None for task in (default, none)))
+
+    found = [given.bench.record(task, records=records).value for task in (default, none)]
+    assert [each[1][0] for each in found] == [digest("hf-1"), None]  # type: ignore[index]
 
 
 def test_command_gets_its_secrets_too(given: SecretBench) -> None:
