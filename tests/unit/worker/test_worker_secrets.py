@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from runtime.outputs import SecretOutput, StackOutputs, encode_outputs
 from runtime.queues.base import Queue
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.reasons import EndReason
+from runtime.stack import google_api
 from runtime.tasks.history import Lease
 from runtime.tasks.model import CommandEntry, FunctionEntry, Task, TaskState
 from runtime.tasks.wire import decode_task
@@ -336,7 +338,35 @@ def test_secret_that_cannot_be_read_buries_nothing_and_stops_no_other_task(
     assert "`hf-token`" in said[0]["message"]
 
 
-def test_slow_service_keeps_no_task_that_needs_no_secret_and_no_worker_that_leaves(given: SecretBench) -> None:
+def test_worker_that_may_read_nothing_leaves_the_queue_to_others(given: SecretBench) -> None:
+    given.google.deny("*.access", "secretmanager.versions.access")
+    tasks = [given.task("look", "HF_TOKEN", key=str(number)) for number in range(300)]
+    given.put(*tasks)
+    queue = given.open_queue()
+    lease, calls = queue.lease, []
+
+    def timed(*args: Any, **options: Any) -> Any:
+        began = time.monotonic()
+        found = lease(*args, **options)
+        calls.append((began, time.monotonic(), len(found)))
+        return found
+
+    queue.lease = timed  # type: ignore[method-assign]
+
+    with given.worker(queue=queue):
+        assert wait_until(lambda: len(calls) >= 3)
+
+    first, second, third = calls[:3]
+    assert [found for _, _, found in calls[:3]] == [1, 1, 1]
+    assert second[0] - first[1] >= 0.5
+    assert third[0] - second[1] >= 1.0
+    assert len(given.google.calls("*.access")) == 1
+
+
+def test_slow_service_keeps_no_task_that_needs_no_secret_and_no_worker_that_leaves(
+    given: SecretBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(google_api, "PATIENCE_S", 3600)
     given.google.gate.clear()
     needs, other = given.task("look", "HF_TOKEN"), given.task("look", "HF_TOKEN", secrets=[])
     given.put(needs)
