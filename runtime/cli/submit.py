@@ -378,7 +378,7 @@ def _submit(
                     experiment=options.experiment,
                     skip_existing=skip_existing,
                     progress=advance,
-                    contract=opened.outputs,
+                    check_secrets=opened.check_secrets,
                 )
             except KeyboardInterrupt:
                 shown.close()

@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _secrets(stack: OpenStack) -> AttemptSecrets | None:
-    if all(secret.attempts is None for secret in stack.outputs.secrets.values()):
+    if not stack.gives_secrets:
         return None
     from runtime.stack.find import is_location, pull_stack
     from runtime.worker.secrets import AttemptSecrets

@@ -62,9 +62,7 @@ class Furnishing:
         secrets, named = self._services.secrets, held.lease.task.secrets
         if secrets is None:
             if named:
-                self._give_back(
-                    [held], NotPossible("this worker's stack grants it no secrets, and the task names some")
-                )
+                self._give_back([held], NotPossible("the task names secrets, and this worker's queue gives none"))
             else:
                 self._dispatch.line_up(held)
             return

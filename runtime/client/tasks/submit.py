@@ -8,7 +8,7 @@ manifest lists is not listed a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,18 +47,17 @@ from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
-from runtime.stack.attempt_secrets import check_named
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_experiment
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
-    from runtime.outputs import StackOutputs
     from runtime.records.blobs.bucket import BucketBlobs
 
 PARALLEL: Final = 32
 """Requests to a bucket at once, to look for outputs that exist."""
 
+_CheckSecrets: TypeAlias = Callable[[Sequence[str]], None]
 _compared: set[str] = set()
 """Record stores whose clock this process has compared with its own."""
 
@@ -181,10 +180,10 @@ def submit(
             "submitted_by": submitter(),
             "submitted_at": now,
         }
-        contract = kept.stack.outputs if kept else None
+        check_secrets = kept.stack.check_secrets if kept else None
         said: dict[str, Any] = {"stack": kept.stack.name if kept else None, "snapshot": code.snapshot, "asked": queue}
         if target.records.holds_tasks and not skip_existing and is_one(work):
-            done = _submit_one(make_one(work, terms, args, kwargs), target, contract, said)
+            done = _submit_one(make_one(work, terms, args, kwargs), target, check_secrets, said)
             if progress:
                 progress(1)
         else:
@@ -195,7 +194,7 @@ def submit(
                 experiment=experiment,
                 skip_existing=skip_existing,
                 progress=progress,
-                contract=contract,
+                check_secrets=check_secrets,
             )
             done = replace(sent, **said)
         if done.new:
@@ -203,12 +202,12 @@ def submit(
         return done
 
 
-def _submit_one(task: Task, queue: Queue, contract: StackOutputs | None, said: Mapping[str, Any]) -> Submission:
+def _submit_one(task: Task, queue: Queue, check_secrets: _CheckSecrets | None, said: Mapping[str, Any]) -> Submission:
     """Submit one task into a queue whose file holds the tasks, as most calls of a program do."""
     if task.priority:
         check_priority(task.priority, queue.name, queue.traits)
-    if task.secrets and contract is not None:
-        check_named(task.secrets, contract)
+    if task.secrets and check_secrets is not None:
+        check_secrets(task.secrets)
     result = queue.put([task])
     kept_code, known_other = (
         find_kept_code(queue.records, task.experiment, {task.id: task}) if result.known else (None, 0)
@@ -244,11 +243,11 @@ def submit_tasks(
     experiment: str,
     skip_existing: bool = False,
     progress: Progress | None = None,
-    contract: StackOutputs | None = None,
+    check_secrets: _CheckSecrets | None = None,
 ) -> Submission:
     """Submit a stream of tasks of one experiment; memory stays at 16 bytes a task.
 
-    With the `contract` of the queue's stack, a task that names a secret which the stack does not give is refused.
+    `check_secrets` refuses names of secrets that no attempt can get; only the queue's stack knows them.
 
     If a task is refused, its part is not submitted, earlier parts stay, and the error has both counts; run again, the
     submission continues where it stopped. Also raises `QueueUnavailable` and `StoreUnavailable`.
@@ -257,7 +256,7 @@ def submit_tasks(
     sender: _Sender = Direct(queue) if queue.records.holds_tasks else ThroughManifest(queue, experiment)
     existing = _ExistingOutputs() if skip_existing else None
     sender.take_up(counted)
-    for part in _cut(_admitted(tasks, queue, sender.known, counted, contract), sender.part_tasks, counted):
+    for part in _cut(_admitted(tasks, queue, sender.known, counted, check_secrets), sender.part_tasks, counted):
         wanted = existing.drop_done(part) if existing else part
         if len(wanted) < len(part):
             counted.skip(part, wanted)
@@ -326,15 +325,15 @@ def _on_disk(url: str) -> bool:
 
 
 def _admitted(
-    tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counted, contract: StackOutputs | None
+    tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counted, check_secrets: _CheckSecrets | None
 ) -> Iterator[Task]:
     """Yield each new task of the input, after checking that the queue keeps its priority and the stack has its secrets."""
     seen, first = IdSet(), counted.first
     for task in tasks:
         if task.priority:
             check_priority(task.priority, queue.name, queue.traits)
-        if task.secrets and contract is not None:
-            check_named(task.secrets, contract)
+        if task.secrets and check_secrets is not None:
+            check_secrets(task.secrets)
         key = task_key(task.id, task.generation)
         if known.count and key in known:
             counted.known += 1

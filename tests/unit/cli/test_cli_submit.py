@@ -172,6 +172,7 @@ def test_line_that_names_its_secrets_comes_before_the_option(
     [
         (("--secret", "wandbb", "--", "true"), "did you mean `wandb`?"),
         (("--secret", "wandb", "--no-secrets", "--", "true"), "contradict each other"),
+        (("--secret", "wandb", "--queue", "sqlite:other.db", "--", "true"), "named by its URL"),
         (("--secret", "WANDB_API_KEY=sk-123", "--", "true"), "`--secret[0]` is no name of a secret"),
         (("--secret", "sk_AAAABBBB", "--", "true"), "it may be a value"),
     ],

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from runtime.clock import SystemClock
-from runtime.outputs import SecretOutput, StackOutputs, encode_outputs
+from runtime.outputs import SecretOutput, SqliteQueueOutput, StackOutputs, encode_outputs
 from runtime.queues.base import Queue
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.reasons import EndReason
@@ -441,6 +441,22 @@ def test_contract_with_a_variable_that_no_secret_may_set_reads_no_value_and_buri
     assert given.google.calls() == []
 
 
+def test_worker_of_a_queue_that_is_named_by_its_url_gives_none(given: SecretBench) -> None:
+    contract = given.bench.folder / "dev.json"
+    contract.write_text(encode_outputs(STACK))
+    task = given.task("look", "HF_TOKEN")
+    given.bench.put(task)
+
+    worker = start_command(
+        given.bench, "--idle-timeout", "0.1s", RUNTIME_OUTPUTS=str(contract), RUNTIME_GOOGLE_API=given.google.url
+    )
+
+    said = worker.communicate(timeout=240)[1]
+    assert worker.returncode == 0, said
+    assert given.value(task)[1] == [None]
+    assert given.google.calls() == []
+
+
 def test_worker_whose_stack_grants_none_gives_back_a_task_that_names_one(bench: Bench) -> None:
     named = sample_task("named", secrets=("hf-token",))
     plain = bench.command("true")
@@ -459,7 +475,8 @@ def test_value_is_in_no_file_argument_log_or_environment_of_the_worker(given: Se
     canary = b"hf_canary_27182818"
     given.google.put_secret("dev-hf-token", canary)
     contract = given.bench.folder / "dev.json"
-    contract.write_text(encode_outputs(STACK))
+    queues = {"default": SqliteQueueOutput(path=str(given.bench.path))}
+    contract.write_text(encode_outputs(StackOutputs(stack="dev", queues=queues, secrets=SECRETS)))
     right = given.task("hold", "held", "HF_TOKEN")
     failing = _task("failing", FunctionEntry("secret_bodies:digest", ("HF_TOKEN", "one too many")), None)
     crashing = _task("crashing", CommandEntry(("sh", "-c", 'test "$HF_TOKEN" && kill -SEGV $$')), None)
@@ -467,6 +484,7 @@ def test_value_is_in_no_file_argument_log_or_environment_of_the_worker(given: Se
     worker = start_command(
         given.bench,
         *("--reuse-process", "--slots", "1", "--max-consecutive-failures", "0", "--idle-timeout", "1s"),
+        RUNTIME_QUEUE="default",
         RUNTIME_OUTPUTS=str(contract),
         RUNTIME_GOOGLE_API=given.google.url,
         RUNTIME_DATA_DIR=str(given.bench.folder / "data"),
@@ -510,7 +528,9 @@ def _children(pid: int) -> list[int]:
 
 def test_worker_of_a_stack_without_secrets_loads_no_code_for_them(bench: Bench) -> None:
     contract = bench.folder / "dev.json"
-    contract.write_text(encode_outputs(StackOutputs(stack="dev", secrets={"deploy": SECRETS["deploy"]})))
+    queues = {"default": SqliteQueueOutput(path=str(bench.path))}
+    secrets = {"deploy": SECRETS["deploy"]}
+    contract.write_text(encode_outputs(StackOutputs(stack="dev", queues=queues, secrets=secrets)))
     task = bench.command("true")
     bench.put(task)
     script = (
@@ -525,7 +545,6 @@ def test_worker_of_a_stack_without_secrets_loads_no_code_for_them(bench: Bench) 
         | {
             "PYTHONPATH": str(ROOT),
             "RUNTIME_OUTPUTS": str(contract),
-            "RUNTIME_QUEUE": f"sqlite:{bench.path}",
             "RUNTIME_PREEMPTION_NOTICES": "off",
             "TMPDIR": str(bench.folder / "tmp"),
         },
