@@ -13,7 +13,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import calls_at_once
 from runtime.tasks.history import EndedNote, History, Lease, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, FunctionEntry
-from runtime.tasks.verdict import LONGEST_DELAY, Again, backoff, judge_history, unstarted
+from runtime.tasks.verdict import Again, backoff, judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.dispatch import Dispatch
@@ -121,7 +121,7 @@ class Preparing:
         reasons = [fits(lease.task.resources, slot) for slot in self._services.slots]
         return None if None in reasons else reasons[0]
 
-    def _decline(self, held: HeldLease, why: str, longest: timedelta = LONGEST_DELAY) -> None:
+    def _decline(self, held: HeldLease, why: str, longest: timedelta = timedelta.max) -> None:
         """Give a task back for other workers, less and less often; logged once."""
         task = held.lease.task
         times = self._declines[task.id] = self._declines.get(task.id, 2) + 1
@@ -131,7 +131,7 @@ class Preparing:
         self._services.metrics.task_declined()
         if times == 3:
             self._services.say.declined(task, why)
-        self._outbox.postpone(held, self._services.clock.now() + min(backoff(times), longest * 1.5))
+        self._outbox.postpone(held, self._services.clock.now() + min(backoff(times), longest))
 
     def _apply_cancels(self) -> None:
         """End all held tasks that the orders cover; for tasks not known yet, ask the store."""
