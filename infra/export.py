@@ -8,7 +8,7 @@ import pulumi
 
 from infra.components.records import CONTRACT
 from infra.program import Built
-from infra.settings.model import Role
+from infra.settings.model import Attempts, Role, SecretSettings
 from runtime.outputs import (
     OUTPUT_NAME,
     SCHEMA,
@@ -70,7 +70,9 @@ def _outputs(built: Built) -> StackOutputs:
             for name, registry in built.registries.items()
         },
         secrets={
-            name: SecretOutput(resource=_leaf(secret.resource), env=secret.env)
+            name: SecretOutput(
+                resource=_leaf(secret.resource), env=secret.env, attempts=_attempts(settings.secrets[name])
+            )
             for name, secret in built.secrets.items()
         },
         network=NetworkOutput(network=_leaf(built.network.network), subnet=_leaf(built.network.subnet))
@@ -137,6 +139,10 @@ def _identities(built: Built) -> dict[str, IdentityOutput]:
         found["deployer"] = IdentityOutput(email=_leaf(built.ci.deployer_email), use="deploys from the pipeline")
         found["previewer"] = IdentityOutput(email=_leaf(built.ci.previewer_email), use="previews from the pipeline")
     return found
+
+
+def _attempts(secret: SecretSettings) -> str | None:
+    return (secret.attempts or Attempts.ALL).value if Role.WORKER in secret.readers else None
 
 
 def _leaf(output: pulumi.Output[str]) -> str:

@@ -89,6 +89,9 @@ class SecretOutput:
 
     resource: str
     env: str
+    attempts: str | None = None
+    """How workers give the value to attempts of tasks: `all` to each one, `named` to those whose tasks name the secret, as
+    does any word of a later release. None: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +211,32 @@ class MissingOutput(NotPossible):
         super().__init__(
             f"stack `{stack}` exports no `{key}`, and {needed_by} needs it", hint=local if stack == "local" else file
         )
+
+
+TO_ALL: Final = "all"
+"""`SecretOutput.attempts` of a secret that every attempt gets unless its task says otherwise."""
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TAKEN: Final = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "TMPDIR", "IFS", "ENV", "BASH_ENV", "CLOUDSDK_CONFIG"}
+    | {"GOOGLE_APPLICATION_CREDENTIALS", "GCONV_PATH", "GLIBC_TUNABLES", "NODE_OPTIONS", "PERL5LIB", "PERL5OPT"}
+    | {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+    | {"NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"}
+)
+_TAKEN_PREFIXES: Final = ("RUNTIME_", "PYTHON", "LD_", "DYLD_", "BASH_FUNC_")
+
+
+def can_carry_secret(variable: str) -> bool:
+    """Whether a secret may be the value of this variable.
+
+    A variable that the system, Python, the loader or the runtime reads would let whoever can add a version of the secret
+    choose what each attempt loads, or where its results go.
+    """
+    return (
+        _VARIABLE.fullmatch(variable) is not None
+        and variable not in _TAKEN
+        and not variable.startswith(_TAKEN_PREFIXES)
+    )
 
 
 _SETTINGS: Final = {"clusters": "heads", "network": "network", "published_url": "records"}

@@ -88,11 +88,22 @@ class RegistrySettings:
     """Region → `projects/P/locations/R/repositories/N` of another stack; this stack makes none in that region."""
 
 
+class Attempts(StrEnum):
+    """The attempts of tasks that workers give a secret to."""
+
+    ALL = "all"
+    """Each one, unless its task says otherwise."""
+    NAMED = "named"
+    """Those whose tasks name the secret."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSettings:
     env: str
     """Variable that carries the value."""
     readers: tuple[Role, ...] = ()
+    attempts: Attempts | None = None
+    """`all` if left out and workers are among the readers."""
     regions: tuple[str, ...] = ()
     """Regions that keep the secret; everywhere by default."""
     existing: str | None = None

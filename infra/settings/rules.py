@@ -35,6 +35,7 @@ from infra.settings.model import (
     SecretSettings,
     Settings,
 )
+from runtime.outputs import can_carry_secret
 from runtime.schema import Problem, join, suggest
 
 DAY_S: Final = 86_400
@@ -69,9 +70,6 @@ _BOOT_IMAGE: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z][a-z0-9-]*)"
 )
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TAKEN_VARIABLES: Final = frozenset(
-    {"PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH"}
-)
 ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
 _MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
@@ -194,7 +192,7 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
     where = join(path, "env")
     if not _VARIABLE.fullmatch(secret.env):
         yield wrong(where, secret.env, "the name of a variable: letters, digits and underscores, no digit first")
-    elif secret.env in _TAKEN_VARIABLES or secret.env.startswith("RUNTIME_"):
+    elif not can_carry_secret(secret.env):
         yield wrong(where, secret.env, "a variable that neither the system nor the runtime sets itself")
     for index, role in enumerate(secret.readers):
         if role not in READERS_OF:
@@ -207,6 +205,12 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
     yield from _repeated(secret.readers, join(path, "readers"))
     yield from _repeated(secret.regions, join(path, "regions"))
     yield from _form(secret, path, "existing", _SECRET, "`projects/P/secrets/N`, without a version")
+    if secret.attempts is not None and Role.WORKER not in secret.readers:
+        yield Problem(
+            path=join(path, "attempts"),
+            message=f"is `{secret.attempts.value}`, and workers may not read the secret",
+            hint="add `worker` to its `readers`, or leave `attempts` out",
+        )
     if secret.existing is not None and secret.regions:
         yield Problem(
             path=join(path, "regions"),

@@ -89,6 +89,11 @@ def submit(
     no_snapshot: Annotated[
         bool, Option("--no-snapshot", help="No code goes with the tasks: workers run their own.")
     ] = False,
+    secret: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="A secret of the stack for attempts, instead of its default ones; may repeat."),
+    ] = None,
+    no_secrets: Annotated[bool, Option("--no-secrets", help="Attempts get no secrets of the stack.")] = False,
     outputs: Annotated[
         list[str] | None, Option(metavar="URL", help="A file that proves a task done; may repeat.")
     ] = None,
@@ -136,6 +141,8 @@ def submit(
     request.check()
     now = datetime.now(UTC)
     experiment = request.choose_experiment()
+    if secret and no_secrets:
+        raise RequestRefused("`--secret` and `--no-secrets` contradict each other", hint="leave one of them out")
     needed = _read_resources(resources, cpus=cpus, memory=memory, gpus=gpus)
     try:
         options = TaskOptions(
@@ -147,6 +154,7 @@ def submit(
             not_before=moment_after(now, delay, "delay") if delay else None,
             priority=priority,
             resources=needed,
+            secrets=tuple(secret) if secret else () if no_secrets else None,
             outputs=request.outputs,
             submitted_by=submitter(),
             submitted_at=now,
@@ -270,14 +278,20 @@ class _Request:
 def _note_misplaced(args: Sequence[str]) -> None:
     ours = {
         *("--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--snapshot", "--no-snapshot"),
-        *("--dry-run", "--from", "--key"),
+        *("--dry-run", "--from", "--key", "--secret", "--no-secrets"),
     }
     for arg in args:
         if (name := arg.partition("=")[0]) in ours:
             note(f"note: `{name}` follows PROJECT, so it goes to the workflow; options of `runtime submit` come before")
 
 
-_OPTIONS = {"timeout_s": "timeout", "expires_at": "expires", "not_before": "delay", "max_failures": "max-failures"}
+_OPTIONS = {
+    "secrets": "secret",
+    "timeout_s": "timeout",
+    "expires_at": "expires",
+    "not_before": "delay",
+    "max_failures": "max-failures",
+}
 """Field → option, if their names differ."""
 
 
@@ -366,7 +380,12 @@ def _submit(
 
             try:
                 done = submit_tasks(
-                    tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=advance
+                    tasks,
+                    target,
+                    experiment=options.experiment,
+                    skip_existing=skip_existing,
+                    progress=advance,
+                    check_secrets=opened.check_secrets,
                 )
             except KeyboardInterrupt:
                 shown.close()

@@ -13,7 +13,9 @@ from runtime.errors import InvalidValue, RequestRefused, UnknownName
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
+    from runtime.stack.open import OpenStack
     from runtime.worker.options import EntryKind, WorkerOptions
+    from runtime.worker.secrets import AttemptSecrets
 
 _DESCRIPTION = "Serve a queue: lease tasks, run each in a process of its own, record how it ended, repeat."
 _EPILOG = """\
@@ -111,8 +113,22 @@ def main(argv: Sequence[str]) -> int:
     from runtime.worker.worker import Worker
 
     with open_stack(arguments.stack, queue=arguments.queue, durability=arguments.durability) as stack:
-        worker = Worker(stack.queue(), options, reporter=Reporter.for_stderr(LogFormat(arguments.log_format)))
-        return worker.run().exit_code
+        reporter = Reporter.for_stderr(LogFormat(arguments.log_format))
+        return Worker(stack.queue(), options, reporter=reporter, secrets=_secrets(stack)).run().exit_code
+
+
+def _secrets(stack: OpenStack) -> AttemptSecrets | None:
+    if not stack.gives_secrets:
+        return None
+    from runtime.stack.find import is_location, pull_stack
+    from runtime.worker.secrets import AttemptSecrets
+
+    source = stack.found.source if is_location(stack.found.source) else stack.name
+    return AttemptSecrets(
+        stack.outputs,
+        server=stack.settings.google_api,
+        find_outputs=lambda: pull_stack(source, settings=stack.settings).outputs,
+    )
 
 
 def _read_options(arguments: object) -> WorkerOptions:

@@ -173,7 +173,7 @@ def _list_checks(outputs: StackOutputs, google: GoogleApi | None) -> list[Check]
             else:
                 ask_google(check, _images, registry.url, repository, stack)
     for name, secret in sorted(outputs.secrets.items()):
-        ask_google(f"secret {name}", _secret, name, secret, stack)
+        ask_google(f"secret {name}", _secret, name, secret, outputs)
     for name, cluster in sorted(outputs.clusters.items()):
         ask_google(f"cluster {name}", _cluster, cluster, outputs)
     for name, kubernetes in sorted(outputs.kubernetes.items()):
@@ -465,10 +465,18 @@ def _web_registry(check: str, url: str) -> Line:
     return warn(check, f"{host} {said}", "is it a registry, and does it run?")
 
 
-def _secret(check: str, name: str, secret: SecretOutput, stack: str, google: GoogleApi) -> Line:
+def _secret(check: str, name: str, secret: SecretOutput, outputs: StackOutputs, google: GoogleApi) -> Line:
     from runtime.stack.secrets import look_at
 
-    seen = look_at(name, secret, stack, google)
+    seen = look_at(name, secret, outputs.stack, google)
+    if secret.attempts is not None and seen.may_read is not None:
+        worker = outputs.identities.get("worker")
+        if not seen.may_read and worker is not None and google.who() == worker.email:
+            text = f"workers' identity {worker.email} may not read it: they give back the tasks whose attempts get it"
+            return fail(check, text, f"run `pulumi up --stack {outputs.stack}`")
+        if seen.may_read and seen.problem is not None and seen.versions is None and "may not see" in seen.problem:
+            # The right that workers have, and need.
+            return ok(check, f"this identity may read it, for {secret.env} of attempts")
     if seen.problem is not None:
         # Most people may not look into a secret, and need not.
         hidden = seen.versions is None and seen.readers is None and seen.may_read is None

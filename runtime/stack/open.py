@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,27 @@ class OpenStack:
     def queue_names(self) -> list[str]:
         """List the stack's queues. The local stack lists the default queue, though any name makes another."""
         return sorted(self.outputs.queues)
+
+    @property
+    def gives_secrets(self) -> bool:
+        """Whether workers of the default queue have secrets to give to attempts.
+
+        Those of a queue that a URL names have none: other people than the stack's may put tasks there.
+        """
+        granted = any(secret.attempts is not None for secret in self.outputs.secrets.values())
+        return granted and not _is_queue_url(self.default_queue)
+
+    def check_secrets(self, names: Sequence[str]) -> None:
+        """Raise `RequestRefused` for the name of a secret that no attempt of the default queue can get."""
+        from runtime.stack.attempt_secrets import check_named
+
+        if _is_queue_url(self.default_queue):
+            raise NotPossible(
+                f"workers of queue `{self.default_queue}` give no secrets to attempts",
+                facts=["it is named by its URL, and secrets belong to the queues of a stack"],
+                hint="name one of the stack's queues, or let the command read the secret itself",
+            )
+        check_named(names, self.outputs)
 
     def close(self) -> None:
         queues, opened = list(self._queues.values()), self._records

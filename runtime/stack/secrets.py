@@ -1,7 +1,7 @@
 """The stack's secrets in Google Secret Manager: their places, versions and readers.
 
 A value goes one way here, from standard input or a file into a new version. This module reads no value, and no value is in
-an argument list, an error, a log or other output. `runtime.client.jobs.secrets` reads the values for jobs.
+an argument list, an error, a log or other output. `runtime.stack.secret_values` reads them.
 """
 
 from __future__ import annotations

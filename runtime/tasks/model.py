@@ -29,7 +29,7 @@ NO_OUTPUTS: Final = ()
 
 FIELDS: Final = frozenset(
     {"id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures", "outputs"}
-    | {"snapshot", "folder", "key", "priority", "submitted_by", "submitted_at"}
+    | {"snapshot", "folder", "secrets", "key", "priority", "submitted_by", "submitted_at"}
 )
 ENTRY_FIELDS: Final = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
 
@@ -125,6 +125,8 @@ class Terms:
     """Content id of the code that attempts run; None runs the worker's own."""
     folder: str | None = None
     """The folder of the snapshot's tree that attempts start in; None is the tree itself."""
+    secrets: tuple[str, ...] | None = None
+    """Names of the stack's secrets that attempts get; None stands for those that the stack gives to each attempt."""
     priority: int = 0
     submitted_by: str | None = None
     submitted_at: datetime | None = None
@@ -165,6 +167,7 @@ def make_task(
         outputs=outputs,
         snapshot=terms.snapshot,
         folder=terms.folder,
+        secrets=terms.secrets,
         key=key,
         priority=terms.priority,
         submitted_by=terms.submitted_by,
@@ -327,6 +330,8 @@ def check_terms(terms: Terms) -> None:
         check_text("snapshot", terms.snapshot)
     if terms.folder is not None:
         _check_folder(terms.folder)
+    if terms.secrets is not None:
+        _check_secrets(terms.secrets)
     if terms.submitted_by is not None:
         check_text("submitted_by", terms.submitted_by)
     at = terms.submitted_at
@@ -340,6 +345,18 @@ def _check_folder(folder: object) -> None:
     if folder.startswith("/") or {"", ".", ".."} & set(folder.split("/")) or "\0" in folder:
         problem = f"is {show_value(folder)}, expected a relative path without `.` and `..`, such as experiments/a"
         raise InvalidTask("folder", problem)
+
+
+_SECRET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+
+
+def _check_secrets(names: object) -> None:
+    if not isinstance(names, tuple | list):
+        raise InvalidTask("secrets", f"is {describe_kind(names)}, expected an array of names of the stack's secrets")
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or _SECRET_NAME.fullmatch(name) is None:
+            # It may be a value that somebody put here, so it is not repeated.
+            raise InvalidTask(f"secrets[{index}]", "is no name of a secret, expected one such as hf-token")
 
 
 def check_entry(entry: Entry | None) -> None:

@@ -76,6 +76,8 @@ def task_fields(task: Task) -> dict[str, Any]:
         fields["snapshot"] = task.snapshot
     if task.folder is not None:
         fields["folder"] = task.folder
+    if task.secrets is not None:
+        fields["secrets"] = list(task.secrets)
     if task.key is not None:
         fields["key"] = task.key
     if task.priority:
@@ -112,6 +114,7 @@ def _is_usual(task: Task) -> bool:
         and task.generation == 1
         and task.timeout is None
         and task.resources is NO_RESOURCES
+        and task.secrets is None
         and task.not_before is None
         and task.expires_at is None
         and not task.outputs
@@ -290,6 +293,7 @@ def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
         outputs=values.get("outputs", ()),
         snapshot=values.get("snapshot", defaults.snapshot),
         folder=values.get("folder", None if "snapshot" in values else defaults.folder),
+        secrets=values.get("secrets", defaults.secrets),
         key=key,
         priority=values.get("priority", defaults.priority),
         submitted_by=values.get("submitted_by", defaults.submitted_by),
@@ -408,5 +412,6 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "not_before": _read_time,
     "expires_at": _read_time,
     "outputs": _read_list,
+    "secrets": _read_list,
     "submitted_at": _read_time,
 }

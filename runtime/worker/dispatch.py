@@ -299,6 +299,7 @@ class Dispatch:
             attempt=len(held.history.ended) + 1,
             experiment=task.experiment,
             env=environment,
+            secrets=held.secrets,
             scratch_root=services.scratch,
         )
         if held.fenced:

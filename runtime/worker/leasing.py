@@ -49,13 +49,14 @@ class Leasing:
         dispatch = self._dispatch
         # Waiting suspects take no room.
         held = len(self._services.holdings.by_token) - len(dispatch.suspects.waiting)
+        held -= self._preparing.furnishing.count_aside()
         return min(left, len(self._services.slots) + dispatch.look_ahead() - held) - self._claiming
 
     def next_at(self) -> float | None:
         """Return when to lease next; None without room, while an answer is awaited, or if ends must be recorded first."""
         if self.under_way or self._outbox.blocks_leasing or self.room() <= 0:
             return None
-        return max(self._poll_at, self._dispatch.pause_until)
+        return max(self._poll_at, self._dispatch.pause_until, self._preparing.furnishing.slow_until)
 
     def poll_now(self) -> None:
         """Ask the queue as soon as the worker has room, even after an empty answer."""
@@ -130,7 +131,8 @@ class Leasing:
 
     def claim(self, now: float) -> int:
         """Return how many leases to ask for while settling; `claimed` must follow."""
-        if self._services.leaving.reason is not None or now < self._dispatch.pause_until or self.under_way:
+        not_before = max(self._dispatch.pause_until, self._preparing.furnishing.slow_until)
+        if self._services.leaving.reason is not None or now < not_before or self.under_way:
             return 0
         room = max(0, self.room())
         self._claiming += room

@@ -24,7 +24,7 @@ Outcome: TypeAlias = tuple[A, T | None, Exception | None]
 class Offload:
     """`inline` makes the calls at once instead: an embedded queue answers faster than a thread can be woken."""
 
-    def __init__(self, *, inline: bool) -> None:
+    def __init__(self, *, inline: bool, threads: int = THREADS) -> None:
         self.fd: int | None = None
         """Turns readable when results wait for `collect`; None inline."""
         self.awaited = 0
@@ -37,7 +37,7 @@ class Offload:
         self._rung = False
         """`fd` is readable already."""
         if not inline:
-            self._threads = Threads(THREADS, "runtime-io")
+            self._threads = Threads(threads, "runtime-io")
             self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def call(
@@ -114,12 +114,21 @@ class Offload:
         for hand_over in self._lanes:
             hand_over()
 
-    def close(self) -> None:
-        if self._threads is not None:
-            self._threads.close()
+    def close(self, *, wait: bool = True) -> None:
+        """Wait for all calls and hand their results over. With one thread, `wait=False` drops the results instead."""
+        if self._threads is None:
+            return
+        if not wait:
+            # After a call that hangs, which rings when it ends.
+            self._threads.start(self._close_fds)
+        self._threads.close(wait=wait)
+        if wait:
             self.collect()
-            os.close(self.fd)  # type: ignore[arg-type]
-            os.close(self._wake)
+            self._close_fds()
+
+    def _close_fds(self) -> None:
+        os.close(self.fd)  # type: ignore[arg-type]
+        os.close(self._wake)
 
 
 def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,7 @@ from runtime.tasks.verdict import Again, backoff, judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.dispatch import Dispatch
+from runtime.worker.furnishing import Furnishing
 from runtime.worker.offload import Outcome
 from runtime.worker.options import ENTRY_KINDS, EntryKind
 from runtime.worker.orders import Orders
@@ -49,6 +51,7 @@ class Preparing:
         self._awaited: dict[str, list[HeldLease]] = {}
         """By snapshot: leases that wait until it is here."""
         self._declines: dict[str, int] = {}
+        self.furnishing = Furnishing(services, outbox, dispatch, self._decline)
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
         services, holdings = self._services, self._services.holdings
@@ -57,7 +60,9 @@ class Preparing:
         holdings.taken += len(leases)
         plain = services.options.accept == frozenset(ENTRY_KINDS) and not self._orders.has_cancels
         leaving = services.leaving.reason is not None
-        line = self._dispatch.ready if services.queue.traits.tracks_holders else self._unknown
+        line: deque[HeldLease] | list[HeldLease] = self._unknown
+        if services.queue.traits.tracks_holders:
+            line, plain = self._dispatch.ready, plain and services.secrets is None
         for lease in leases:
             held = holdings.take(lease, now, confirmed_at)
             if leaving:
@@ -77,6 +82,7 @@ class Preparing:
             and not resources.gpus
             and not resources.cpus
             and not resources.memory_bytes
+            and task.secrets is None
             and lease.invalid is None
         )
 
@@ -92,7 +98,7 @@ class Preparing:
             return
         why = self._cannot_hold(lease)
         if why is not None:
-            self._decline(held, why, now)
+            self._decline(held, why)
             return
         if lease.tries or lease.suspect or not services.queue.traits.tracks_holders:
             self._unknown.append(held)
@@ -115,7 +121,7 @@ class Preparing:
         reasons = [fits(lease.task.resources, slot) for slot in self._services.slots]
         return None if None in reasons else reasons[0]
 
-    def _decline(self, held: HeldLease, why: str, now: datetime) -> None:
+    def _decline(self, held: HeldLease, why: str, longest: timedelta = timedelta.max) -> None:
         """Give a task back for other workers, less and less often; logged once."""
         task = held.lease.task
         times = self._declines[task.id] = self._declines.get(task.id, 2) + 1
@@ -125,7 +131,7 @@ class Preparing:
         self._services.metrics.task_declined()
         if times == 3:
             self._services.say.declined(task, why)
-        self._outbox.postpone(held, now + backoff(times))
+        self._outbox.postpone(held, self._services.clock.now() + min(backoff(times), longest))
 
     def _apply_cancels(self) -> None:
         """End all held tasks that the orders cover; for tasks not known yet, ask the store."""
@@ -227,7 +233,7 @@ class Preparing:
         """Fetch the code that the task is bound to; a task without a snapshot runs this worker's code."""
         snapshot = held.lease.task.snapshot
         if snapshot is None or snapshot in self._services.trees:
-            self._dispatch.line_up(held)
+            self.furnishing.furnish(held)
             return
         waiting = self._awaited.setdefault(snapshot, [])
         waiting.append(held)
@@ -245,7 +251,7 @@ class Preparing:
         if folder is not None:
             self._services.trees.add(snapshot, folder, used=self._services.holdings.snapshots())
             for held in waiting:
-                self._dispatch.line_up(held)
+                self.furnishing.furnish(held)
             return
         reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
         now = self._services.clock.now().timestamp()

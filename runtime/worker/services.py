@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock
 from runtime.errors import StoreBroken
@@ -15,7 +15,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.snapshots.identity import CodeIdentity
 from runtime.tasks.history import History, Lease
-from runtime.values import dataclass
+from runtime.values import dataclass, field
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.metrics import WorkerMetrics
@@ -23,6 +23,9 @@ from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions
 from runtime.worker.reporter import Reporter
 from runtime.worker.slots import Slot
+
+if TYPE_CHECKING:
+    from runtime.worker.secrets import AttemptSecrets
 
 _NO_HISTORY: Final = History()
 _LOST: Final = float("-inf")
@@ -52,6 +55,8 @@ class HeldLease:
     """The task is a suspect, and no other suspect has run beside it."""
     fenced: bool = False
     output_dir: str = ""
+    secrets: Mapping[str, str] | None = field(default=None, repr=False)
+    """Values by variable that the attempt gets."""
 
 
 class Holdings:
@@ -153,5 +158,7 @@ class Services:
     scratch: str
     trees: Trees
     code: CodeIdentity
+    secrets: AttemptSecrets | None
+    """None if the stack grants its workers none."""
     local: bool
     """Whether the queue and the records lie on this machine: calls are made at once, on the loop's thread."""

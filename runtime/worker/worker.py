@@ -45,6 +45,7 @@ from runtime.worker.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from runtime.worker.notices import Notice
+    from runtime.worker.secrets import AttemptSecrets
 
 LINGER_S: Final = 0.0005
 """A pause of the loop before it looks for ended attempts, so that it goes round once for many and not for each."""
@@ -61,8 +62,10 @@ class Worker:
         *,
         clock: Clock | None = None,
         reporter: Reporter | None = None,
+        secrets: AttemptSecrets | None = None,
     ) -> None:
         self._queue = queue
+        self._secrets = secrets
         self._options = options or WorkerOptions()
         self._clock = clock or SystemClock()
         self._say = reporter or Reporter.for_stderr()
@@ -112,6 +115,7 @@ class Worker:
             scratch=scratch.path,
             trees=Trees(scratch.path, pool.discard),
             code=CodeIdentity(Path.cwd(), load_project().workflow_packages),
+            secrets=self._secrets,
             local=local,
         )
         loop = Loop(services, selector)
@@ -127,6 +131,8 @@ class Worker:
                 pool.close()
                 loop.upkeep.report_in(left=True)
                 services.offload.close()
+                if services.secrets is not None:
+                    services.secrets.close()
                 metrics.close()
                 scratch.close()
                 selector.close()
@@ -207,6 +213,10 @@ class Loop:
         self._drain = Drain(services, self.outbox, self._dispatch, self._leasing, self._settling)
         if services.offload.fd is not None:
             selector.register(services.offload.fd, selectors.EVENT_READ, services.offload.collect)
+        if services.secrets is not None:
+            calls = services.secrets.calls
+            assert calls.fd is not None
+            selector.register(calls.fd, selectors.EVENT_READ, calls.collect)
         selector.register(
             services.leaving.wake_fd, selectors.EVENT_READ, lambda: os.read(services.leaving.wake_fd, 4096)
         )
@@ -356,9 +366,18 @@ class Drain:
         return True
 
 
-def run_worker(queue: Queue, options: WorkerOptions | None = None, *, clock: Clock | None = None) -> WorkerResult:
-    """Serve `queue` in this thread until it is drained or asked to stop, as `runtime worker` does."""
-    return Worker(queue, options, clock=clock).run()
+def run_worker(
+    queue: Queue,
+    options: WorkerOptions | None = None,
+    *,
+    clock: Clock | None = None,
+    secrets: AttemptSecrets | None = None,
+) -> WorkerResult:
+    """Serve `queue` in this thread until it is drained or asked to stop, as `runtime worker` does.
+
+    Attempts get no secrets without `secrets`, which is closed at the end.
+    """
+    return Worker(queue, options, clock=clock, secrets=secrets).run()
 
 
 class SignalReader:

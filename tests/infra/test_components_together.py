@@ -25,6 +25,7 @@ from infra.program import build
 from infra.settings.model import (
     AccessSettings,
     AlertSettings,
+    Attempts,
     BudgetSettings,
     CiSettings,
     HeadSettings,
@@ -160,6 +161,22 @@ def test_whole_stack_registers_nothing_that_google_would_refuse(preview: bool) -
     strays = [each.urn for each in recording.resources if each.custom and each.parent and "pulumi:Stack" in each.parent]
     assert [urn.rsplit("::", 1)[-1] for urn in strays] == ["google"]
     assert all(each.provider for each in recording.resources if each.custom and each.type.startswith("gcp:"))
+
+
+def test_contract_says_which_attempts_get_a_secret_that_workers_may_read() -> None:
+    secrets = {
+        "all": SecretSettings(env="A", readers=(Role.WORKER,)),
+        "named": SecretSettings(env="B", readers=(Role.WORKER, Role.PUSHER), attempts=Attempts.NAMED),
+        "none": SecretSettings(env="C", readers=(Role.PUSHER,)),
+    }
+    recording = record_stack(sample_settings(secrets=secrets, heads={}))
+
+    found = recording.outputs["contract"]["secrets"]
+    assert {name: secret.get("attempts") for name, secret in found.items()} == {
+        "all": "all",
+        "named": "named",
+        "none": None,
+    }
 
 
 def test_whole_stack_waits_for_the_switch_of_all_switches() -> None:

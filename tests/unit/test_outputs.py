@@ -63,7 +63,7 @@ def full_outputs() -> StackOutputs:
             "disk": SqliteQueueOutput(path="/data/q.db"),
         },
         registries={"images": {"us-west4": RegistryOutput(url="us-west4-docker.pkg.dev/p/marin")}},
-        secrets={"hf-token": SecretOutput(resource="projects/p/secrets/hf-token", env="HF_TOKEN")},
+        secrets={"hf-token": SecretOutput(resource="projects/p/secrets/hf-token", env="HF_TOKEN", attempts="all")},
         network=NetworkOutput(network="n", subnet="s"),
         clusters={
             "main": ClusterOutput(

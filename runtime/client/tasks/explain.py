@@ -282,10 +282,15 @@ def _queued(facts: Facts) -> Explanation:
 
 def _declined(facts: Facts, name: str, evidence: Sequence[str]) -> Explanation:
     reasons = "; ".join(sorted(set(facts.declined.values())))
+    step = "start a worker on a machine that can, or submit the task with smaller `resources`"
+    if "secret" in reasons:
+        step = (
+            "`runtime doctor` on a worker's machine says what it may read; `runtime secrets check` looks at the secrets"
+        )
     return Explanation(
         f"{name} waits because none of {count_noun(len(facts.live), 'live worker')} can hold it: {reasons}",
         (*(f"worker `{worker}`: {why}" for worker, why in sorted(facts.declined.items())), *evidence),
-        "start a worker on a machine that can, or submit the task with smaller `resources`",
+        step,
     )
 
 

@@ -241,6 +241,7 @@ _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "experiment": ((str,), "a name, which is text"),
     "resources": ((Resources, Mapping), 'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`'),
     "outputs": ((tuple, list, str), "a list of paths and URLs"),
+    "secrets": ((tuple, list), "a list of names of the stack's secrets"),
     "snapshot": ((str, Path, bool), "the content id of a snapshot as text, a folder as `Path`, True or False"),
     "progress": ((FunctionType, Callable), "a function of a number of tasks"),
     "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),
@@ -256,7 +257,8 @@ def check_argument(name: str, value: object) -> None:
     if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         return  # Such as a range; a text would give its letters.
     try:
-        shown = repr(value)
+        # The value of a secret may have been passed in the place of its name.
+        shown = repr(value) if name != "secrets" else type(value).__name__
     except (RecursionError, ValueError):
         shown = type(value).__name__
     raise InvalidValue(name, shown if len(shown) <= 60 else f"{shown[:59]}…", allowed)

@@ -184,7 +184,16 @@ def find_kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Ta
 
 def content_of(task: Task) -> tuple[object, ...]:
     """Return the parts of a task that define its work, without its code, submitter and time."""
-    return task.entry, task.resources, task.timeout, task.max_failures, task.outputs, task.priority, task.extra
+    return (
+        task.entry,
+        task.resources,
+        task.timeout,
+        task.max_failures,
+        task.outputs,
+        task.priority,
+        task.secrets,
+        task.extra,
+    )
 
 
 def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> Iterator[Task]:

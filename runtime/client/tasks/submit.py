@@ -8,7 +8,7 @@ manifest lists is not listed a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 PARALLEL: Final = 32
 """Requests to a bucket at once, to look for outputs that exist."""
 
+_CheckSecrets: TypeAlias = Callable[[Sequence[str]], None]
 _compared: set[str] = set()
 """Record stores whose clock this process has compared with its own."""
 
@@ -113,6 +114,7 @@ def submit(
     priority: int = 0,
     resources: Resources | Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
+    secrets: Sequence[str] | None = None,
     snapshot: str | Path | bool | None = None,
     skip_existing: bool = False,
     progress: Progress | None = None,
@@ -122,7 +124,8 @@ def submit(
     `work` is a function of an importable module (with `args` and `kwargs` that JSON can hold), a workflow
     `(project, name, args)`, a `Task`, an object of the wire format, or an iterable of these, which is read as it is
     submitted and may be as long as you like. `expires` and `delay` count from now; durations are a `timedelta`,
-    seconds, or text such as "2h".
+    seconds, or text such as "2h". `secrets` are names of the stack's secrets that attempts get: by default those that the
+    stack gives to each attempt, with an empty list none.
 
     The code of the folder it is called from goes with the work as it is now, and is what attempts run: that of the
     project around the working directory, or around a function's module if that lies elsewhere. `snapshot` names another
@@ -142,6 +145,8 @@ def submit(
         check_argument("experiment", experiment)
     if resources is not None:
         check_argument("resources", resources)
+    if secrets is not None:
+        check_argument("secrets", secrets)
     if snapshot is not None:
         check_argument("snapshot", snapshot)
     if progress is not None:
@@ -171,27 +176,38 @@ def submit(
             "outputs": outputs if isinstance(outputs, str) else tuple(outputs),
             "snapshot": code.snapshot,
             "folder": code.folder,
+            "secrets": None if secrets is None else tuple(secrets),
             "submitted_by": submitter(),
             "submitted_at": now,
         }
+        check_secrets = kept.stack.check_secrets if kept else None
         said: dict[str, Any] = {"stack": kept.stack.name if kept else None, "snapshot": code.snapshot, "asked": queue}
         if target.records.holds_tasks and not skip_existing and is_one(work):
-            done = _submit_one(make_one(work, terms, args, kwargs), target, said)
+            done = _submit_one(make_one(work, terms, args, kwargs), target, check_secrets, said)
             if progress:
                 progress(1)
         else:
             tasks = make_tasks(work, TaskOptions(**terms), args=args, kwargs=kwargs)
-            sent = submit_tasks(tasks, target, experiment=experiment, skip_existing=skip_existing, progress=progress)
+            sent = submit_tasks(
+                tasks,
+                target,
+                experiment=experiment,
+                skip_existing=skip_existing,
+                progress=progress,
+                check_secrets=check_secrets,
+            )
             done = replace(sent, **said)
         if done.new:
             _say_skew(target.records)
         return done
 
 
-def _submit_one(task: Task, queue: Queue, said: Mapping[str, Any]) -> Submission:
+def _submit_one(task: Task, queue: Queue, check_secrets: _CheckSecrets | None, said: Mapping[str, Any]) -> Submission:
     """Submit one task into a queue whose file holds the tasks, as most calls of a program do."""
     if task.priority:
         check_priority(task.priority, queue.name, queue.traits)
+    if task.secrets and check_secrets is not None:
+        check_secrets(task.secrets)
     result = queue.put([task])
     kept_code, known_other = (
         find_kept_code(queue.records, task.experiment, {task.id: task}) if result.known else (None, 0)
@@ -227,8 +243,11 @@ def submit_tasks(
     experiment: str,
     skip_existing: bool = False,
     progress: Progress | None = None,
+    check_secrets: _CheckSecrets | None = None,
 ) -> Submission:
     """Submit a stream of tasks of one experiment; memory stays at 16 bytes a task.
+
+    `check_secrets` refuses names of secrets that no attempt can get; only the queue's stack knows them.
 
     If a task is refused, its part is not submitted, earlier parts stay, and the error has both counts; run again, the
     submission continues where it stopped. Also raises `QueueUnavailable` and `StoreUnavailable`.
@@ -237,7 +256,7 @@ def submit_tasks(
     sender: _Sender = Direct(queue) if queue.records.holds_tasks else ThroughManifest(queue, experiment)
     existing = _ExistingOutputs() if skip_existing else None
     sender.take_up(counted)
-    for part in _cut(_admitted(tasks, queue, sender.known, counted), sender.part_tasks, counted):
+    for part in _cut(_admitted(tasks, queue, sender.known, counted, check_secrets), sender.part_tasks, counted):
         wanted = existing.drop_done(part) if existing else part
         if len(wanted) < len(part):
             counted.skip(part, wanted)
@@ -305,12 +324,16 @@ def _on_disk(url: str) -> bool:
     return Path(unquote(urlsplit(url).path) if url.startswith("file:") else url).exists()
 
 
-def _admitted(tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counted) -> Iterator[Task]:
-    """Yield each new task of the input, after checking that the queue keeps its priority."""
+def _admitted(
+    tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counted, check_secrets: _CheckSecrets | None
+) -> Iterator[Task]:
+    """Yield each new task of the input, after checking that the queue keeps its priority and the stack has its secrets."""
     seen, first = IdSet(), counted.first
     for task in tasks:
         if task.priority:
             check_priority(task.priority, queue.name, queue.traits)
+        if task.secrets and check_secrets is not None:
+            check_secrets(task.secrets)
         key = task_key(task.id, task.generation)
         if known.count and key in known:
             counted.known += 1

@@ -246,6 +246,14 @@ class Children:
         self.drop(child)
 
 
+def _code_of(order: Order) -> tuple[str | None, str | None, Mapping[str, str] | None]:
+    """Return the facts that orders in one process have in common.
+
+    Among them are the secrets: code of an earlier attempt may have kept a value where the next one would find it.
+    """
+    return order.code_dir, order.cwd, order.secrets
+
+
 class SlotOrders:
     """Orders of one slot; they run one at a time and in order."""
 
@@ -261,6 +269,7 @@ class SlotOrders:
         """Children in a row that died before they began anything."""
         self.idle_since = time.monotonic()
         self._env: Mapping[str, str] = {}
+        self._secrets: Mapping[str, str] | None = None
         self._env_text = ""
 
     def room(self) -> int:
@@ -312,12 +321,12 @@ class SlotOrders:
         if child.result is not None or child.held:
             return
         if child.code is None:
-            child.code = (pending[0].code_dir, pending[0].cwd)
+            child.code = _code_of(pending[0])
         sent, code, reuse = child.orders, child.code, self._settings.reuse
         frames = []
         while pending and (reuse or not sent):
             order = pending[0]
-            if (order.code_dir, order.cwd) != code:
+            if _code_of(order) != code:
                 if not sent:
                     child.retire()
                 break
@@ -333,8 +342,10 @@ class SlotOrders:
                 self.standby = self._children.fork(self)
 
     def _encode(self, order: Order) -> bytes:
-        if order.env is not self._env:
-            self._env, self._env_text = order.env, json.dumps(dict(order.env)) if order.env else ""
+        if order.env is not self._env or order.secrets is not self._secrets:
+            self._env, self._secrets = order.env, order.secrets
+            variables = {**order.env, **(order.secrets or {})}
+            self._env_text = json.dumps(variables) if variables else ""
         payload = "\0".join(
             (
                 order.token,

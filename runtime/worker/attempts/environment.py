@@ -214,7 +214,8 @@ class Environment:
         for name in old.keys() - new.keys():
             self._set_variable(os.fsencode(name), self._inherited.get(os.fsencode(name), b""))
         for name, value in new.items():
-            self._set_variable(os.fsencode(name), os.fsencode(value))
+            # Not as the locale has it: a secret may hold any character, and an error about it would quote it.
+            self._set_variable(os.fsencode(name), value.encode("utf-8", "surrogateescape"))
         self._extra = text
         if "RUNTIME_FENCED" in new:
             from runtime.worker.attempts import fence

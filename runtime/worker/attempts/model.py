@@ -26,6 +26,8 @@ class Order:
     """Memory limit of the attempt's processes together; 0 means no limit of ours."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Further variables, such as CUDA_VISIBLE_DEVICES."""
+    secrets: Mapping[str, str] | None = field(default=None, repr=False)
+    """Values of secrets by variable, which come before `env`. A process serves only orders with the same ones."""
     output_dir: str = ""
     """The folder for results; made on first use and removed if it stayed empty."""
     checkpoint_dir: str = ""

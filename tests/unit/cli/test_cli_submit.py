@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,14 @@ from runtime.cli import wait as wait_command
 from runtime.cli.main import main
 from runtime.client.tasks import sending
 from runtime.client.tasks import wait as wait_module
-from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
+from runtime.outputs import (
+    PubSubQueueOutput,
+    RecordsOutput,
+    SecretOutput,
+    SqliteQueueOutput,
+    StackOutputs,
+    encode_outputs,
+)
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.tasks.history import Mark, Record, Settlement
@@ -106,6 +114,87 @@ def test_options_set_the_fields_of_the_task(run: Run, queue: SqliteQueue) -> Non
     assert task.resources == Resources(cpus=2, memory_bytes=2**30, gpus=1)
     assert task.expires_at is not None
     assert abs(task.expires_at - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=1)
+
+
+@pytest.fixture
+def with_secrets(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteQueue]:
+    """The queue of a stack with a secret for all attempts and one for those that name it."""
+    contract, path = tmp_path / "dev.json", tmp_path / "dev.db"
+    hf = SecretOutput(resource="projects/p/secrets/hf", env="HF_TOKEN", attempts="all")
+    wandb = SecretOutput(resource="projects/p/secrets/wandb", env="WANDB_API_KEY", attempts="named")
+    queues = {"default": SqliteQueueOutput(path=str(path))}
+    contract.write_text(
+        encode_outputs(StackOutputs(stack="dev", queues=queues, secrets={"hf-token": hf, "wandb": wandb}))
+    )
+    monkeypatch.setenv("RUNTIME_OUTPUTS", str(contract))
+    queue, records = open_sqlite(path)
+    yield queue
+    queue.close()
+    records.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "secrets"),
+    [
+        ((), None),
+        (("--secret", "wandb"), ("wandb",)),
+        (("--secret", "wandb", "--secret", "hf-token"), ("wandb", "hf-token")),
+        (("--no-secrets",), ()),
+    ],
+)
+def test_secrets_of_a_task_are_the_default_those_that_are_named_or_none(
+    run: Run, with_secrets: SqliteQueue, options: tuple[str, ...], secrets: tuple[str, ...] | None
+) -> None:
+    code, _, said = run("--no-snapshot", *options, "--", "true")
+
+    assert code == 0, said
+    assert [task.secrets for task in waiting(with_secrets)] == [secrets]
+
+
+def test_line_that_names_its_secrets_comes_before_the_option(
+    run: Run, with_secrets: SqliteQueue, tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(
+        '{"command": ["a"], "secrets": []}\n{"command": ["b"]}\n{"command": ["c"], "secrets": ["hf-token"]}\n'
+    )
+
+    assert run("--no-snapshot", "--secret", "wandb", "--from", str(lines))[0] == 0
+
+    assert {task.entry.command[0]: task.secrets for task in waiting(with_secrets)} == {  # type: ignore[union-attr]
+        "a": (),
+        "b": ("wandb",),
+        "c": ("hf-token",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--secret", "wandbb", "--", "true"), "did you mean `wandb`?"),
+        (("--secret", "wandb", "--no-secrets", "--", "true"), "contradict each other"),
+        (("--secret", "wandb", "--queue", "sqlite:other.db", "--", "true"), "named by its URL"),
+        (("--secret", "WANDB_API_KEY=sk-123", "--", "true"), "`--secret[0]` is no name of a secret"),
+        (("--secret", "sk_AAAABBBB", "--", "true"), "it may be a value"),
+    ],
+)
+def test_secret_that_no_attempt_can_get_is_refused_before_anything_is_sent(
+    run: Run, with_secrets: SqliteQueue, args: tuple[str, ...], said: str
+) -> None:
+    code, out, err = run("--no-snapshot", *args)
+
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not re.search("sk-123|AAAABBBB", err)
+    assert waiting(with_secrets) == []
+
+
+def test_secret_is_refused_on_the_built_in_stack(run: Run, queue: SqliteQueue) -> None:
+    code, _, said = run("--no-snapshot", "--secret", "hf-token", "--", "true")
+
+    assert code == 2
+    assert "stack `local` exports no `secrets`, and secret `hf-token` needs it" in said
+    assert waiting(queue) == []
 
 
 def test_delayed_task_waits(run: Run, queue: SqliteQueue) -> None:

@@ -15,6 +15,7 @@ from runtime.client.doctor import Line, Verdict, examine
 from runtime.config import Settings, load_settings
 from runtime.outputs import (
     ClusterOutput,
+    IdentityOutput,
     KubernetesOutput,
     NamespaceOutput,
     OtherQueueOutput,
@@ -229,6 +230,36 @@ def test_secret_that_others_read_is_in_order(look: Examine, google: GoogleServer
         Verdict.OK,
         "version 1 for HF_TOKEN; this identity may not read it, and its readers may",
     )
+
+
+GIVEN = replace(FULL, secrets={"hf-token": replace(FULL.secrets["hf-token"], attempts="all")})
+WORKER = {"worker": IdentityOutput(email="ada@example.org", use="serves queues")}
+
+
+@pytest.mark.parametrize(
+    ("identities", "verdict", "text"),
+    [
+        (WORKER, "fail", "workers' identity ada@example.org may not read it: they give back the tasks whose attempts get it"),
+        ({}, "ok", "version 1 for HF_TOKEN; this identity may not read it, and its readers may"),
+    ],
+)  # fmt: skip
+def test_secret_for_attempts_that_the_identity_of_workers_may_not_read_fails(
+    look: Examine, google: GoogleServer, identities: dict[str, IdentityOutput], verdict: str, text: str
+) -> None:
+    google.allowed = {"projects/p/secrets/dev-hf-token": set()}
+
+    line = look(replace(GIVEN, identities=identities))["secret hf-token"]
+
+    assert (line.verdict.value, line.text) == (verdict, text)
+
+
+def test_secret_for_attempts_needs_no_more_than_the_right_to_read_it(look: Examine, google: GoogleServer) -> None:
+    google.allowed = {"projects/p/secrets/dev-hf-token": {"secretmanager.versions.access"}}
+    google.deny("*.versions.list", "secretmanager.versions.list", on="dev-hf-token")
+
+    line = look(replace(GIVEN, identities=WORKER))["secret hf-token"]
+
+    assert (line.verdict.value, line.text) == ("ok", "this identity may read it, for HF_TOKEN of attempts")
 
 
 def test_secret_whose_versions_are_hidden_is_a_warning_and_one_without_a_value_fails(

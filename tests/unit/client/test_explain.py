@@ -125,6 +125,15 @@ def test_task_that_no_worker_can_hold_names_the_resource() -> None:
     assert explained.hint is not None
 
 
+def test_task_whose_secret_no_worker_may_read_is_explained_with_the_secret_and_the_next_step() -> None:
+    why = "cannot read secret `hf-token` of stack `dev`: this identity may not"
+
+    explained = explain(facts(workers=(worker("w-a", declined={"t-1": why}),)))
+
+    assert why in explained.sentence
+    assert (explained.hint or "").startswith("`runtime doctor` on a worker's machine")
+
+
 def test_task_that_was_declined_and_waits_for_the_next_look_is_not_blamed_on_its_submitter() -> None:
     due = NOW + timedelta(seconds=30)
     everyone = facts(workers=(worker("w-a", declined={"t-1": "wants 4 GPUs"}),), due=due)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.secrets import OLDER_VERSIONS, read_values
+from runtime.client.jobs.secrets import read_values
 from runtime.client.jobs.targets import make_context
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, MissingExtra, NotPossible, RequestRefused, UnknownName
@@ -24,6 +24,7 @@ from runtime.launchers.local.launcher import LocalLauncher
 from runtime.outputs import MissingOutput, SecretOutput, StackOutputs, encode_outputs
 from runtime.stack import google_api
 from runtime.stack.google_api import GoogleRefused, GoogleUnreachable
+from runtime.stack.secret_values import OLDER_VERSIONS
 from tests.fakes.google import GoogleServer
 from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import PATIENCE_S, wait_for

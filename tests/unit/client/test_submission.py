@@ -249,10 +249,12 @@ def test_same_key_with_other_content_is_counted_and_the_first_stands(either: Any
     again = put(either, keyed("a", "b", "c", submitted_at=later, not_before=later))
     other = put(either, keyed("a", "other", "another", "new"))
     limits = put(either, keyed("a", timeout=timedelta(hours=1)))
+    secrets = put(either, keyed("a", secrets=()))
 
-    assert [(done.new, done.known, done.known_other) for done in (again, other, limits)] == [
+    assert [(done.new, done.known, done.known_other) for done in (again, other, limits, secrets)] == [
         (0, 3, 0),
         (1, 3, 2),
+        (0, 1, 1),
         (0, 1, 1),
     ]
 

@@ -53,11 +53,13 @@ ACCEPTED: list[dict[str, Any]] = [
     {**COMMAND, "snapshot": "s", "folder": "a/..b/c\n"},
     {**COMMAND, "snapshot": "s", "key": "any text\n{}", "submitted_by": "a@b"},
     {**COMMAND, "priority": -1_000_000},
+    {**COMMAND, "secrets": []},
+    {**COMMAND, "secrets": ["hf-token", "WANDB_API_KEY"]},
     {
         **COMMAND,
         **dict.fromkeys(
             ["id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures",
-             "outputs", "snapshot", "folder", "key", "priority", "submitted_by", "submitted_at"]
+             "outputs", "snapshot", "folder", "secrets", "key", "priority", "submitted_by", "submitted_at"]
         ),
     },
 ]  # fmt: skip
@@ -109,6 +111,7 @@ REFUSED: list[Any] = [
     {**COMMAND, "experiment": "a\n"},
     *({**COMMAND, "folder": name} for name in ("", "/a", "..", "a/../b", "a/", "a//b", "./a", "a/.", "a\0b", 1)),
     {**COMMAND, "experiment": "x" * 129},
+    *({**COMMAND, "secrets": names} for names in ("hf-token", {"hf-token": "x"}, [""], ["a b"], ["A=x"], ["a\n"], [1])),
     {**COMMAND, "generation": 0},
     {**COMMAND, "generation": True},
     {**COMMAND, "generation": "1"},

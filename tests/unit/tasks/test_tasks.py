@@ -65,6 +65,7 @@ def tasks(draw: st.DrawFn) -> Task:
         expires_at=draw(st.none() | TIMES),
         max_failures=draw(st.integers(1, 50)),
         outputs=tuple(draw(st.lists(TEXT, max_size=2))),
+        secrets=draw(st.none() | st.lists(st.sampled_from(["hf-token", "A.b_c"]), max_size=2).map(tuple)),
         key=key,
         priority=draw(st.integers(-5, 5)),
         submitted_at=draw(st.none() | TIMES),
@@ -107,6 +108,14 @@ def test_wire_format_is_the_json_of_the_fields(task: Task) -> None:
 def test_id_is_that_of_the_canonical_entry(entry: Entry) -> None:
     text = f"exp\0{dump({'entry': entry_fields(entry)}, sort_keys=True)}"
     assert task_id("exp", entry=entry) == f"t-{sha256(text.encode()).hexdigest()[:16]}{experiment_digest('exp')}"
+
+
+def test_secrets_change_neither_the_id_of_a_task_nor_the_text_of_one_that_names_none() -> None:
+    plain, none = (decode_task(json.dumps({"command": ["a"]} | more)) for more in ({}, {"secrets": []}))
+
+    assert [plain.id, none.id] == ["t-c8764b3fb8eae34e37a8eec1"] * 2
+    assert encode_task(plain) == f'{{"schema":1,"id":"{plain.id}","experiment":"default","command":["a"]}}'
+    assert ("secrets" in task_fields(plain), task_fields(none)["secrets"]) == (False, [])
 
 
 @given(st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30))])))
