@@ -79,6 +79,7 @@ def settle(queue: SqliteQueue, task_count: int, state: TaskState, message: str |
 
 
 def test_workflow_with_arguments_taken_as_they_are(run: Run, queue: SqliteQueue, tmp_path: Path) -> None:
+    (tmp_path / "proj.py").write_text("def wf(path, n): ...")
     code, out, err = run("proj", "wf", '--path=it\'s {a} "b"', "--n", "3", "--", "-x", "--tags+=a\nb")
 
     (task,) = waiting(queue)
