@@ -217,9 +217,9 @@ def test_what_this_package_writes_into_the_project_stays_out(project: Path, kind
 
 
 def test_tree_that_is_refused_says_how_to_submit_without_it(project: Path) -> None:
-    (project / "server.pem").write_text("")
+    (project / "server.key").write_text("")
 
-    with pytest.raises(NotPossible, match=r"`server\.pem`") as refused:
+    with pytest.raises(NotPossible, match=r"`server\.key`") as refused:
         take_code(None, MemoryRecords(), load_settings())
 
     assert (refused.value.hint or "").endswith(

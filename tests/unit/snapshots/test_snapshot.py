@@ -219,7 +219,7 @@ def test_snapshot_writes_nothing_to_the_tree_the_index_or_the_object_store(tmp_p
     before = state_of(tree)
 
     make_snapshot(tree)
-    read_git_state(tree)
+    read_git_state(tree, ["main.py", "new.py"])
 
     assert state_of(tree) == before
 
@@ -266,11 +266,11 @@ def test_snapshot_of_a_file_that_never_holds_still_names_it(tmp_path: Path, monk
 
 def test_snapshot_with_a_named_secret_takes_that_one_only(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("A=1")
-    (tmp_path / "server.pem").write_text("B")
+    (tmp_path / "server.key").write_text("B")
 
-    with pytest.raises(NotPossible, match=r"`server\.pem`"):
+    with pytest.raises(NotPossible, match=r"`server\.key`"):
         make_snapshot(tmp_path, SnapshotRules(secrets=[".env"]))
-    made = make_snapshot(tmp_path, SnapshotRules(secrets=[".env", "server.pem"]))
+    made = make_snapshot(tmp_path, SnapshotRules(secrets=[".env", "server.key"]))
 
     assert made.files == 2
 
@@ -307,13 +307,13 @@ def test_git_state_says_commit_branch_and_diff(tmp_path: Path) -> None:
     tree = make_repository(tmp_path / "tree", {"main.py": "1\n"})
     (tree / "main.py").write_text("2\n")
 
-    found = read_git_state(tree)
+    found = read_git_state(tree, ["main.py"])
 
     assert found is not None
     assert found.commit == git(tree, "rev-parse", "HEAD").strip()
     assert found.branch == "main"
     assert "-1\n+2\n" in found.diff
-    assert read_git_state(tmp_path) is None
+    assert read_git_state(tmp_path, ["main.py"]) is None
 
 
 def test_git_state_before_the_first_commit_and_on_a_detached_head(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_git_state_before_the_first_commit_and_on_a_detached_head(tmp_path: Path
     tree = make_repository(tmp_path / "tree", {"main.py": "1"})
     git(tree, "checkout", "-q", "--detach")
 
-    empty, detached = read_git_state(tmp_path / "empty"), read_git_state(tree)
+    empty, detached = read_git_state(tmp_path / "empty", []), read_git_state(tree, ["main.py"])
 
     assert empty is not None
     assert detached is not None

@@ -1,0 +1,140 @@
+"""Signs by which a variable, a parameter or an argument is taken for a secret that somebody typed in.
+
+What a launch or a submission writes is read by everyone who reads the record store, so both refuse what has such a sign.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+# Patterns are compiled on use: together that takes milliseconds, and many commands need none of them.
+_WORDS: Final = (
+    r"(?:(?:^|_)([A-Z0-9]+)_|^|_)"
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY)(?:_([A-Z0-9]+)|_|$)"
+)
+_HUMPS: Final = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+_OF_TEXT: Final = (
+    "PAD|PADDING|BOS|EOS|UNK|UNKNOWN|CLS|SEP|SEPARATOR|MASK|STOP|START|END|BEGIN|SPECIAL|PREFIX|SUFFIX|MIDDLE|IMAGE|AUDIO|"
+    "VIDEO|VISION|SPEECH|TEXT|PATCH|NEXT|LAST|FIRST|PER|MAX|MIN|NUM|N|EXTRA|CLASS|QUERY|REGISTER|POSITION|DECODER|FORCED|"
+    "LABEL|THINK|NEWLINE"
+)
+"""Words before `token` that make it one of a language model."""
+_MEASURES: Final = (
+    "FILE|PATH|DIR|NAME|TYPES?|COUNT|LEN|LENGTH|LIMIT|BUDGET|SIZE|DIM|LEVEL|RATE|RATIO|MODE|FORMAT|STRATEGY|WEIGHTS?|LOSS|"
+    "EMBED|EMBEDDINGS?|MIXER|MIXING|MERGE|MERGING|POOL|POOLING|DROP|DROPOUT|MASKING|PRUNING|SAMPLING|SELECTION|SHIFT|"
+    "CLASSIFICATION|NOISE|PROB|IDS"
+)
+"""Words after a sign that make the value a place, an amount or a kind, and no secret."""
+_PLAIN: Final = (
+    # Numbers, and words of settings; a reference to a variable; a placeholder, or a special token of a language model.
+    r"(?is)[-+]?(?=[\d.]{1,15}(?![\d.]))(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?|true|false|yes|no|on|off|none|null|auto|default|"
+    r"[$`].*|[<\[({].*[>\])}]|(?:secret-manager|env|file|kubernetes)://.*|"
+)
+_SECRET_ANYHOW: Final = ("PASSWORD", "PASSWD")
+"""Signs with which a number is a secret as well."""
+_PATH: Final = r"(?is)(?:~|\.{0,2})/.*|.*\.(?:json|ya?ml|toml|ini|cfg|txt)"
+"""Files of credentials are named by their path, as in `GOOGLE_APPLICATION_CREDENTIALS`."""
+
+
+@functools.lru_cache(4096)
+def find_sign(name: str) -> str | None:
+    """Return the word by which a name suggests that its value is a secret; `-`, `.` and capitals divide words."""
+    words = re.sub(r"[^A-Za-z0-9]+", "_", re.sub(_HUMPS, "_", name)).upper()
+    pattern, start = re.compile(_WORDS), 0
+    while found := pattern.search(words, start):
+        before, sign, after = found.groups()
+        of_text = sign == "TOKEN" and re.fullmatch(_OF_TEXT, before or "")
+        if not of_text and not re.fullmatch(_MEASURES, after or ""):
+            return sign
+        start = found.end(2)  # The word after it may be a sign as well.
+    return None
+
+
+def looks_secret(name: str) -> bool:
+    """Whether the name of a variable or parameter suggests that its value is a secret."""
+    return find_sign(name) is not None
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a name suggests a secret and its value may be one: a number, a flag, a reference or a placeholder is none."""
+    sign = find_sign(name)
+    if sign is None or value is None or isinstance(value, bool):
+        return False
+    if isinstance(value, list | tuple):
+        return any(is_secret(name, each) for each in value)
+    if isinstance(value, Mapping):
+        return False  # Its own names count.
+    text = str(value).strip()
+    if sign.startswith("CREDENTIAL") and re.fullmatch(_PATH, text):
+        return False
+    return not re.fullmatch(_PLAIN, text) or (sign in _SECRET_ANYHOW and text[-1:].isdigit() and text[:1] not in "$`")
+
+
+def find_secret(values: object, path: str = "") -> str | None:
+    """Return the dotted path of the first name with a secret in nested tables and lists; None if there is none."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            inner = f"{path}.{name}" if path else str(name)
+            if is_secret(str(name), value):
+                return inner
+            if isinstance(value, Mapping | list | tuple) and (found := find_secret(value, inner)):
+                return found
+    elif isinstance(values, list | tuple):
+        for each in values:
+            if isinstance(each, Mapping | list | tuple) and (found := find_secret(each, path)):
+                return found
+    return None
+
+
+_MAYBE: Final = "(?i)token|secret|passw|credential|(?:api|private|access).?key"
+_OPTION: Final = r"[A-Za-z_][\w.-]*"
+_SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")
+
+
+def may_hold_secret(words: Sequence[str]) -> bool:
+    """Whether a closer look at these arguments is worth its time."""
+    return re.search(_MAYBE, "\0".join(words)) is not None
+
+
+def find_secret_argument(words: Sequence[str]) -> str | None:
+    """Return the name of the first argument with a secret: `--name=value`, `--name value`, `NAME=value`, also in `sh -c`."""
+    if not may_hold_secret(words):
+        return None
+    for place, word in enumerate(words):
+        following = words[place + 1] if place + 1 < len(words) else ""
+        name, equals, value = word.partition("=")
+        if place and words[place - 1] == "-c":
+            continue  # A program, which a shell's turn below has looked at.
+        if equals:
+            if value[:1] != "=" and _is_option(name, value):
+                return name
+            found = find_secret_argument(value.split(",")) if "=" in value else None
+        elif word.startswith("--"):
+            if following[:1] != "-" and _is_option(name, following):
+                return name
+            continue
+        else:
+            is_shell = word.rpartition("/")[2] in _SHELLS and following[:1] == "-" and following[-1:] == "c"
+            found = find_secret_in_shell(words[place + 2]) if is_shell and place + 2 < len(words) else None
+        if found:
+            return found
+    return None
+
+
+def find_secret_in_shell(text: str) -> str | None:
+    """Return the name of the first variable or option that a line of shell gives a secret."""
+    import shlex
+
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    return find_secret_argument(words)
+
+
+def _is_option(name: str, value: str) -> bool:
+    bare = name.lstrip("-+~")
+    return re.fullmatch(_OPTION, bare) is not None and is_secret(bare, value)
