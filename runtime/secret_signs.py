@@ -73,22 +73,29 @@ def is_secret(name: str, value: object) -> bool:
     return not re.fullmatch(_PLAIN, text) or (sign in _SECRET_ANYHOW and text[-1:].isdigit() and text[:1] not in "$`")
 
 
-def find_secret(values: object, path: str = "") -> str | None:
-    """Return the dotted path of the first name with a secret in nested tables and lists; None if there is none."""
+def find_secret(values: object, path: str = "", *, depth: int = 50) -> str | None:
+    """Return the dotted path of the first name with a secret in nested tables and lists; None if there is none.
+
+    What lies deeper than `depth` is not looked at: a value may contain itself.
+    """
     if isinstance(values, Mapping):
         for name, value in values.items():
-            inner = f"{path}.{name}" if path else str(name)
             if is_secret(str(name), value):
-                return inner
-            if isinstance(value, Mapping | list | tuple) and (found := find_secret(value, inner)):
+                return f"{path}{name}"
+            if (
+                isinstance(value, _NESTED)
+                and depth
+                and (found := find_secret(value, f"{path}{name}.", depth=depth - 1))
+            ):
                 return found
     elif isinstance(values, list | tuple):
         for each in values:
-            if isinstance(each, Mapping | list | tuple) and (found := find_secret(each, path)):
+            if isinstance(each, _NESTED) and depth and (found := find_secret(each, path, depth=depth - 1)):
                 return found
     return None
 
 
+_NESTED: Final = (Mapping, list, tuple)
 _MAYBE: Final = "(?i)token|secret|passw|credential|(?:api|private|access).?key"
 _OPTION: Final = r"[A-Za-z_][\w.-]*"
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")

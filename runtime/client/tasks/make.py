@@ -109,7 +109,6 @@ def function_entry(
         )
     entry = FunctionEntry(shown, tuple(args), dict(kwargs or {}))
     if kwargs or not all(map(is_plain, args)):
-        refuse_secrets(entry)
         try:
             canonical_json([entry.args, entry.kwargs])
         except (TypeError, ValueError, RecursionError) as problem:
@@ -118,6 +117,7 @@ def function_entry(
                 facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
                 hint="pass a path or an id, and load the rest in the function",
             ) from None
+        refuse_secrets(entry)
     return entry
 
 
