@@ -15,7 +15,7 @@ SECRETS_HINT: Final = "let the work read it from the environment or a file of it
 def refuse_secrets(entry: Entry, *, line: int | None = None) -> None:
     """Raise `InvalidTask` for an argument that looks like a secret; its value is not repeated."""
     if isinstance(entry, FunctionEntry):
-        field, found = "kwargs", find_secret(entry.kwargs) or find_secret(entry.args)
+        field, found = "kwargs", find_secret(entry.kwargs) or (find_secret(entry.args) if entry.args else None)
     elif isinstance(entry, CommandEntry):
         field, found = "command", find_secret_argument(entry.command)
     else:
