@@ -34,7 +34,7 @@ _TEMPLATES: Final = "example|sample|template|tmpl|dist|defaults?|schema|vault|en
 """Words in the name of a `.env` to fill in, or of one that is encrypted."""
 _OPEN_OF_SSH: Final = ("config", "known_hosts", "authorized_keys")
 
-_PRIVATE_KEY: Final = "-----BEGIN [A-Z ]*PRIVATE KEY"
+_PRIVATE_KEY: Final = "-----BEGIN [A-Z ]{0,30}PRIVATE KEY"
 _CONTENTS: Final = {
     # A certificate is a .pem file as well.
     ".pem": _PRIVATE_KEY,
@@ -118,8 +118,9 @@ _IN_TEXT: Final = (
     + r"|\bya29\.[\w-]{20}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30}|\bhf_[A-Za-z0-9]{20}|\bAKIA[0-9A-Z]{16}\b|\bsk-[\w-]{20}"
 )
 _ASSIGNED: Final = (
-    r"""(?m)([A-Za-z_][\w.-]*)["']?\]?\s*[:=]\s*["']([^"'\n]+)["']"""
-    r"""|^\s*(?:export\s+)?([A-Za-z_][\w.-]*)(?:=|:[ \t]+)([^\s"'(]+)$"""
+    # Every repetition has a limit, so that no text takes more than its length.
+    r"""(?m)(?<![\w.-])([A-Za-z_][\w.-]{0,99})["']?\]?\s{0,9}[:=]\s{0,9}["']([^"'\n]{1,999})["']"""
+    r"""|^[ \t]{0,99}(?:export[ \t]{1,9})?([A-Za-z_][\w.-]{0,99})(?:=|:[ \t]{1,9})([^\s"'(]{1,999})$"""
 )
 """A name and a literal in quotes, in most languages; a line `NAME=value` or `name: value`."""
 _TYPES: Final = ("str", "bytes", "int", "float", "bool", "Any", "object")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import re
 import stat
@@ -42,8 +43,8 @@ _DIFF: Final = (
     # A rename would name the old file, and a deleted file, or one that became a link, would show only its old content.
     *("--no-renames", "--diff-filter=dt", "--ignore-submodules"),
 )
-_NAMES_AT_ONCE: Final = 500
-"""Names in the arguments of one call."""
+_NAMES_AT_ONCE: Final = 256 * 1024
+"""Letters of names in the arguments of one call; systems take 1 MiB or more, variables included."""
 _OF_HOOKS: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 """Variables that git sets for its hooks and aliases; they would lead it to another repository than the folder's."""
 _READS: Final = 5
@@ -228,17 +229,21 @@ def read_git_state(folder: Path, names: Collection[str]) -> GitState | None:
 
 def _read_diff(folder: Path, names: Sequence[str]) -> str:
     """Return the diff of these files, up to `LONGEST_DIFF`."""
-    diff = ""
-    for start in range(0, len(names), _NAMES_AT_ONCE):
-        shown = _git(folder, *_DIFF, "HEAD", "--", *names[start : start + _NAMES_AT_ONCE]) or b""
+    diff, left = "", list(names)
+    while left and len(diff) < LONGEST_DIFF:
+        letters = itertools.accumulate(len(os.fsencode(name)) for name in left)
+        count = max(1, sum(1 for each in letters if each <= _NAMES_AT_ONCE))
+        shown = _git(folder, *_DIFF, "HEAD", "--", *left[:count]) or b""
+        del left[:count]
+        text = shown.decode("utf-8", "replace")[: LONGEST_DIFF - len(diff)]
         # Every line of a file begins with a space, `+`, `-`, `@` or a backslash.
-        files = re.split(r"^(?=diff --git )", shown.decode("utf-8", "replace"), flags=re.MULTILINE)
-        diff += "".join(
-            each for each in files if not holds_secret("".join(re.findall(r"^-(.*\n)", each, re.MULTILINE)))
-        )
-        if len(diff) >= LONGEST_DIFF:
-            break
-    return diff[:LONGEST_DIFF]
+        files = re.split(r"^(?=diff --git )", text, flags=re.MULTILINE)
+        diff += "".join(each for each in files if not _removes_secret(each))
+    return diff
+
+
+def _removes_secret(diff: str) -> bool:
+    return holds_secret("".join(re.findall(r"^-(.*\n?)", diff, flags=re.MULTILINE)))
 
 
 def _list_below(
