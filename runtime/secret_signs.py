@@ -136,6 +136,8 @@ def find_secret_argument(words: Sequence[str]) -> str | None:
 
 def find_secret_in_shell(text: str) -> str | None:
     """Return the name of the first variable or option that a line of shell gives a secret."""
+    if not may_hold_secret((text,)) or ("=" not in text and "--" not in text):
+        return None
     import shlex
 
     try:
@@ -143,6 +145,23 @@ def find_secret_in_shell(text: str) -> str | None:
     except ValueError:
         words = text.split()
     return find_secret_argument(words)
+
+
+def find_secret_anywhere(value: object) -> str | None:
+    """Return the name of the first secret in settings: tables of names, lists of arguments, lines of shell."""
+    if isinstance(value, str):
+        return find_secret_in_shell(value)
+    found = None
+    if isinstance(value, Mapping):
+        found, value = find_secret(value), list(value.values())
+    if not found and isinstance(value, list | tuple):
+        found = find_secret_argument([each for each in value if isinstance(each, str)])
+        found = found or next(filter(None, map(find_secret_anywhere, value)), None)
+    return found
+
+
+ANY_VALUE: Final = "any-value"
+"""Stands for a value that may be a secret, to learn whether the place of a parameter matters."""
 
 
 def _is_option(name: str, value: str) -> bool:

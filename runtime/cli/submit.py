@@ -249,16 +249,18 @@ class _Request:
             entry = WorkflowEntry(self.words[0], self.words[1], args)
             _note_misplaced(entry.args)
         check_grid(self.grid, entry, key=self.key)
-        refuse_secret_axes((axis.name, axis.values) for axis in self.grid.axes)
+        refuse_secret_axes(self.grid)
         return entry
 
     def _expand(self, entry: WorkflowEntry | CommandEntry, options: TaskOptions) -> Iterator[Task]:
         from runtime.tasks.grid import apply_grid, replace_names
-        from runtime.tasks.typed_secrets import refuse_secrets
+        from runtime.tasks.typed_secrets import may_become_secret, refuse_secrets
 
+        look = may_become_secret(entry, self.grid)
         for values in self.grid:
             applied = apply_grid(entry, values)
-            refuse_secrets(applied)
+            if look:
+                refuse_secrets(applied)
             yield options.make_task(
                 applied,
                 key=None if self.key is None else replace_names(self.key, values),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from runtime.errors import InvalidTask
-from runtime.secret_signs import find_secret, find_secret_argument
-from runtime.tasks.model import CommandEntry, Entry, FunctionEntry
+from runtime.secret_signs import ANY_VALUE, find_secret, find_secret_argument, find_secret_in_shell, is_secret
+from runtime.tasks.grid import Grid, apply_grid
+from runtime.tasks.model import CommandEntry, Entry, FunctionEntry, WorkflowEntry
 
 SECRETS_HINT: Final = "let the work read it from the environment or a file of its worker; if it is no secret, give the argument another name"
 
@@ -24,10 +24,22 @@ def refuse_secrets(entry: Entry, *, line: int | None = None) -> None:
         raise _refusal(field, found, line)
 
 
-def refuse_secret_axes(axes: Iterable[tuple[str, object]]) -> None:
+def refuse_secret_axes(grid: Grid) -> None:
     """The same for the names and values of a grid."""
-    if (found := find_secret(dict(axes))) is not None:
-        raise _refusal("grid", found, None)
+    for axis in grid.axes:
+        if is_secret(axis.name, axis.values):
+            raise _refusal("grid", axis.name, None)
+        if found := next(filter(None, map(find_secret_in_shell, axis.values)), None):
+            raise _refusal("grid", found, None)
+
+
+def may_become_secret(entry: WorkflowEntry | CommandEntry, grid: Grid) -> bool:
+    """Whether a value of the grid may be a secret at its place in the entry; if not, no combination needs a look."""
+    try:
+        refuse_secrets(apply_grid(entry, dict.fromkeys(grid.names, ANY_VALUE)))
+    except InvalidTask:
+        return True
+    return False
 
 
 def _refusal(field: str, name: str, line: int | None) -> InvalidTask:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from runtime.errors import InvalidValue
@@ -11,7 +10,14 @@ from runtime.jobs.array import fill_command
 from runtime.jobs.plan import LaunchPlan, Target
 from runtime.jobs.spec import InvalidSpec, JobSpec
 from runtime.schema import Problem
-from runtime.secret_signs import find_secret, find_secret_argument, find_secret_in_shell, may_hold_secret
+from runtime.secret_signs import (
+    ANY_VALUE,
+    find_secret,
+    find_secret_anywhere,
+    find_secret_argument,
+    find_secret_in_shell,
+    may_hold_secret,
+)
 
 _HINT: Final = "bring it with `--secret NAME=SOURCE` and let the command read the variable; if it is no secret, give it another name"
 
@@ -38,27 +44,27 @@ def refuse_secrets(plan: LaunchPlan, *, source: str) -> None:
 def _find_in_spec(plan: LaunchPlan) -> Iterator[tuple[str, str | None]]:
     spec = plan.spec
     yield "command", _find_in_command(spec, plan)
-    yield "environment.setup", next(filter(None, map(find_secret_in_shell, spec.environment.setup)), None)
+    yield "environment.setup", find_secret_anywhere(spec.environment.setup)
     yield "placement.selector", find_secret(spec.placement.selector)
-    yield "array", next(filter(None, map(find_secret, plan.indices)), None)
+    if spec.array:
+        # The values of a grid are fewer than its combinations.
+        tables = [spec.array.params] if spec.array.params else plan.indices if spec.array.file is not None else []
+        yield "array", next(filter(None, map(find_secret_anywhere, tables)), None)
 
 
 def _find_in_command(spec: JobSpec, plan: LaunchPlan) -> str | None:
+    find = (lambda words: find_secret_in_shell(words[0])) if spec.shell else find_secret_argument
     if not may_hold_secret(spec.command):
         return None
-    find = (lambda words: find_secret_in_shell(words[0])) if spec.shell else find_secret_argument
+    if not spec.array or not find(fill_command(spec.command, dict.fromkeys(plan.indices[0], ANY_VALUE), 0)):
+        return find(spec.command)
     runs = (fill_command(spec.command, params, index) for index, params in enumerate(plan.indices))
-    return next(filter(None, map(find, itertools.chain([spec.command], runs))), None)
+    return next(filter(None, map(find, runs)), None)
 
 
 def _check_settings(target: Target) -> None:
-    """Check the tables of names that users choose, such as labels, and lists of arguments or lines of shell."""
     for setting, value in target.settings.items():
-        found = find_secret(value) if isinstance(value, Mapping) else None
-        if isinstance(value, list | tuple):
-            lines = (each for each in value if isinstance(each, str))
-            found = next(filter(None, map(find_secret_in_shell, lines)), None)
-        if found:
+        if found := find_secret_anywhere(value):
             raise InvalidValue(
                 f"targets.{target.name}.{setting}",
                 found,

@@ -35,6 +35,9 @@ LAUNCHES = {
     "setup": ["--set", "environment.setup=['export HF_TOKEN=canary']", "--", "true"],
     "defaults of the target": ["--on", "with-env", "--", "true"],
     "setup of the target": ["--on", "with-setup", "--", "true"],
+    "setup of a kind of node": ["--on", "with-profile", "--", "true"],
+    "flags of the target": ["--on", "with-flags", "--", "true"],
+    "options in a grid": ["--grid", "x=--lr=1,--token=canary", "--", "sh", "-c", "python main.py {x}"],
     "labels of the target": ["--on", "with-labels", "--", "true"],
     "job file": ["-f", "job.yaml"],
 }
@@ -43,6 +46,7 @@ SUBMISSIONS = {
     "variable before a command": ["--", "env", "HF_TOKEN=canary", "true"],
     "grid": ["--grid", "token=5,canary", "--", "echo", "{token}"],
     "grid through an option": ["--grid", "x=1,canary", "--", "python", "main.py", "--token={x}"],
+    "options in a grid": ["--grid", "x=--lr=1,--token=canary", "--", "sh", "-c", "python main.py {x}"],
     "grid of a workflow": ["--grid", "hf-token=canary", "mylab", "train"],
     "arguments of a workflow": ["mylab", "train", "--hf-token", "canary"],
     "lines with a command": ["--from", "commands"],
@@ -56,6 +60,14 @@ HF_TOKEN = "canary"
 [targets.with-setup]
 kind = "local"
 setup = ["module load cuda", "export HF_TOKEN=canary"]
+[targets.with-profile]
+kind = "slurm"
+records = "/scratch/lab"
+gpu = {setup = ["export HF_TOKEN=canary"]}
+[targets.with-flags]
+kind = "slurm"
+records = "/scratch/lab"
+flags = ["--comment", "x", "--export=ALL,HF_TOKEN=canary"]
 [targets.with-labels]
 kind = "kubernetes"
 image = "lab/image@sha256:0"
