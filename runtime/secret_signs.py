@@ -19,13 +19,15 @@ _HUMPS: Final = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 _OF_TEXT: Final = (
     "PAD|PADDING|BOS|EOS|UNK|UNKNOWN|CLS|SEP|SEPARATOR|MASK|STOP|START|END|BEGIN|SPECIAL|PREFIX|SUFFIX|MIDDLE|IMAGE|AUDIO|"
     "VIDEO|VISION|SPEECH|TEXT|PATCH|NEXT|LAST|FIRST|PER|MAX|MIN|NUM|N|EXTRA|CLASS|QUERY|REGISTER|POSITION|DECODER|FORCED|"
-    "LABEL|THINK|NEWLINE"
+    "LABEL|THINK|NEWLINE|INITIALIZER|PLACEHOLDER|TRIGGER|INSTANCE|ANSWER|TURN|YES|NO|POSITIVE|NEGATIVE|ROLE|LANG|LANGUAGE|TASK|"
+    "MODALITY|OBSERVATION|ACTION|REWARD|VISUAL|SUMMARY|MEMORY|CONTEXT|PREDICTION|BLANK|SILENCE|WORD|PAUSE"
 )
 """Words before `token` that make it one of a language model."""
 _MEASURES: Final = (
     "FILE|PATH|DIR|NAME|TYPES?|COUNT|LEN|LENGTH|LIMIT|BUDGET|SIZE|DIM|LEVEL|RATE|RATIO|MODE|FORMAT|STRATEGY|WEIGHTS?|LOSS|"
     "EMBED|EMBEDDINGS?|MIXER|MIXING|MERGE|MERGING|POOL|POOLING|DROP|DROPOUT|MASKING|PRUNING|SAMPLING|SELECTION|SHIFT|"
-    "CLASSIFICATION|NOISE|PROB|IDS"
+    "CLASSIFICATION|NOISE|PROB|IDS|REDUCTION|AGGREGATION|ENCODING|ENCODER|NORM|INIT|SCHEDULE|SCHEME|METHOD|KIND|STYLE|FN|LAYER|"
+    "HEAD|ATTENTION|LOGITS?|OVERLAP|WINDOW|STRIDE|THRESHOLD|BUCKETS?|FILTER|SPLIT|CHUNK|PACKING|REPLACEMENT|INDEX|COLUMN|ORDER"
 )
 """Words after a sign that make the value a place, an amount or a kind, and no secret."""
 _PLAIN: Final = (
@@ -58,13 +60,13 @@ def looks_secret(name: str) -> bool:
     return find_sign(name) is not None
 
 
-def is_secret(name: str, value: object) -> bool:
+def is_secret(name: str, value: object, *, depth: int = 9) -> bool:
     """Whether a name suggests a secret and its value may be one: a number, a flag, a reference or a placeholder is none."""
     sign = find_sign(name)
     if sign is None or value is None or isinstance(value, bool):
         return False
     if isinstance(value, list | tuple):
-        return any(is_secret(name, each) for each in value)
+        return depth > 0 and any(is_secret(name, each, depth=depth - 1) for each in value)
     if isinstance(value, Mapping):
         return False  # Its own names count.
     text = str(value).strip()
@@ -73,10 +75,10 @@ def is_secret(name: str, value: object) -> bool:
     return not re.fullmatch(_PLAIN, text) or (sign in _SECRET_ANYHOW and text[-1:].isdigit() and text[:1] not in "$`")
 
 
-def find_secret(values: object, path: str = "", *, depth: int = 50) -> str | None:
+def find_secret(values: object, path: str = "", *, depth: int = 20) -> str | None:
     """Return the dotted path of the first name with a secret in nested tables and lists; None if there is none.
 
-    What lies deeper than `depth` is not looked at: a value may contain itself.
+    What lies deeper than `depth` is not looked at.
     """
     if isinstance(values, Mapping):
         for name, value in values.items():
@@ -115,8 +117,8 @@ def find_secret_argument(words: Sequence[str]) -> str | None:
     for place, word in enumerate(words):
         following = words[place + 1] if place + 1 < len(words) else ""
         name, equals, value = word.partition("=")
-        if place and words[place - 1] == "-c":
-            continue  # A program, which a shell's turn below has looked at.
+        if place and words[place - 1] == "-c" and any(map(_runs_text, words[:place])):
+            continue  # A program. The turn of a shell has looked at its own.
         if equals:
             if value[:1] != "=" and _is_option(name, value):
                 return name
@@ -127,11 +129,17 @@ def find_secret_argument(words: Sequence[str]) -> str | None:
                 return name
             continue
         else:
-            is_shell = word.rpartition("/")[2] in _SHELLS and following[:1] == "-" and following[-1:] == "c"
+            is_shell = _runs_text(word) and "python" not in word and following[:1] == "-" and following[-1:] == "c"
             found = find_secret_in_shell(words[place + 2]) if is_shell and place + 2 < len(words) else None
         if found:
             return found
     return None
+
+
+def _runs_text(word: str) -> bool:
+    """Whether a program takes the text of another after `-c`."""
+    name = word.rpartition("/")[2]
+    return name in _SHELLS or name.startswith("python")
 
 
 def find_secret_in_shell(text: str) -> str | None:
@@ -147,16 +155,16 @@ def find_secret_in_shell(text: str) -> str | None:
     return find_secret_argument(words)
 
 
-def find_secret_anywhere(value: object) -> str | None:
-    """Return the name of the first secret in settings: tables of names, lists of arguments, lines of shell."""
+def find_secret_anywhere(value: object, *, depth: int = 9) -> str | None:
+    """Return the name of the first secret in tables of names, lists of arguments, and lines of shell."""
     if isinstance(value, str):
         return find_secret_in_shell(value)
     found = None
     if isinstance(value, Mapping):
         found, value = find_secret(value), list(value.values())
-    if not found and isinstance(value, list | tuple):
+    if not found and depth and isinstance(value, list | tuple):
         found = find_secret_argument([each for each in value if isinstance(each, str)])
-        found = found or next(filter(None, map(find_secret_anywhere, value)), None)
+        found = found or next(filter(None, (find_secret_anywhere(each, depth=depth - 1) for each in value)), None)
     return found
 
 

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from runtime.secret_signs import find_secret, find_secret_argument, find_secret_in_shell, is_secret, looks_secret
+from runtime.secret_signs import (
+    find_secret,
+    find_secret_anywhere,
+    find_secret_argument,
+    find_secret_in_shell,
+    is_secret,
+    looks_secret,
+)
 
 SECRETS: list[tuple[str, Any]] = [
     ("HF_TOKEN", "hf_abc"),
@@ -46,6 +53,10 @@ PLAIN: list[tuple[str, Any]] = [
     ("eos_token", "</s>"),
     ("mask-token", "[MASK]"),
     ("token_type", "bpe"),
+    ("initializer_token", "toy"),
+    ("trigger-token", "sks"),
+    ("token_reduction", "mean"),
+    ("token_norm", "layer"),
     ("tokenizer", "gpt2"),
     ("token", "<|endoftext|>"),
     ("token", "{token}"),
@@ -89,7 +100,8 @@ ARGUMENTS = [
     (["train", "--secret", "YWJjZA=="], "--secret"),
     (["python", "train.py", "--eos-token", "</s>", "--pad-token=[PAD]"], None),
     (["python", "-c", "token = load(); token == 'x'"], None),
-    (["python", "-c", "token=load()"], None),
+    (["python3.11", "-u", "-c", "token=load()"], None),
+    (["train", "-c", "token=abc"], "token"),
     (["sh", "-c", 'test "$HF_TOKEN" = abc && train --token "$HF_TOKEN"'], None),
     (["sh", "-c", "export HF_TOKEN=$(cat token); it's"], None),
     (["echo", "token", "secret", "password"], None),
@@ -110,3 +122,12 @@ def test_line_of_shell_is_read_as_its_words() -> None:
 def test_secret_in_nested_tables_is_found_by_its_path() -> None:
     assert find_secret({"lr": 1, "hub": {"login": [{"api_key": "abc"}]}}) == "hub.login.api_key"
     assert find_secret({"lr": 1, "tokens": {"pad_token": "<pad>", "count": 3}}) is None
+
+
+def test_value_that_is_very_deep_is_looked_at_in_part() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+
+    assert find_secret({"token": deep, "x": [{"y": deep}]}) is None
+    assert find_secret_anywhere({"token": deep, "x": [{"y": deep}]}) is None
