@@ -16,7 +16,7 @@ _FILES: Final = (
     # Private keys of ssh-keygen(1), PKCS #12, PuTTY, Java and KeePass.
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk"),
     *(".key", ".p12", ".pfx", ".ppk", ".jks", ".kdbx"),
-    # Logins of common programs. wandb keeps its key in .netrc: https://docs.wandb.ai/ref/cli/wandb-login
+    # Logins of common programs. wandb keeps its key in .netrc: https://docs.wandb.ai/models/ref/cli/wandb-login
     *(".netrc", "_netrc", ".pypirc", ".git-credentials", "git/credentials", ".pgpass", ".my.cnf", ".mylogin.cnf"),
     *(".htpasswd", ".vault-token", ".dockercfg", ".dockerconfigjson", "gh/hosts.yml", ".streamlit/secrets.toml"),
     *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials"),
