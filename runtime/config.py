@@ -40,6 +40,8 @@ class Project:
     """Named places to launch, as written."""
     snapshot: bool = True
     """Whether tasks carry the code of the folder that they are submitted from."""
+    snapshot_secrets: tuple[str, ...] = ()
+    """Names of files that look like secrets and go with that code all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +176,7 @@ def _read_table(path: Path) -> Mapping[str, Any] | None:
 
 
 _SETTABLE: Final = tuple(each.name for each in fields(Project) if each.name not in ("root", "file"))
-_LISTS: Final = ("workflow_packages", "env_files")
+_LISTS: Final = ("workflow_packages", "env_files", "snapshot_secrets")
 _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "snapshot": (bool, "true or false"),
     "targets": (dict, "a table for each target"),

@@ -235,6 +235,7 @@ class _Request:
     def _make_entry(self) -> WorkflowEntry | CommandEntry:
         from runtime.tasks.grid import check_grid
         from runtime.tasks.model import CommandEntry, WorkflowEntry
+        from runtime.tasks.typed_secrets import refuse_secret_axes
 
         entry: WorkflowEntry | CommandEntry
         if self.words[0] == _COMMAND:
@@ -250,6 +251,7 @@ class _Request:
             entry = WorkflowEntry(self.words[0], self.words[1], args)
             _note_misplaced(entry.args)
         check_grid(self.grid, entry, key=self.key)
+        refuse_secret_axes(self.grid)
         return entry
 
     def note_missing(self, code: SubmittedCode, project: Project) -> None:
@@ -266,10 +268,15 @@ class _Request:
 
     def _expand(self, entry: WorkflowEntry | CommandEntry, options: TaskOptions) -> Iterator[Task]:
         from runtime.tasks.grid import apply_grid, replace_names
+        from runtime.tasks.typed_secrets import may_become_secret, refuse_secrets
 
+        look = may_become_secret(entry, self.grid)
         for values in self.grid:
+            applied = apply_grid(entry, values)
+            if look:
+                refuse_secrets(applied)
             yield options.make_task(
-                apply_grid(entry, values),
+                applied,
                 key=None if self.key is None else replace_names(self.key, values),
                 outputs=tuple(replace_names(url, values) for url in self.outputs),
             )

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from runtime.errors import RequestRefused
 from runtime.schema import Problem, Size, describe, json_schema, read_record
+from runtime.secret_signs import is_secret, looks_secret
 from runtime.units import format_duration, format_size, parse_size
 from runtime.values import dataclass, field
 
@@ -27,7 +28,6 @@ LEAST_LOG: Final = Size(64 * 1024)
 # Patterns for fields that few jobs have are compiled on use.
 _NAME: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-_SECRET_WORDS: Final = r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY)(_|$)"
 
 
 class JobState(StrEnum):
@@ -473,11 +473,6 @@ class JobSpec:
         return tuple(map(Dependency.read, [written] if isinstance(written, str) else written))
 
 
-def looks_secret(variable: str) -> bool:
-    """Whether the name of a variable suggests that its value is a secret."""
-    return re.search(_SECRET_WORDS, variable, re.IGNORECASE) is not None
-
-
 def _check_spec(spec: JobSpec) -> None:
     if not spec.command or not all(spec.command[:1]):
         raise ValueError("has an empty `command`")
@@ -490,7 +485,7 @@ def _check_spec(spec: JobSpec) -> None:
     for name in spec.env:
         if not re.fullmatch(_VARIABLE, name):
             raise ValueError(f"has the variable {describe(name)} in `env`, expected letters, digits and `_`")
-        if looks_secret(name) and spec.env[name] is not None:
+        if is_secret(name, spec.env[name]):
             raise ValueError(f"has a value for `env.{name}`, which looks like a secret: name it in `secrets` instead")
     for amount in ("nodes", "tasks_per_node"):
         if not 1 <= getattr(spec, amount) <= MAX_RANKS:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
+import re
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.snapshots.cache import Seen, SnapshotCache
+from runtime.snapshots.secret_files import find_secret_files, holds_secret
 from runtime.units import format_size
 from runtime.values import dataclass, field
 
@@ -32,10 +35,16 @@ MAX_SNAPSHOT_BYTES: Final = 100 * 1024 * 1024
 LONGEST_LOOK_S: Final = 60.0
 """Time limit for listing the names of a tree."""
 _PREFIX: Final = "sha256:"
-_SECRETS: Final = (
-    *(".env", ".pem", ".key", ".p12", ".pfx", "id_rsa", "id_ecdsa", "id_ed25519", "credentials.json"),
-    *(".netrc", ".pypirc", ".git-credentials", ".aws/credentials", ".kube/config"),
+LONGEST_DIFF: Final = 1_000_000
+_DIFF: Final = (
+    # Names are no patterns, and relative to the folder as those of the snapshot. Without external drivers and filters,
+    # which are the user's programs and may write, and without the old bytes of binary files.
+    *("--literal-pathspecs", "diff", "--relative", "--no-ext-diff", "--no-textconv", "--no-color"),
+    # A rename would name the old file, and a deleted file, or one that became a link, would show only its old content.
+    *("--no-renames", "--diff-filter=dt", "--ignore-submodules"),
 )
+_NAMES_AT_ONCE: Final = 256 * 1024
+"""Letters of names in the arguments of one call; systems take 1 MiB or more, variables included."""
 _OF_HOOKS: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 """Variables that git sets for its hooks and aliases; they would lead it to another repository than the folder's."""
 _READS: Final = 5
@@ -45,6 +54,10 @@ _BLOCK: Final = 512
 _RECORD: Final = 20 * _BLOCK
 _LOOKED_AT: Final = 10_000
 """Files of a tree that is too large at which a snapshot looks, to name the largest."""
+
+
+class SecretInTree(NotPossible):
+    """A tree with files that look like secrets and were not named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +88,18 @@ class GitState:
     branch: str | None
     """None on a detached head."""
     diff: str
-    """Diff of tracked files against the commit; empty for a clean tree."""
+    """Diff against the commit of the files that the snapshot has; empty for a clean tree. See `read_git_state`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     archive: bytes = field(repr=False)
-    files: int
+    names: tuple[str, ...] = ()
+    """Names of its files, in order; empty for an archive that was not made here."""
+
+    @property
+    def files(self) -> int:
+        return len(self.names)
 
     @property
     def id(self) -> str:
@@ -118,7 +136,7 @@ def make_snapshot(folder: Path, rules: SnapshotRules | None = None) -> Snapshot:
     for a tree that is too large, that seems to hold a secret, or that keeps changing.
     """
     files = survey(folder, rules or SnapshotRules())
-    return Snapshot(archive=_pack(_read_all(folder, files)), files=len(files))
+    return Snapshot(archive=_pack(_read_all(folder, files)), names=tuple(each.name for each in files))
 
 
 def snapshot_id(archive: bytes) -> str:
@@ -182,12 +200,17 @@ def survey(folder: Path, rules: SnapshotRules) -> list[TreeFile]:
     return files
 
 
-def read_git_state(folder: Path) -> GitState | None:
-    """Read commit, branch and diff of the work tree around `folder`; None outside of a work tree."""
-    # Both at once. Without external drivers and filters: they are the user's programs and may write.
+def read_git_state(folder: Path, names: Collection[str]) -> GitState | None:
+    """Read commit, branch and diff of the work tree around `folder`; None outside of a work tree.
+
+    The diff is kept with the job, so it shows the snapshot's files, `names`, and no name or line of any other: a file that
+    was left out, deleted or renamed, or that lies outside of `folder`. Files are left out of it, too, if the diff would show
+    a secret that was removed from them.
+    """
+    # Both at once.
     where = _start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
-    changed = _start_git(folder, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", ".")
-    said, diff = where(), changed()
+    changed = _start_git(folder, *_DIFF, "--name-only", "-z", "HEAD", "--", ".")
+    said, listed = where(), changed()
     if said is not None:
         _, commit, name = said.splitlines()
         branch: bytes | None = name.removeprefix(b"refs/heads/") if name != b"HEAD" else None
@@ -195,11 +218,32 @@ def read_git_state(folder: Path) -> GitState | None:
         return None
     else:
         commit, branch = b"", _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
+    known = set(names)
+    shown = [name for name in map(os.fsdecode, (listed or b"").split(b"\0")) if name in known]
     return GitState(
         commit=os.fsdecode(commit) or None,
         branch=os.fsdecode(branch).strip() if branch else None,
-        diff=(diff or b"").decode("utf-8", "replace") if commit else "",
+        diff=_read_diff(folder, shown),
     )
+
+
+def _read_diff(folder: Path, names: Sequence[str]) -> str:
+    """Return the diff of these files, up to `LONGEST_DIFF`."""
+    diff, left = "", list(names)
+    while left and len(diff) < LONGEST_DIFF:
+        letters = itertools.accumulate(len(os.fsencode(name)) for name in left)
+        count = max(1, sum(1 for each in letters if each <= _NAMES_AT_ONCE))
+        shown = _git(folder, *_DIFF, "HEAD", "--", *left[:count]) or b""
+        del left[:count]
+        text = shown.decode("utf-8", "replace")[: LONGEST_DIFF - len(diff)]
+        # Every line of a file begins with a space, `+`, `-`, `@` or a backslash.
+        files = re.split(r"^(?=diff --git )", text, flags=re.MULTILINE)
+        diff += "".join(each for each in files if not _removes_secret(each))
+    return diff
+
+
+def _removes_secret(diff: str) -> bool:
+    return holds_secret("".join(re.findall(r"^-(.*\n?)", diff, flags=re.MULTILINE)))
 
 
 def _list_below(
@@ -350,9 +394,9 @@ def _check_size(folder: Path, files: Sequence[TreeFile], total: int, max_bytes: 
 
 
 def _check_secrets(folder: Path, files: Sequence[TreeFile], named: set[str]) -> None:
-    found = [each.name for each in files if each.name.endswith(_SECRETS) and each.name not in named]
+    found = [name for name in find_secret_files(str(folder), files) if name not in named]
     if found:
-        raise NotPossible(
+        raise SecretInTree(
             f"the tree `{folder}` holds what looks like a secret: `{found[0]}`",
             facts=[f"{len(found)} such files; a snapshot can be read by everyone who reads the record store"],
             hint=f"add it to .gitignore or {IGNORE_FILE}, and pass secrets by reference",

@@ -10,6 +10,7 @@ from typing import IO, Final, cast
 
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
 from runtime.tasks.model import Task, Terms, check_experiment
+from runtime.tasks.typed_secrets import refuse_secrets
 from runtime.tasks.wire import decode_task
 
 STDIN: Final = "-"
@@ -67,6 +68,7 @@ def read_tasks(lines: Iterable[tuple[int, bytes]], defaults: Terms) -> Iterator[
                 line=number,
                 hint=f"leave the field out, or submit these lines with `--experiment {task.experiment}`",
             )
+        refuse_secrets(task.entry, line=number)
         yield task
 
 

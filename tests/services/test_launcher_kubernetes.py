@@ -52,7 +52,6 @@ from runtime.jobs.spec import (
     Range,
     Retry,
     SecretRef,
-    looks_secret,
 )
 from runtime.launchers.kubernetes import render
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable
@@ -62,6 +61,7 @@ from runtime.launchers.kubernetes.states import INDEX
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.queues.pubsub.client import ensure_topics
 from runtime.reasons import EndReason
+from runtime.secret_signs import looks_secret
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite
 from tests.fakes.gcs import GcsServer

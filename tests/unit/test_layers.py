@@ -23,7 +23,18 @@ ROWS = (
 )
 """Rows from the top; a package imports from the rows below its own and from the root."""
 
-ROOT_MODULES = {"errors", "units", "reasons", "clock", "faults", "config", "schema", "outputs", "values"}
+ROOT_MODULES = {
+    "errors",
+    "units",
+    "reasons",
+    "clock",
+    "faults",
+    "config",
+    "schema",
+    "outputs",
+    "values",
+    "secret_signs",
+}
 FRONT_DOOR = {"__init__", "__main__"}
 
 SHARED_BY_LAUNCHERS = "processes"

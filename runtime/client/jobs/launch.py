@@ -120,7 +120,7 @@ def _carry_out(
         return job
     reach("launch.unlocked")
     code = prepared.context.base / plan.spec.code.path
-    git = _begin(functools.partial(read_git_state, code)) if prepared.snapshot else None
+    git = _begin(functools.partial(read_git_state, code, prepared.snapshot.names)) if prepared.snapshot else None
     for note in () if known else plan.notes:
         progress(note)
     if not known and isinstance(launcher, ChecksHost):
@@ -312,7 +312,7 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
         "parts": [part.name for part in plan.parts],
         "secrets": any(path.startswith("secrets/") for path in plan.order.get("secrets", {}).values()),
         **({"after": list(plan.spec.after)} if plan.spec.after else {}),
-        **({"commit": git.commit, "branch": git.branch, "diff": git.diff[:1_000_000]} if git else {}),
+        **({"commit": git.commit, "branch": git.branch, "diff": git.diff} if git else {}),
     }
 
 

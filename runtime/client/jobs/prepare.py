@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.client.jobs.targets import find_target, make_context
+from runtime.client.jobs.typed_secrets import refuse_secrets
 from runtime.config import Settings
 from runtime.errors import NotPossible, RequestRefused, UnknownName
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
@@ -15,7 +16,7 @@ from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec
 from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
-from runtime.snapshots.snapshot import Snapshot, SnapshotRules, make_snapshot
+from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, make_snapshot
 from runtime.values import MISSING, dataclass, fields, replace
 
 
@@ -52,7 +53,7 @@ class Request:
         """`source` names the job in errors."""
         if not isinstance(job, JobSpec | Mapping):
             job = {"command": job if isinstance(job, str) else list(job)}
-        self._job, self._source = job, source
+        self._job, self.source = job, source
         self._specs: dict[str, JobSpec] = {}
 
     def choose_targets(self, names: Sequence[str], settings: Settings) -> list[Target]:
@@ -80,7 +81,7 @@ class Request:
 
     def _read_plain(self) -> JobSpec:
         if "" not in self._specs:
-            spec = self._job if isinstance(self._job, JobSpec) else parse_spec(self._job, source=self._source)
+            spec = self._job if isinstance(self._job, JobSpec) else parse_spec(self._job, source=self.source)
             self._specs[""] = replace(spec, placement=replace(spec.placement, on=())) if spec.placement.on else spec
         return self._specs[""]
 
@@ -130,6 +131,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     )
     context = make_context(settings, base)
     plan = launcher.plan(spec, target, identity, context)
+    refuse_secrets(plan, source=request.source)
     if plan.order.get("secrets"):
         from runtime.client.jobs.secrets import check_sources
 
@@ -201,7 +203,11 @@ def _take_code(spec: JobSpec, base: Path) -> Snapshot | None:
     if spec.code.mode is not CodeMode.SNAPSHOT:
         return None
     rules = SnapshotRules(max_bytes=spec.code.max_size, secrets=spec.code.secrets, exclude=spec.code.exclude)
-    return make_snapshot(base / spec.code.path, rules)
+    try:
+        return make_snapshot(base / spec.code.path, rules)
+    except SecretInTree as problem:
+        problem.hint = f"{problem.hint}; if it belongs in the snapshot, name it in `code.secrets`"
+        raise
 
 
 def _name_of(spec: JobSpec) -> str:

@@ -278,7 +278,7 @@ def _as_new_job(
     archive = read.get(f"{folder}/{SNAPSHOT_FILE}")
     if archive is None and entry.snapshot is not None:
         archive = job.files.read(ledger.snapshot_name(entry.snapshot))
-    snapshot = Snapshot(archive=archive, files=0) if archive is not None else None
+    snapshot = Snapshot(archive=archive) if archive is not None else None
     context = make_context(settings)
     identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)
     plan = job.launcher.plan(spec, job.target, identity, context)

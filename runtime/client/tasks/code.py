@@ -24,6 +24,7 @@ LOOK_EVERY_S: Final = 1.0
 MOST_PLAIN: Final = 64
 
 WITHOUT = "`--no-snapshot` (in Python `snapshot=False`) submits without the code, and workers run their own"
+NAMED = "if it belongs in the snapshot, name it in `snapshot_secrets` of the project's settings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def take_code(
         return SubmittedCode(snapshot=wanted)
     if wanted is False or (wanted is None and not settings.project.snapshot):
         return SubmittedCode()
-    from runtime.snapshots.snapshot import take_snapshot
+    from runtime.snapshots.snapshot import SecretInTree, take_snapshot
 
     here = working_folder()
     if not isinstance(wanted, Path) and (inherited := _inherit(here, records)) is not None:
@@ -59,7 +60,8 @@ def take_code(
     try:
         identity = take_snapshot(folder, records, rules=_rules(settings, records), cache_dir=settings.cache_dir)
     except NotPossible as problem:
-        problem.hint = f"{problem.hint}; {WITHOUT}" if problem.hint else WITHOUT
+        named = [NAMED] if isinstance(problem, SecretInTree) else []
+        problem.hint = "; ".join([*([problem.hint] if problem.hint else []), *named, WITHOUT])
         raise
     return SubmittedCode(snapshot=identity, folder=_place_in(folder, here), taken_from=folder)
 
@@ -194,4 +196,5 @@ def _rules(settings: Settings, records: RecordStore | None) -> SnapshotRules:
         places.append(path)
     elif kind == "sqlite":
         places += [f"{path}{end}" for end in ("", "-wal", "-shm", "-journal", "-lock", "-workers", "-files")]
-    return SnapshotRules(left_out=tuple(Path(os.path.realpath(place)) for place in places))
+    left_out = tuple(Path(os.path.realpath(place)) for place in places)
+    return SnapshotRules(secrets=settings.project.snapshot_secrets, left_out=left_out)

@@ -33,6 +33,7 @@ from runtime.tasks.model import (
     make_task,
     task_id,
 )
+from runtime.tasks.typed_secrets import refuse_secrets
 from runtime.tasks.wire import parse_resources, parse_task
 from runtime.units import parse_duration
 from runtime.values import dataclass, replace
@@ -116,6 +117,7 @@ def function_entry(
                 facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
                 hint="pass a path or an id, and load the rest in the function",
             ) from None
+        refuse_secrets(entry)
     return entry
 
 
@@ -159,6 +161,12 @@ def _is_triple(work: object) -> bool:
 
 
 def make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
+    task = _make_task_of(work, options, args, kwargs)
+    refuse_secrets(task.entry)
+    return task
+
+
+def _make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
     if isinstance(work, Task):
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")

@@ -9,9 +9,9 @@ from typing import Any, Final
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.hosts.bucket import check_bucket, is_bucket
 from runtime.jobs.plan import PlanContext, Target
-from runtime.jobs.spec import looks_secret
 from runtime.launchers.settings import read_target_settings
 from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
+from runtime.secret_signs import looks_secret
 from runtime.values import dataclass, field, fields
 
 MOUNT: Final = "/runtime-records"

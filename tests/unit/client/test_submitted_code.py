@@ -217,9 +217,9 @@ def test_what_this_package_writes_into_the_project_stays_out(project: Path, kind
 
 
 def test_tree_that_is_refused_says_how_to_submit_without_it(project: Path) -> None:
-    (project / "server.pem").write_text("")
+    (project / "server.key").write_text("")
 
-    with pytest.raises(NotPossible, match=r"`server\.pem`") as refused:
+    with pytest.raises(NotPossible, match=r"`server\.key`") as refused:
         take_code(None, MemoryRecords(), load_settings())
 
     assert (refused.value.hint or "").endswith(
@@ -234,6 +234,25 @@ def test_files_that_hold_credentials_by_their_names_are_refused(project: Path, n
 
     with pytest.raises(NotPossible, match="looks like a secret"):
         take_code(None, MemoryRecords(), load_settings())
+
+
+def test_file_that_the_projects_settings_name_is_taken_although_it_looks_like_a_secret(project: Path) -> None:
+    records = MemoryRecords()
+    (project / "certs").mkdir()
+    for name in ("test.key", "other.key"):
+        (project / "certs" / name).touch()
+    (project / "runtime.toml").write_text('snapshot_secrets = ["certs/test.key"]\n')
+
+    with pytest.raises(NotPossible, match=r"`certs/other\.key`") as refused:
+        take_code(None, records, load_settings())
+    (project / "certs" / "other.key").unlink()
+    code = take_code(None, records, load_settings())
+
+    assert (
+        "; if it belongs in the snapshot, name it in `snapshot_secrets` of the project's settings; `--no-snapshot`"
+        in (refused.value.hint or "")
+    )
+    assert "certs/test.key" in names_of(code.snapshot, records)
 
 
 # functions

@@ -18,6 +18,7 @@ from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.records import open_records
 from runtime.records.store import BlobRecords
 from runtime.shim.tree import unpack
+from runtime.snapshots import snapshot
 from runtime.snapshots.snapshot import (
     SnapshotRules,
     fetch_snapshot,
@@ -219,7 +220,7 @@ def test_snapshot_writes_nothing_to_the_tree_the_index_or_the_object_store(tmp_p
     before = state_of(tree)
 
     make_snapshot(tree)
-    read_git_state(tree)
+    read_git_state(tree, ["main.py", "new.py"])
 
     assert state_of(tree) == before
 
@@ -266,11 +267,11 @@ def test_snapshot_of_a_file_that_never_holds_still_names_it(tmp_path: Path, monk
 
 def test_snapshot_with_a_named_secret_takes_that_one_only(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("A=1")
-    (tmp_path / "server.pem").write_text("B")
+    (tmp_path / "server.key").write_text("B")
 
-    with pytest.raises(NotPossible, match=r"`server\.pem`"):
+    with pytest.raises(NotPossible, match=r"`server\.key`"):
         make_snapshot(tmp_path, SnapshotRules(secrets=[".env"]))
-    made = make_snapshot(tmp_path, SnapshotRules(secrets=[".env", "server.pem"]))
+    made = make_snapshot(tmp_path, SnapshotRules(secrets=[".env", "server.key"]))
 
     assert made.files == 2
 
@@ -307,13 +308,13 @@ def test_git_state_says_commit_branch_and_diff(tmp_path: Path) -> None:
     tree = make_repository(tmp_path / "tree", {"main.py": "1\n"})
     (tree / "main.py").write_text("2\n")
 
-    found = read_git_state(tree)
+    found = read_git_state(tree, ["main.py"])
 
     assert found is not None
     assert found.commit == git(tree, "rev-parse", "HEAD").strip()
     assert found.branch == "main"
     assert "-1\n+2\n" in found.diff
-    assert read_git_state(tmp_path) is None
+    assert read_git_state(tmp_path, ["main.py"]) is None
 
 
 def test_git_state_before_the_first_commit_and_on_a_detached_head(tmp_path: Path) -> None:
@@ -321,7 +322,7 @@ def test_git_state_before_the_first_commit_and_on_a_detached_head(tmp_path: Path
     tree = make_repository(tmp_path / "tree", {"main.py": "1"})
     git(tree, "checkout", "-q", "--detach")
 
-    empty, detached = read_git_state(tmp_path / "empty"), read_git_state(tree)
+    empty, detached = read_git_state(tmp_path / "empty", []), read_git_state(tree, ["main.py"])
 
     assert empty is not None
     assert detached is not None
@@ -399,3 +400,55 @@ def _content(archive: bytes, name: str) -> bytes:
         found = opened.extractfile(name)
         assert found is not None
         return found.read()
+
+
+def test_git_state_of_names_that_look_like_patterns_shows_these_files_only(tmp_path: Path) -> None:
+    names = ["*.py", ":(top)x.py", "-dash.py", "a b.py", "new\nline.py", 'q"uote.py', "é.py", "\udcff.py"]
+    tree = make_repository(tmp_path / "tree", dict.fromkeys([*names, "left.py"], "1\n"))
+    for name in (*names, "left.py"):
+        (tree / name).write_text("2\n" if name in names else "canary\n")
+
+    found = read_git_state(tree, names)
+
+    assert found is not None
+    assert found.diff.count("-1\n+2\n") == found.diff.count("diff --git ") == len(names)
+    assert "left.py" not in found.diff
+
+
+@pytest.mark.parametrize("key", ["diff.noprefix", "diff.mnemonicPrefix", "color.ui", "diff.external", "diff.renames"])
+def test_git_state_is_the_same_in_spite_of_the_users_settings_of_git(tmp_path: Path, key: str) -> None:
+    tree = make_repository(tmp_path / "tree", {"main.py": "1\n", "canary.env": "a\nb\nc\n"})
+    (tree / "main.py").write_text("2\n")
+    git(tree, "mv", "canary.env", "settings")
+    git(
+        tree,
+        "config",
+        key,
+        {"color.ui": "always", "diff.external": "touch ran;", "diff.renames": "copies"}.get(key, "true"),
+    )
+
+    found = read_git_state(tree, ["main.py", "settings"])
+
+    assert found is not None
+    assert "-1\n+2\n" in found.diff
+    assert "canary" not in found.diff
+    assert not (tree / "ran").exists()
+
+
+def test_git_state_of_a_long_diff_is_cut_and_of_many_files_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_NAMES_AT_ONCE", 12)
+    names = [f"f{number}.py" for number in range(9)]
+    tree = make_repository(tmp_path / "tree", dict.fromkeys(names, "1\n"))
+    for name in names:
+        (tree / name).write_text("2\n")
+
+    whole = read_git_state(tree, names)
+    monkeypatch.setattr(snapshot, "LONGEST_DIFF", 300)
+    cut = read_git_state(tree, names)
+
+    assert whole is not None
+    assert cut is not None
+    assert whole.diff.count("-1\n+2\n") == len(names)
+    assert cut.diff == whole.diff[:300]
