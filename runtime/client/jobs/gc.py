@@ -30,8 +30,10 @@ from runtime.shim.program import build_shim
 from runtime.values import dataclass
 
 _TREES: Final = (
-    'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
-    'find "$PWD" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true'
+    'own="${TMPDIR:-/tmp}/research-runtime-$(id -u)"; for folder in "$own" "$own"-*; do '
+    # Another user may have taken the name, also with a link to a folder that is not to be cleared.
+    '[ ! -L "$folder" ] && [ -d "$folder" ] && [ -O "$folder" ] || continue; '
+    'find "$folder" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true; done'
 )
 _CODE: Final = (
     'cd "$0/snapshots" 2>/dev/null || exit 0; '
