@@ -12,7 +12,7 @@ from runtime.shim.words import LOOK_S, SOON_S, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Set
+    from typing import Dict, List, Optional, Set
 
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
@@ -100,7 +100,7 @@ def is_alive(who):
     return found is None or (found[0] != "Z" and who.get("start") in (None, found[2]))
 
 
-def owner_of(pid):
+def owner_of(pid: int) -> "Optional[int]":
     """The number of the user of a process; None if there is none, or it cannot be seen."""
     found = re.search("^Uid:\\s+([0-9]+)", read_system("/proc/%d/status" % pid), re.MULTILINE)
     return int(found.group(1)) if found else None
