@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,8 @@ NOTE_AFTER_S: Final = 5.0
 PATIENCE_S: Final = 60.0
 """How long a command waits for a lock; a large submission or purge of somebody else holds it for seconds."""
 _TICK_S: Final = 0.25
+_PAUSES_S: Final = (0.0, 0.0001, 0.0001, 0.0002)
+"""A short transaction ends within these, and costs no thread to wait for."""
 
 
 class LockBusy(StoreUnavailable):
@@ -43,10 +46,14 @@ def take_lock(fd: int, path: str, *, clock: Clock, patience_s: float | None) -> 
 
     If anything is raised, the descriptor is spent: it is closed as soon as the lock is free.
     """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _Wait(fd).wait(path, clock, patience_s)
+    for pause_s in _PAUSES_S:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(pause_s)
+        else:
+            return
+    _Wait(fd).wait(path, clock, patience_s)
 
 
 class _Wait:
