@@ -202,7 +202,8 @@ def _read_table(path: Path, start: Path) -> Mapping[str, Any] | None:
     # Most pyproject files have no such table; a look at the bytes saves loading a TOML parser for them.
     if in_pyproject and b"runtime" not in data:
         return None
-    check_trusted(str(path), instead=f"an empty `runtime.toml` of your own in `{start}` ends the search there")
+    ends = f"an empty `runtime.toml` of your own in `{start}` ends the search there"
+    check_trusted(str(path), instead="work in a folder of your own" if path.parent == start else ends)
     import tomllib
 
     try:

@@ -29,7 +29,7 @@ from runtime.shim.files import FOLDED
 from runtime.shim.program import build_shim
 from runtime.values import dataclass
 
-_TREES: Final = (
+LIST_TREES: Final = (
     'own="${TMPDIR:-/tmp}/research-runtime-$(id -u)"; for folder in "$own" "$own"-*; do '
     # Another user may have taken the name, also with a link to a folder that is not to be cleared.
     '[ ! -L "$folder" ] && [ -d "$folder" ] && [ -O "$folder" ] || continue; '
@@ -193,7 +193,7 @@ def _find_trees(place: OpenTarget, older_than: timedelta) -> Iterator[Garbage]:
     """List read-only trees that attempts shared, on the machine that submits."""
     minutes = str(int(older_than.total_seconds() // 60))
     try:
-        lines = place.host.run(["sh", "-c", _TREES, minutes]).out.splitlines()
+        lines = place.host.run(["sh", "-c", LIST_TREES, minutes]).out.splitlines()
     except InfrastructureFailure:
         return
     for path, name, size in _read_sizes(lines):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runtime.client.jobs.gc import LIST_TREES
 from runtime.shim.environment import find_environment
 from runtime.shim.gpus import GpuShare, is_held, read_claim
 from runtime.shim.processes import boot_id, owner_of, started_at
@@ -297,3 +299,22 @@ def test_claims_of_all_users_of_a_machine_lie_in_a_folder_that_they_can_write(tm
 
     assert stat.S_IMODE((tmp_path / "gpus").stat().st_mode) == 0o1777
     assert sys.platform != "linux" or owner_of(1) == 0
+
+
+def test_gc_lists_shared_trees_of_this_user_alone(tmp_path: Path) -> None:
+    name, tree = f"research-runtime-{os.getuid()}", "0" * 64
+    (tmp_path / "elsewhere" / tree).mkdir(parents=True)
+    (tmp_path / f"{name}-mine" / tree).mkdir(parents=True)
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    os.utime(tmp_path / "elsewhere" / tree, (0, 0))
+    os.utime(tmp_path / f"{name}-mine" / tree, (0, 0))
+
+    listed = subprocess.run(
+        ["sh", "-c", LIST_TREES, "60"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert [line.partition("\t")[2] for line in listed.stdout.splitlines()] == [str(tmp_path / f"{name}-mine" / tree)]
