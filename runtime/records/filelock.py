@@ -32,7 +32,7 @@ class LockBusy(StoreUnavailable):
         super().__init__(
             f"another process holds the lock `{path}`",
             facts=[
-                f"waited {format_duration(waited_s)}, and nothing was written",
+                f"waited {format_duration(waited_s)}; what needs the lock was not done",
                 *([f"holder: {holder[1]}"] if holder else []),
             ],
             hint=f"run the command again when it has ended, or end it: kill {holder[0]}"

@@ -52,7 +52,7 @@ def test_lock_that_is_kept_is_given_up_after_a_minute_with_the_holder(tmp_path: 
 
     assert busy.value.message == f"another process holds the lock `{tmp_path / 'db-lock'}`"
     name = Path("/proc/self/comm").read_text().strip()
-    assert busy.value.facts[0] == "waited 1m, and nothing was written"
+    assert busy.value.facts[0] == "waited 1m; what needs the lock was not done"
     assert busy.value.facts[1].startswith(f"holder: process {os.getpid()} of ")
     assert busy.value.facts[1].endswith(f"(uid {os.geteuid()}), `{name}`")
     assert busy.value.hint is not None
