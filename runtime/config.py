@@ -72,13 +72,13 @@ class Settings:
         """Whether files of the data folder are for this user alone.
 
         They are, unless `RUNTIME_DATA_DIR` names a folder that is set up for a group: one with the setgid bit, in which the
-        group may write.
+        group may write. The folder in `XDG_DATA_HOME` never has these rights once settings were read.
         """
         try:
             mode = self.data_dir.stat().st_mode
         except OSError:
             return True
-        return self.data_dir.name == APP or mode & _FOR_A_GROUP != _FOR_A_GROUP
+        return mode & _FOR_A_GROUP != _FOR_A_GROUP
 
 
 _FOR_A_GROUP: Final = stat.S_ISGID | stat.S_IWGRP
@@ -91,9 +91,11 @@ def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None 
     config_dir = _user_folder(env, "XDG_CONFIG_HOME", ".config")
     cache_dir = _user_folder(env, "XDG_CACHE_HOME", ".cache")
     data_dir = Path(env.get("RUNTIME_DATA_DIR") or _user_folder(env, "XDG_DATA_HOME", ".local/share")).expanduser()
-    own = (("XDG_CONFIG_HOME", config_dir), ("XDG_CACHE_HOME", cache_dir), ("RUNTIME_DATA_DIR", data_dir))
-    for variable, each in own:
-        check_own(str(each), mend=each.name == APP, instead=f"set {variable} to a folder of your own")
+    check_own(str(config_dir), mend=True, instead="set XDG_CONFIG_HOME to a folder of your own")
+    check_own(str(cache_dir), mend=True, instead="set XDG_CACHE_HOME to a folder of your own")
+    # A folder that somebody named may hold other things, too.
+    mend = not env.get("RUNTIME_DATA_DIR")
+    check_own(str(data_dir), mend=mend, instead="set RUNTIME_DATA_DIR to a folder of your own")
     outputs = env.get("RUNTIME_OUTPUTS") or project.outputs
     return Settings(
         project=project,

@@ -109,16 +109,10 @@ def check_own(path: str, *, mend: bool, instead: str) -> None:
 
     A folder of this user's that others can look into is closed to them if `mend`. A missing one is fine.
     """
-    try:
-        status = os.stat(path)
-    except OSError:
-        return
-    if mend and status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode) and status.st_mode & 0o077:
-        try:
-            os.chmod(path, 0o700)
-        except OSError:
-            pass  # A file system without modes, or one that is only read.
-    check_trusted(path, instead=instead)
+    if mend:
+        close_file(path, 0o700)
+    if os.path.lexists(path):
+        check_trusted(path, instead=instead)
 
 
 def make_folders(path: str) -> None:

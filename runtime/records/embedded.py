@@ -205,6 +205,7 @@ class EmbeddedFile:
         try:
             take_lock(self._lock_fd, f"{self._name}-lock", clock=self._clock, patience_s=patience_s)
         except BaseException:
+            self._lock_fd = -1  # the old one is spent, and its number may become another file's
             self._lock_fd = self._open_lock()
             raise
 

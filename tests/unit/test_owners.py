@@ -236,16 +236,32 @@ def test_folder_of_the_user_that_is_another_user_s_is_refused(tmp_path: Path, va
     assert refused.value.path == str(folder)
 
 
-def test_data_folder_in_which_everybody_can_write_is_refused_if_it_has_another_name_than_ours(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data").chmod(0o777)
+@pytest.mark.parametrize("name", ["data", "research-runtime"])
+def test_data_folder_that_somebody_named_keeps_its_mode_and_is_refused_if_everybody_can_write(
+    tmp_path: Path, name: str
+) -> None:
+    folder, environ = tmp_path / name, {"RUNTIME_DATA_DIR": str(tmp_path / name)}
+    folder.mkdir()
+    folder.chmod(0o2770)
+    assert not load_settings(environ, tmp_path).keeps_data_private
+    folder.chmod(0o755)
+    assert load_settings(environ, tmp_path).keeps_data_private
 
+    folder.chmod(0o777)
     with pytest.raises(Untrusted):
-        load_settings({"RUNTIME_DATA_DIR": str(tmp_path / "data")}, tmp_path)
+        load_settings(environ, tmp_path)
 
-    assert (
-        stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o777
-    )  # it may hold other things, so its mode is not ours
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777
+
+
+def test_folder_behind_a_link_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere").chmod(0o755)
+    (tmp_path / "research-runtime").symlink_to(tmp_path / "elsewhere")
+
+    load_settings({"XDG_CACHE_HOME": str(tmp_path)}, tmp_path)
+
+    assert stat.S_IMODE((tmp_path / "elsewhere").stat().st_mode) == 0o755
 
 
 def test_folders_of_the_user_are_closed_to_others_when_they_are_found_open(tmp_path: Path) -> None:
