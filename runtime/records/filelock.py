@@ -12,7 +12,6 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.errors import StoreUnavailable
 from runtime.owners import user_name
-from runtime.shim.processes import owner_of
 from runtime.units import format_duration
 
 NOTE_AFTER_S: Final = 5.0
@@ -129,6 +128,8 @@ def find_holder(path: str) -> tuple[int, str] | None:
 
 def describe_process(pid: int) -> str:
     """Number, user and program of a process. Its arguments may hold anything, so they stay out."""
+    from runtime.shim.processes import owner_of  # Imported on demand: it loads subprocess.
+
     uid = owner_of(pid)
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()

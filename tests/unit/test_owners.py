@@ -64,7 +64,7 @@ def test_project_file_that_everybody_can_write_is_refused_with_its_name_and_the_
 
     assert refused.value.path == str(file)
     assert refused.value.message == f"`{file}` is not used: it can be written by every user"
-    assert f"(uid {os.geteuid()}), mode -rw-rw-rw-" in refused.value.facts[0]
+    assert refused.value.facts[0] == f"owner {owners.user_name(os.geteuid())}, mode -rw-rw-rw-"
     assert refused.value.hint is not None
     assert f"RUNTIME_TRUST={tmp_path}" in refused.value.hint
     assert f"an empty `runtime.toml` of your own in `{inner}`" in refused.value.hint

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import StoreUnavailable
+from runtime.owners import user_name
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records.embedded import EmbeddedFile
 from runtime.records.filelock import LockBusy, find_holder, take_lock
@@ -53,8 +54,7 @@ def test_lock_that_is_kept_is_given_up_after_a_minute_with_the_holder(tmp_path: 
     assert busy.value.message == f"another process holds the lock `{tmp_path / 'db-lock'}`"
     name = Path("/proc/self/comm").read_text().strip()
     assert busy.value.facts[0] == "waited 1m; what needs the lock was not done"
-    assert busy.value.facts[1].startswith(f"holder: process {os.getpid()} of ")
-    assert busy.value.facts[1].endswith(f"(uid {os.geteuid()}), `{name}`")
+    assert busy.value.facts[1] == f"holder: process {os.getpid()} of {user_name(os.geteuid())}, `{name}`"
     assert busy.value.hint is not None
     assert busy.value.hint.endswith(f"kill {os.getpid()}")
     assert isinstance(busy.value, StoreUnavailable)
