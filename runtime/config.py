@@ -1,17 +1,20 @@
 """A user's settings: the project's file and the environment, as frozen dataclasses.
 
 The only module that reads environment variables for settings. The project's file is the nearest, going up from the
-working directory, of a `runtime.toml` and a `pyproject.toml` that has a `[tool.runtime]` table.
+working directory to the top of the repository or a home, of a `runtime.toml` and a `pyproject.toml` that has a
+`[tool.runtime]` table. A file of another user is refused: it could name any command to run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
+from runtime.owners import check_own, check_trusted, write_private
 from runtime.values import dataclass, field, fields
 
 APP: Final = "research-runtime"
@@ -66,17 +69,40 @@ class Settings:
         """Holds the stack that `runtime stack use` chose."""
         return self.config_dir / DEFAULT_STACK_FILE
 
+    @property
+    def keeps_data_private(self) -> bool:
+        """Whether files of the data folder are for this user alone.
+
+        They are, unless `RUNTIME_DATA_DIR` names a folder that is set up for a group: one with the setgid bit, in which the
+        group may write. The folder in `XDG_DATA_HOME` never has these rights once settings were read.
+        """
+        try:
+            mode = self.data_dir.stat().st_mode
+        except OSError:
+            return True
+        return mode & _FOR_A_GROUP != _FOR_A_GROUP
+
+
+_FOR_A_GROUP: Final = stat.S_ISGID | stat.S_IWGRP
+
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
     """Read all settings once. Raises `RequestRefused` for an invalid one, naming file and key."""
     env = os.environ if environ is None else environ
     project = load_project(folder)
     config_dir = _user_folder(env, "XDG_CONFIG_HOME", ".config")
+    cache_dir = _user_folder(env, "XDG_CACHE_HOME", ".cache")
+    data_dir = Path(env.get("RUNTIME_DATA_DIR") or _user_folder(env, "XDG_DATA_HOME", ".local/share")).expanduser()
+    check_own(str(config_dir), mend=True, instead="set XDG_CONFIG_HOME to a folder of your own")
+    check_own(str(cache_dir), mend=True, instead="set XDG_CACHE_HOME to a folder of your own")
+    # A folder that somebody named may hold other things, too.
+    mend = not env.get("RUNTIME_DATA_DIR")
+    check_own(str(data_dir), mend=mend, instead="set RUNTIME_DATA_DIR to a folder of your own")
     outputs = env.get("RUNTIME_OUTPUTS") or project.outputs
     return Settings(
         project=project,
-        data_dir=Path(env.get("RUNTIME_DATA_DIR") or _user_folder(env, "XDG_DATA_HOME", ".local/share")).expanduser(),
-        cache_dir=_user_folder(env, "XDG_CACHE_HOME", ".cache"),
+        data_dir=data_dir,
+        cache_dir=cache_dir,
         config_dir=config_dir,
         stack=_choose_stack(env, project, config_dir / DEFAULT_STACK_FILE),
         queue=env.get("RUNTIME_QUEUE") or project.queue,
@@ -92,7 +118,10 @@ def _choose_stack(env: Mapping[str, str], project: Project, remembered: Path) ->
         return env.get("RUNTIME_STACK") or None
     if project.stack or project.outputs:
         return project.stack
-    return _read_line(remembered)
+    chosen = _read_line(remembered)
+    if chosen is not None:
+        check_trusted(str(remembered), instead="set RUNTIME_STACK")
+    return chosen
 
 
 def check_durability(value: str) -> Durability:
@@ -119,21 +148,30 @@ def no_working_folder(problem: OSError) -> NotPossible:
 
 
 def load_project(folder: Path | None = None) -> Project:
-    """The nearest project file at or above `folder`, or the defaults without one."""
+    """The nearest project file at or above `folder`, or the defaults without one. Raises `Untrusted` for another user's."""
     start = folder.absolute() if folder is not None else working_folder()
-    for each in (start, *start.parents):
+    for each in folders_above(start):
         for name in ("runtime.toml", "pyproject.toml"):
-            table = _read_table(each / name)
+            table = _read_table(each / name, start)
             if table is not None:
                 return _parse_project(table, each / name)
     return Project(root=start)
 
 
+def folders_above(start: Path) -> Iterator[Path]:
+    """`start` and the folders above it, up to the top of a repository, of an attempt's tree, or a home."""
+    ends = {os.path.expanduser("~"), os.environ.get("RUNTIME_SNAPSHOT_DIR")}  # noqa: PTH111 - a home may be unknown
+    ends |= {os.path.realpath(each) for each in ends if each}
+    for each in (start, *start.parents):
+        yield each
+        if str(each) in ends or os.path.lexists(each / ".git"):
+            return
+
+
 def files_looked_at(settings: Settings) -> list[str]:
     """Every file that settings like these are read from, or would be if it were there."""
-    start = working_folder()
     found = [str(settings.default_stack_file)]
-    for each in (start, *start.parents):
+    for each in folders_above(working_folder()):
         found += [str(each / "runtime.toml"), str(each / "pyproject.toml")]
         if settings.project.file is not None and settings.project.root == each:
             break
@@ -147,22 +185,29 @@ def _user_folder(env: Mapping[str, str], variable: str, fallback: str) -> Path:
     return folder / APP
 
 
-def _read_line(path: Path) -> str | None:
+def _read_file(path: Path) -> bytes | None:
+    """The bytes of a regular file: another user's pipe would keep its reader waiting for ever."""
     try:
-        return path.read_text(encoding="utf-8").strip() or None
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:  # noqa: PTH123
+            return opened.read() if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else None
     except OSError:
         return None
 
 
-def _read_table(path: Path) -> Mapping[str, Any] | None:
-    try:
-        data = path.read_bytes()
-    except OSError:
+def _read_line(path: Path) -> str | None:
+    return (_read_file(path) or b"").decode(errors="replace").strip() or None
+
+
+def _read_table(path: Path, start: Path) -> Mapping[str, Any] | None:
+    data = _read_file(path)
+    if data is None:
         return None
     in_pyproject = path.name == "pyproject.toml"
     # Most pyproject files have no such table; a look at the bytes saves loading a TOML parser for them.
     if in_pyproject and b"runtime" not in data:
         return None
+    ends = f"an empty `runtime.toml` of your own in `{start}` ends the search there"
+    check_trusted(str(path), instead="work in a folder of your own" if path.parent == start else ends)
     import tomllib
 
     try:
@@ -210,8 +255,7 @@ def remember_stack(name: str, settings: Settings) -> Path:
     """Make `name` the stack of commands that name none; returns the file that stores it."""
     path = settings.default_stack_file
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name + "\n", encoding="utf-8")
+        write_private(path, name + "\n")
     except OSError as problem:
         raise NotPossible(
             f"cannot remember the stack in `{path}`: {problem.strerror}", hint="set RUNTIME_STACK instead"

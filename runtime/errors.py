@@ -8,6 +8,7 @@ RuntimeFailure                      printed by the command line; `exit_code`, `f
 │   ├── InvalidRecord               something that no record can hold; nothing was written
 │   ├── InvalidContract             a stack's contract that this release cannot use
 │   ├── MissingExtra                a library of an extra that is not installed
+│   ├── Untrusted                   a file that others made or can write, which decides what runs or where it goes
 │   └── NotPossible                 a state or a backend rules it out
 │       └── PartTaken               other tasks were submitted at that place of the experiment
 ├── WorkFailed            exit 1    the work itself failed
@@ -138,6 +139,21 @@ class PartTaken(NotPossible):
             f"part {index} of experiment `{experiment}` lists other tasks",
             facts=["the tasks differ from those that were submitted there before", "nothing was submitted"],
             hint="submit the unchanged file again, or choose another name with `--experiment`",
+        )
+
+
+class Untrusted(RequestRefused):
+    """A file that decides what runs or where things go, and that other users made or can write. It was not used.
+
+    `trust` is the setting that has it believed, `instead` the way on without it.
+    """
+
+    def __init__(self, path: str, *, why: str, owner: str, mode: str, trust: str, instead: str) -> None:
+        self.path, self.owner, self.trust = path, owner, trust
+        super().__init__(
+            f"`{path}` is not used: {'it ' if why[0] != '`' else ''}{why}",
+            facts=[f"owner {owner}, mode {mode}", "whoever can write it decides what your commands run, and where"],
+            hint=f"if you trust all who can write there, set {trust}; else {instead}",
         )
 
 

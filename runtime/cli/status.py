@@ -29,6 +29,7 @@ from runtime.client.tasks.status import (
     read_task,
 )
 from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.owners import write_private
 from runtime.records.totals import Tally
 from runtime.stack.open import open_stack
 from runtime.values import fields, replace
@@ -229,8 +230,7 @@ def _looked_at(opened: OpenStack) -> datetime | None:
 def _remember_look(opened: OpenStack) -> None:
     path = _look_path(opened)
     with suppress(OSError):  # Then every failure stays new.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        write_private(path, "")
 
 
 def _watch(read: Callable[[], Seen], *, remote: bool) -> int:

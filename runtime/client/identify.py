@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from runtime.errors import InfrastructureFailure, InvalidTask, NotPossible, RequestRefused, UnknownName
+from runtime.owners import write_private
 from runtime.records.base import ExperimentSeen, RecordStore, StoredTask
 from runtime.tasks.model import Task, experiment_digest
 from runtime.tasks.wire import decode_task
@@ -122,8 +123,7 @@ def remember_last(data_dir: Path, stack: str, experiment: str) -> None:
     """Remember `experiment` as this user's `last` on this stack. A folder that cannot be written raises nothing."""
     path = _last_path(data_dir, stack)
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(experiment + "\n", encoding="utf-8")
+        write_private(path, experiment + "\n")
 
 
 def recall_last(data_dir: Path, stack: str) -> str | None:

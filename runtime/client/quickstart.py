@@ -30,6 +30,7 @@ from runtime.client.tasks.wait import wait
 from runtime.config import load_settings
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, WorkFailed
 from runtime.outputs import SqliteQueueOutput
+from runtime.owners import make_folders
 from runtime.queues.sqlite.holders import Presence
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
@@ -407,7 +408,7 @@ def _work_folder(*, keep: bool) -> Iterator[Path]:
     with ExitStack() as held:
         try:
             refuse_network_filesystem(base)
-            base.mkdir(parents=True, exist_ok=True)
+            make_folders(str(base.absolute()))
         except (NotPossible, OSError):
             path = Path(tempfile.mkdtemp(prefix="runtime-quickstart-"))
         else:
@@ -416,7 +417,7 @@ def _work_folder(*, keep: bool) -> Iterator[Path]:
                 path = Path(tempfile.mkdtemp(prefix=f"quickstart-{datetime.now(UTC):%Y%m%d-%H%M%S}-", dir=base))
             else:
                 shutil.rmtree(path, ignore_errors=True)
-                path.mkdir()
+                path.mkdir(0o700)
         yield path
 
 

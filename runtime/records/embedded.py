@@ -24,7 +24,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
 
+from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible, StoreBroken, StoreUnavailable
+from runtime.owners import check_trusted, close_file, make_folders
+from runtime.records.filelock import NOTE_AFTER_S, PATIENCE_S, LockBusy, take_lock
 from runtime.tasks.model import TaskState
 
 Durability = Literal["full", "normal"]
@@ -89,9 +92,16 @@ def split_record_id(rid: int) -> tuple[int, int]:
 class EmbeddedFile:
     """An open database file. Safe to share between threads; one object per process and path is enough."""
 
-    def __init__(self, path: Path, *, durability: Durability = "full") -> None:
+    def __init__(
+        self, path: Path, *, durability: Durability = "full", private: bool = False, clock: Clock | None = None
+    ) -> None:
+        """`private` keeps the file, its folder and all beside it for this user alone; else the umask decides."""
         self.path = path
         self.durability: Durability = durability
+        self.private = private
+        self.patience_s: float | None = PATIENCE_S
+        """How long to wait for the lock; a worker sets None and waits for ever, since its attempts go on meanwhile."""
+        self._clock = clock or SystemClock()
         self.workers_folder = path.with_name(path.name + "-workers")
         self._mutex = threading.RLock()
         self._writer: sqlite3.Connection | None = None
@@ -107,8 +117,11 @@ class EmbeddedFile:
         """Device and inode of the open file."""
         refuse_network_filesystem(path)
         try:
+            if private:
+                make_folders(str(path.parent.absolute()))
+                self._close_to_others()
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = os.open(path.with_name(path.name + "-lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._lock_fd = self._open_lock()
         except OSError as problem:
             raise StoreUnavailable(
                 f"cannot open the task file `{path}`: {(problem.strerror or str(problem)).lower()}",
@@ -126,7 +139,7 @@ class EmbeddedFile:
         `durable` overrides the file's durability: commit with an fsync, or without one.
         """
         with self._mutex:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            self._lock(self.patience_s)
             try:
                 self._ensure_same()
                 connection = self._writer or self._open_writer()
@@ -149,7 +162,7 @@ class EmbeddedFile:
     def execute(self, statement: str, values: Sequence[object]) -> None:
         """Run one statement as a write transaction of its own, with an fsync; it is cheaper than `transaction`."""
         with self._mutex:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            self._lock(self.patience_s)
             try:
                 self._ensure_same()
                 connection = self._writer or self._open_writer()
@@ -178,21 +191,32 @@ class EmbeddedFile:
     @contextmanager
     def locked(self, *, patience_s: float) -> Iterator[None]:
         """Hold the file's lock without opening it. Raises `StoreUnavailable` if another holds it for `patience_s`."""
-        until = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise StoreUnavailable(
-                        f"another process holds the lock of `{self.path}`", hint=f"find it: fuser {self.path}-lock"
-                    ) from None
-                time.sleep(0.05)
+        self._lock(patience_s)
         try:
             yield
         finally:
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    def _open_lock(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        return os.open(f"{self._name}-lock", flags, 0o600 if self.private else 0o666)
+
+    def _lock(self, patience_s: float | None) -> None:
+        try:
+            take_lock(self._lock_fd, f"{self._name}-lock", clock=self._clock, patience_s=patience_s)
+        except BaseException:
+            self._lock_fd = -1  # the old one is spent, and its number may become another file's
+            self._lock_fd = self._open_lock()
+            raise
+
+    def _close_to_others(self) -> None:
+        """Take others' rights to files that an earlier release made; refuse a task file of another user."""
+        for end in ("", "-wal", "-shm", "-lock"):
+            close_file(f"{self._name}{end}")
+        for end in ("-workers", "-files"):
+            close_file(f"{self._name}{end}", 0o700)
+        if os.path.lexists(self._name):
+            check_trusted(self._name, instead="set RUNTIME_DATA_DIR to a folder of your own")
 
     def close(self) -> None:
         """Closing the last connection checkpoints, so it happens under the lock too."""
@@ -209,7 +233,13 @@ class EmbeddedFile:
         opened = [each for each in (self._reader, self._writer) if each is not None]
         if not opened:
             return
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        try:
+            self._lock(self.patience_s and NOTE_AFTER_S)
+        except LockBusy:
+            # What was committed stays, and the next process to open the file tidies up.
+            _never_closed.extend(opened)
+            self._reader = self._writer = None
+            return
         try:
             for connection in opened:
                 connection.close()
@@ -266,6 +296,9 @@ class EmbeddedFile:
                 ' multiprocessing.get_context("spawn")',
             )
         look_at_file(self.path)
+        if not self.path.exists():
+            # SQLite would make it with the mode 0644 at most, and it gives its other files the mode of this one.
+            os.close(os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if self.private else 0o666))
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
         try:
             connection.text_factory = _as_text
@@ -284,7 +317,7 @@ class EmbeddedFile:
 
     def _open_reader(self) -> sqlite3.Connection:
         if self._writer is None:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            self._lock(self.patience_s)
             try:
                 self._open_writer()
             finally:
@@ -317,8 +350,8 @@ _waited_for: list[EmbeddedFile] = []
 """Files with a mutex that the forking thread holds now."""
 _in_use_at_fork: set[tuple[int, int]] = set()
 """In a child: device and inode of the files that the parent's connections were using."""
-_of_the_parent: list[sqlite3.Connection | None] = []
-"""Never closed: that touches files that the parent uses."""
+_never_closed: list[sqlite3.Connection | None] = []
+"""Connections of the parent, in a child, and of a file whose lock another process kept: closing them touches its files."""
 
 
 def _before_fork() -> None:
@@ -350,12 +383,12 @@ def _after_fork_in_child() -> None:
         file._readings = 0
         if (file._reader or file._writer or file not in _waited_for) and (identity := _identity(file._name)):
             _in_use_at_fork.add(identity)
-            _of_the_parent.extend((file._reader, file._writer))
+            _never_closed.extend((file._reader, file._writer))
             file._reader = file._writer = None
         if file._lock_fd >= 0:
             # A lock belongs to an open file description, which parent and child share until the child opens its own.
             with suppress(OSError):
-                own = os.open(f"{file._name}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                own = file._open_lock()
                 os.close(file._lock_fd)
                 file._lock_fd = own
     _waited_for.clear()

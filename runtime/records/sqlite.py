@@ -181,12 +181,19 @@ class SqliteBlobs:
         self._file = file
         self._clock = clock
         self._folder = file.path.with_name(file.path.name + "-files").absolute()
+        self._is_made = False
+
+    def _make_private(self) -> None:
+        """Make the folder before an attempt does, which would make it by the umask."""
+        if self._file.private and not self._is_made:
+            self._is_made = True
+            self._files()
 
     def _files(self) -> FolderBlobs:
         from runtime.records.blobs.folder import FolderBlobs
 
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700 if self._file.private else 0o777, parents=True, exist_ok=True)
         except OSError as problem:
             said = (problem.strerror or str(problem)).lower()
             raise StoreUnavailable(f"cannot make `{self._folder}`: {said}") from problem
@@ -239,6 +246,7 @@ class SqliteBlobs:
     def append(self, key: str, data: bytes) -> None:
         path = self._folder / key
         try:
+            self._make_private()
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:
                 file.write(data)
@@ -250,6 +258,7 @@ class SqliteBlobs:
 
     def path(self, key: str) -> Path | None:
         """Only files have a path; callers ask for an attempt's folder or log."""
+        self._make_private()
         return self._folder / key
 
     def close(self) -> None:

@@ -12,19 +12,22 @@ import sys
 import tempfile
 import time
 
-from runtime.shim.files import create_whole, drop_file, make_folder, read_json, remove_folder, token
+from runtime.owners import is_ours, private_folder
+from runtime.shim.files import create_whole, drop_file, list_names, make_folder, read_json, remove_folder, token
 from runtime.shim.processes import boot_id, is_alive, started_at
 from runtime.shim.tree import restore
 from runtime.shim.words import DONE, FAILED, LOOK_S, SetupFailed, Taken, say
 
+ENVIRONMENTS = "environments"
 BUILD_PATIENCE_S = 900.0
 """How long to wait for another builder of the same environment."""
 
 
 def find_environment(made, job, tree, build):
-    """The folder of the environment `made`, which all jobs of this record root share.
+    """The folder of the environment `made`, which all jobs of this user in this record root share.
 
-    It is published as a link, since environments hold their own path and cannot be moved.
+    It is published as a link, since environments hold their own path and cannot be moved. One that another user made or
+    could write is not used: it runs whatever its maker put into it.
     """
     lock = os.path.join(tree, made["lock"])
     try:
@@ -34,13 +37,20 @@ def find_environment(made, job, tree, build):
         raise SetupFailed("cannot read the lock file %s: %s" % (made["lock"], problem.strerror))
     about = [made["manager"], sys.platform, platform.machine(), hashlib.sha256(content).hexdigest()]
     key = hashlib.sha256(json.dumps(about + sorted(made.get("extras") or [])).encode()).hexdigest()[:24]
-    root = os.path.join(os.path.dirname(os.path.dirname(job)), "environments")
-    place = os.path.join(root, key)
-    if os.path.isdir(place):
-        return os.path.realpath(place)
+    records = os.path.dirname(os.path.dirname(job))
+    for name in list_names(records):
+        if name == ENVIRONMENTS or name.startswith("%s-%d" % (ENVIRONMENTS, os.geteuid())):
+            place = os.path.join(records, name, key)
+            if is_ours(os.path.dirname(place), alone=True) and is_ours(place, alone=True) and os.path.isdir(place):
+                return os.path.realpath(place)
+    place = os.path.join(records, ENVIRONMENTS, key)
     if not build:
-        raise SetupFailed("the environment of %s was to be made at the launch, and %s is not there" % (lock, place))
-    make_folder(root, within=job)
+        text = "the environment of %s was to be made at the launch, and %s is not there, or not this user's alone"
+        raise SetupFailed(text % (lock, place))
+    place = os.path.join(_own_folder(records, job), key)
+    if os.path.lexists(place) and not is_ours(place, alone=True):
+        say("does not use %s, which another user made or can write" % place)
+        os.rename(place, "%s.%s" % (place, token()))
     builds = _wait_for_builder(place)
     try:
         # Another builder may have finished just before.
@@ -50,6 +60,15 @@ def find_environment(made, job, tree, build):
         if builds:
             drop_file(place + ".builder")
     return os.path.realpath(place)
+
+
+def _own_folder(records, job):
+    """The folder for environments that this user makes: the common one if this user made it, else one beside it."""
+    common = os.path.join(records, ENVIRONMENTS)
+    make_folder(common, within=job, mode=0o755)
+    if os.stat(common).st_uid == os.geteuid() and is_ours(common, alone=True):
+        return common
+    return private_folder("%s-%d" % (common, os.geteuid()))
 
 
 def _wait_for_builder(place):
@@ -84,6 +103,7 @@ def _build_environment(made, lock, place):
         words = ["conda", "create", "--yes", "--quiet", "--prefix", home, "--file", lock]
     environment = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
     environment["UV_PROJECT_ENVIRONMENT"] = home
+    before = os.umask(0o022)  # a group that can write to it could put its own programs there
     try:
         child = subprocess.Popen(
             words,
@@ -93,6 +113,7 @@ def _build_environment(made, lock, place):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+        os.umask(before)
         said = child.communicate()[0].decode("utf-8", "replace").strip()
         if child.returncode != 0:
             raise SetupFailed("%s failed: %s" % (" ".join(words[:2]), "\n".join(said.splitlines()[-10:])))
@@ -103,6 +124,7 @@ def _build_environment(made, lock, place):
                 raise
             remove_folder(home)  # another was first
     except (OSError, SetupFailed) as problem:
+        os.umask(before)
         remove_folder(home)
         if isinstance(problem, SetupFailed):
             raise

@@ -138,12 +138,12 @@ def token():
     return os.urandom(4).hex()
 
 
-def make_folder(path, within=None):
+def make_folder(path, within=None, mode=0o777):
     """Make a folder and its parents, but never the job's folder `within`: a record root that is away may come back."""
     if within is not None and not os.path.isdir(within):
         raise OSError(errno.ESTALE, "the folder of the job is not there")
     try:
-        os.makedirs(path)
+        os.makedirs(path, mode)
     except OSError as problem:
         if problem.errno != errno.EEXIST:
             raise

@@ -1,26 +1,29 @@
 """GPUs of this machine: which are free, and which are ours."""
 
 import errno
-import io
 import json
 import os
 import random
 import socket
+import stat
 import subprocess
 import time
 
-from runtime.shim.files import drop_file, list_names, read_json, token
-from runtime.shim.processes import boot_id, is_alive, is_group_alive, started_at
-from runtime.shim.words import LOOK_S, NoCapacity, SetupFailed
+from runtime.owners import is_ours, private_folder
+from runtime.shim.files import drop_file, list_names, token
+from runtime.shim.processes import boot_id, is_alive, is_group_alive, owner_of, started_at
+from runtime.shim.words import LOOK_S, NoCapacity, SetupFailed, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict
+    from typing import Dict, Set
 
 GPU_PATIENCE_S = 15.0
 """How long to wait for memory that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
 """The same for every user of a machine, independent of TMPDIR."""
+CLAIM_BYTES = 1 << 16
+"""The most of a claim."""
 
 
 class GpuShare(object):
@@ -29,20 +32,43 @@ class GpuShare(object):
     A claim is a file in a folder that all users of the machine can write to. A shim writes its claim first and then looks
     at all others: of two that overlap, the one that looks last sees the other, drops its claim and tries again. A claim
     counts while its shim or a command of it lives in this boot of the machine, so nothing has to be cleaned up.
+
+    Whoever makes that folder first may take claims out of it, and anybody may claim all GPUs while a process of theirs
+    lives. No file in it can do more: it is read as text of a few fields, and where the folder cannot be used, the user's
+    own folder beside it takes the claims. All shims read both.
     """
 
     def __init__(self, wanted, devices):
         self.count = wanted["count"]
         self.devices = devices
-        self.folder = wanted.get("locks") or GPU_CLAIMS
-        self.path = os.path.join(self.folder, "claim.%d.%s" % (os.getpid(), token()))
+        self.common = wanted.get("locks") or GPU_CLAIMS
         self.claim = {"boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid()), "groups": []}
+        self.name = "claim.%d.%s" % (os.getpid(), token())
+        self.path = os.path.join(self._common_folder() or self._own_folder(), self.name)
+        self.said: Set[str] = set()
+
+    def _common_folder(self):
+        """The folder for the claims of all users, made if it is missing; None if it is not one."""
         try:
-            os.mkdir(self.folder)
-            os.chmod(self.folder, 0o1777)
+            os.mkdir(self.common)
+            os.chmod(self.common, 0o1777)
         except OSError as problem:
             if problem.errno != errno.EEXIST:
-                raise SetupFailed("cannot make %s: %s" % (self.folder, problem.strerror))
+                raise SetupFailed("cannot make %s: %s" % (self.common, problem.strerror))
+        try:
+            mode = os.lstat(self.common).st_mode
+        except OSError:
+            return None
+        fits = stat.S_ISDIR(mode) and mode & 0o1007 == 0o1007
+        return self.common if fits or (stat.S_ISDIR(mode) and is_ours(self.common, alone=True)) else None
+
+    def _own_folder(self):
+        try:
+            folder = private_folder("%s-%d" % (self.common, os.geteuid()), 0o755)
+        except OSError as problem:
+            raise SetupFailed("cannot make a folder beside %s: %s" % (self.common, problem.strerror))
+        say("keeps its claims of GPUs in %s, as %s is not a folder that all users can write to" % (folder, self.common))
+        return folder
 
     def take(self, give_up):
         """Wait until enough is free and claim it; returns False if `give_up()` came true first."""
@@ -67,7 +93,10 @@ class GpuShare(object):
     def note(self, groups):
         """Note our processes that hold it too: they may outlive us if we are killed."""
         self.claim["groups"] = groups
-        self._write()
+        try:
+            self._write()
+        except SetupFailed as problem:
+            say(str(problem))
 
     def variables(self):
         names = ",".join(each for each in self.devices if each in self.claim["gpus"])
@@ -77,29 +106,97 @@ class GpuShare(object):
         drop_file(self.path)
 
     def _write(self):
-        temporary = os.path.join(self.folder, "new." + os.path.basename(self.path))
-        with io.open(temporary, "w", encoding="utf-8") as opened:
-            opened.write(json.dumps(self.claim, sort_keys=True))
-        os.chmod(temporary, 0o644)
-        os.rename(temporary, self.path)
+        try:
+            self._write_to(self.path)
+        except OSError as problem:
+            if not self.path.startswith(self.common + os.sep):
+                raise SetupFailed("cannot claim GPUs in %s: %s" % (os.path.dirname(self.path), problem.strerror))
+            self.path = os.path.join(self._own_folder(), self.name)
+            self._write()
+
+    def _write_to(self, path):
+        temporary = os.path.join(os.path.dirname(path), "new.%s" % token())
+        opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(opened, json.dumps(self.claim, sort_keys=True).encode())
+            os.fchmod(opened, 0o644)
+        finally:
+            os.close(opened)
+        os.rename(temporary, path)
 
     def _used(self):
         """GPU → the part of it that others have."""
         used: Dict[str, float] = {}
-        for name in list_names(self.folder):
-            path = os.path.join(self.folder, name)
-            if not name.startswith("claim.") or path == self.path:
+        parent, common = os.path.split(self.common)
+        for folder in [each for each in list_names(parent) if each == common or each.startswith(common + "-")]:
+            if os.path.islink(os.path.join(parent, folder)):
                 continue
-            try:
-                claim = read_json(path)
-            except (IOError, OSError, ValueError):
-                continue  # given back since the listing
-            if is_alive(claim) or any(is_group_alive(group) for group in claim["groups"]):
-                for each, share in claim["gpus"].items():
-                    used[each] = used.get(each, 0.0) + share
-            else:
-                drop_file(path)
+            for name in list_names(os.path.join(parent, folder)):
+                path = os.path.join(parent, folder, name)
+                if name.startswith("claim.") and path != self.path:
+                    self._add(path, used)
         return used
+
+    def _add(self, path, used):
+        try:
+            owner, claim = read_claim(path)
+        except (IOError, OSError):
+            return  # given back since the listing
+        except (ValueError, RecursionError) as problem:
+            if path not in self.said:
+                self.said.add(path)
+                say("skips the claim of GPUs %s: %s" % (path, problem))
+            return
+        if is_held(claim, owner):
+            for each, share in claim["gpus"].items():
+                used[each] = used.get(each, 0.0) + share
+        else:
+            drop_file(path)
+
+
+def read_claim(path):
+    """Owner and content of a claim that another user may have made. Raises `ValueError` if it is no claim.
+
+    Nothing is waited for: not for the other end of a pipe, nor for a device behind a link.
+    """
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO, errno.EACCES):
+            raise ValueError("it cannot be read: %s" % problem.strerror)
+        raise
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file")
+        content = os.read(opened, CLAIM_BYTES + 1)
+    finally:
+        os.close(opened)
+    if len(content) > CLAIM_BYTES:
+        raise ValueError("it has more than %d bytes" % CLAIM_BYTES)
+    claim = json.loads(content.decode("utf-8"))
+    if not isinstance(claim, dict) or not isinstance(claim.get("gpus"), dict):
+        raise ValueError("it names no GPUs")
+    groups = claim.get("groups")
+    if not isinstance(groups, list) or not all(_is_process(each) for each in [claim] + groups):
+        raise ValueError("it names no processes")
+    if not all(type(share) in (int, float) and 0 < share <= 1 for share in claim["gpus"].values()):
+        raise ValueError("it names parts that no GPU has")
+    return status.st_uid, claim
+
+
+def _is_process(who):
+    return isinstance(who, dict) and type(who.get("pid")) is int and 0 < who["pid"] < 1 << 31
+
+
+def is_held(claim, owner):
+    """Whether a process of a claim lives and is the claim's owner's: another's would hold the GPU for a claim by somebody else.
+
+    Commands of root may run as anybody. A process whose user cannot be seen counts.
+    """
+    if is_alive(claim) and (owner == 0 or owner_of(claim["pid"]) in (None, owner)):
+        return True
+    return any(is_group_alive(group, owner or None) for group in claim["groups"])
 
 
 def take_gpus(order, give_up):

@@ -12,7 +12,7 @@ from runtime.shim.words import LOOK_S, SOON_S, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Set
+    from typing import Dict, List, Optional, Set
 
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
@@ -100,15 +100,24 @@ def is_alive(who):
     return found is None or (found[0] != "Z" and who.get("start") in (None, found[2]))
 
 
-def is_group_alive(leader):
-    """Whether anything of the process group of `{"boot", "pid", "start"}` still runs."""
+def owner_of(pid: int) -> "Optional[int]":
+    """The number of the user of a process; None if there is none, or it cannot be seen."""
+    found = re.search("^Uid:\\s+([0-9]+)", read_system("/proc/%d/status" % pid), re.MULTILINE)
+    return int(found.group(1)) if found else None
+
+
+def is_group_alive(leader, owner=None):
+    """Whether anything of the process group of `{"boot", "pid", "start"}` still runs, for this owner if one is given."""
     if leader.get("boot") != boot_id():
         return False
     found = _stat(leader["pid"])
     if found and leader.get("start") not in (None, found[2]):
         return False  # another process has the number, so nothing of the group was left
-    members = [_stat(int(name)) for name in list_names("/proc") if name.isdigit()]
-    return any(each and each[0] != "Z" and each[1] == leader["pid"] for each in members)
+    for name in list_names("/proc"):
+        each = _stat(int(name)) if name.isdigit() else None
+        if each and each[0] != "Z" and each[1] == leader["pid"] and owner in (None, owner_of(int(name))):
+            return True
+    return False
 
 
 def adopt_orphans():

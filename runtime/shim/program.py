@@ -53,7 +53,11 @@ if __name__ == "__main__":
 
 def list_shipped() -> dict[str, Path]:
     """Module → its file, of everything that travels to machines."""
-    paths = [_ROOT / "faults.py", *sorted(each for each in (_ROOT / "shim").glob("*.py") if each.name not in _AT_HOME)]
+    paths = [
+        _ROOT / "faults.py",
+        _ROOT / "owners.py",
+        *sorted(each for each in (_ROOT / "shim").glob("*.py") if each.name not in _AT_HOME),
+    ]
     return {".".join(("runtime", *path.relative_to(_ROOT).with_suffix("").parts)): path for path in paths}
 
 

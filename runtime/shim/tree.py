@@ -7,7 +7,8 @@ import os
 import shutil
 import tempfile
 
-from runtime.shim.files import make_folder, remove_folder, token
+from runtime.owners import is_ours, private_folder
+from runtime.shim.files import remove_folder, token
 from runtime.shim.words import SetupFailed
 
 TYPE_CHECKING = False
@@ -264,11 +265,9 @@ def _check_place(name: str, found: "Dict[str, Any]", folders: "Set[str]") -> Non
 
 def shared_tree(archive, sha256):
     """A read-only tree that all attempts of this machine share, made once and published by rename."""
-    place = os.path.join(tempfile.gettempdir(), "research-runtime-%d" % os.getuid())
-    make_folder(place)
-    os.chmod(place, 0o700)
+    place = private_folder(os.path.join(tempfile.gettempdir(), "research-runtime-%d" % os.getuid()))
     tree = os.path.join(place, sha256)
-    if os.path.isdir(tree):
+    if is_ours(tree) and os.path.isdir(tree):
         return tree
     fresh = restore(archive, sha256, "%s.%s" % (tree, token()))
     for folder, _, names in os.walk(fresh):
@@ -280,6 +279,9 @@ def shared_tree(archive, sha256):
     try:
         os.rename(fresh, tree)
     except OSError:
-        remove_folder(fresh)  # another was first
+        if not is_ours(tree):
+            tree = fresh  # the name is another user's, from before the folder was ours alone
+        else:
+            remove_folder(fresh)  # another was first
     os.chmod(tree, 0o555)
     return tree

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from runtime.owners import write_private
+
 VERSION: Final = 1
 SETTLED_NS: Final = 2_000_000_000
 """Least time between writing and reading a file: the coarsest clock of a file system is FAT's."""
@@ -109,9 +111,8 @@ class SnapshotCache:
         body = json.dumps({"version": VERSION, "files": files, "trees": trees}, separators=(",", ":")).encode()
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
-                temporary.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+                write_private(temporary, f"{hashlib.sha256(body).hexdigest()}\n{body.decode()}")
                 temporary.replace(self._path)
             finally:
                 temporary.unlink(missing_ok=True)

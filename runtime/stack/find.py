@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.config import Settings, load_settings
+from runtime.config import Settings, load_settings, working_folder
 from runtime.errors import (
     InvalidContract,
     InvalidValue,
@@ -38,6 +38,7 @@ from runtime.outputs import (
     parse_outputs,
     read_published,
 )
+from runtime.owners import check_trusted, is_ours, write_private
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.units import format_duration, format_time, parse_time
 from runtime.values import dataclass, field
@@ -407,8 +408,7 @@ def remember(found: FoundStack, settings: Settings, name: str | None = None) -> 
     }
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_private(temporary, json.dumps(content, indent=1) + "\n")
         temporary.replace(path)
     except OSError:
         pass
@@ -417,6 +417,8 @@ def remember(found: FoundStack, settings: Settings, name: str | None = None) -> 
 
 def read_cache(name: str, settings: Settings) -> FoundStack | None:
     path = cache_path(name, settings)
+    if not is_ours(str(path)):
+        return None
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
         read_at, source = parse_time(content["read_at"]), str(content["source"])
@@ -498,10 +500,26 @@ def _has_pulumi() -> bool:
     return shutil.which("pulumi") is not None
 
 
+def _check_project() -> None:
+    """Raise `Untrusted` for another user's project file: it names the backend that answers, and programs to run.
+
+    Pulumi takes the nearest one going up: https://www.pulumi.com/docs/iac/concepts/projects/
+    """
+    here = working_folder()
+    for folder in (here, *here.parents):
+        for path in (folder / "Pulumi.yaml", folder / "Pulumi.yml"):
+            if path.is_file():
+                check_trusted(
+                    str(path), instead="run it in another folder, or read the published copy: RUNTIME_OUTPUTS=URL"
+                )
+                return
+
+
 def _run_pulumi(*args: str) -> subprocess.CompletedProcess[str] | None:
     """Return the answer of the CLI, None after a timeout. The CLI never prompts: there may be no terminal."""
     import subprocess
 
+    _check_project()
     try:
         return subprocess.run(
             ["pulumi", *args, "--non-interactive"],

@@ -186,7 +186,9 @@ class OpenStack:
             name.encode()
         except UnicodeEncodeError:
             raise InvalidValue("queue", name, "any name that is UTF-8") from None
-        queue, _ = open_sqlite(path, queue=name, durability=self._durability)
+        # A path that somebody chose may be shared on purpose.
+        private = path.parent == self.settings.data_dir and self.settings.keeps_data_private
+        queue, _ = open_sqlite(path, queue=name, durability=self._durability, private=private)
         return queue
 
     def _open_pubsub(self, name: str, output: PubSubQueueOutput, records: RecordStore) -> Queue:

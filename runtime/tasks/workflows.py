@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from runtime.errors import RequestRefused, UnknownName
+from runtime.owners import check_trusted
 from runtime.tasks.model import CommandEntry, Entry, FunctionEntry, WorkflowEntry
 
 if TYPE_CHECKING:
@@ -266,6 +267,7 @@ def _load_env_file(name: str, project: Project) -> None:
             facts=[f"`env_files` of `{project.file}` names it"],
             hint="make the file, or take it out of `env_files`",
         )
+    check_trusted(str(path), instead="put a file of your own there")
     load_dotenv(path)
 
 

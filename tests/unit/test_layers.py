@@ -29,6 +29,7 @@ ROOT_MODULES = {
     "reasons",
     "clock",
     "faults",
+    "owners",
     "config",
     "schema",
     "outputs",

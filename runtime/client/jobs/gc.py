@@ -29,9 +29,11 @@ from runtime.shim.files import FOLDED
 from runtime.shim.program import build_shim
 from runtime.values import dataclass
 
-_TREES: Final = (
-    'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
-    'find "$PWD" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true'
+LIST_TREES: Final = (
+    'own="${TMPDIR:-/tmp}/research-runtime-$(id -u)"; for folder in "$own" "$own"-*; do '
+    # Another user may have taken the name, also with a link to a folder that is not to be cleared.
+    '[ ! -L "$folder" ] && [ -d "$folder" ] && [ -O "$folder" ] || continue; '
+    'find "$folder" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true; done'
 )
 _CODE: Final = (
     'cd "$0/snapshots" 2>/dev/null || exit 0; '
@@ -191,7 +193,7 @@ def _find_trees(place: OpenTarget, older_than: timedelta) -> Iterator[Garbage]:
     """List read-only trees that attempts shared, on the machine that submits."""
     minutes = str(int(older_than.total_seconds() // 60))
     try:
-        lines = place.host.run(["sh", "-c", _TREES, minutes]).out.splitlines()
+        lines = place.host.run(["sh", "-c", LIST_TREES, minutes]).out.splitlines()
     except InfrastructureFailure:
         return
     for path, name, size in _read_sizes(lines):

@@ -31,6 +31,7 @@ from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files, Room
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import Gpus, JobResources, JobSpec, JobState, Outputs
+from runtime.owners import write_private
 from runtime.units import format_duration
 from runtime.values import dataclass
 
@@ -279,7 +280,7 @@ def _remembered(job: JobHandle, settings: Settings) -> Iterator[None]:
     note = _note_of(job, settings)
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
+            write_private(note, "")
             opened = stack.enter_context(note.open("w"))
             fcntl.flock(opened, fcntl.LOCK_EX)
             opened.write(_place_of(job))

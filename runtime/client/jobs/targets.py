@@ -30,6 +30,7 @@ from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher, list_kinds
+from runtime.owners import write_private
 
 LOCAL: Final = "local"
 _OURS: Final = ("kind", "records", "stack", "defaults")
@@ -141,8 +142,7 @@ class KnownRoot:
             self._remembered = [*self._remembered, identity]
             # A data folder that cannot be written stops no command.
             with contextlib.suppress(OSError):
-                self._folder.mkdir(parents=True, exist_ok=True)
-                (self._folder / identity).write_bytes(os.fsencode(f"{self._address}\n"))
+                write_private(self._folder / identity, f"{self._address}\n")
         self.known = [identity]
 
     def refusal(self, found: str | None, *, there: bool) -> RootLost:
@@ -171,8 +171,7 @@ def remember_job(job: str, target: str, settings: Settings, *, records: str | No
     """
     path = settings.data_dir / "launched" / job
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{target}\n{records or ''}", encoding="utf-8")
+        write_private(path, f"{target}\n{records or ''}")
 
 
 def forget_job(job: str, settings: Settings) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.config import Settings, load_project, working_folder
+from runtime.config import Settings, folders_above, load_project, working_folder
 from runtime.errors import NotPossible
+from runtime.owners import check_trusted
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -138,10 +139,13 @@ def find_code_folder(start: Path) -> Path:
     start = start.resolve()
     above_homes = _home_and_above()
     file = load_project(start).file
-    for each in (start, *start.parents):
+    for each in folders_above(start):
         if each in above_homes and each != start:
             break
-        if (file is not None and file.parent == each) or (each / ".git").exists():
+        if file is not None and file.parent == each:
+            return each
+        if os.path.lexists(each / ".git"):
+            check_trusted(str(each / ".git"), instead="name the folder of the code with `--snapshot FOLDER`")
             return each
     if start in above_homes:
         raise NotPossible(

@@ -14,6 +14,7 @@ from typing import IO, Any, Final
 
 from runtime.jobs.hosts.base import Files, HostUnavailable
 from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_agent
+from runtime.owners import make_folders, make_private
 
 _SOCKET_PATH: Final = 104
 _SOCKET_NAME: Final = 58
@@ -111,7 +112,9 @@ class SshHost(RemoteHost):
         # ssh fails if the path is too long for a socket.
         short = self._control is not None and len(str(self._control)) + _SOCKET_NAME <= _SOCKET_PATH
         if self._control is not None and short and not self._shares_connection():
-            self._control.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folders(str(self._control.parent))
+            if not make_private(str(self._control)):
+                return options
             options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={self._control}/%C", "-o", "ControlPersist=10m"]
         return options
 

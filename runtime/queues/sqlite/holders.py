@@ -18,12 +18,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from runtime.clock import Clock, boot_id, machine_id
+from runtime.clock import Clock, SystemClock, boot_id, machine_id
 from runtime.queues.base import DEFAULT_LEASE, Running
 from runtime.queues.sqlite.rows import SUSPECT, read_task, requeue
 from runtime.reasons import EndReason
 from runtime.records.base import AttemptStore
 from runtime.records.embedded import EmbeddedFile, count
+from runtime.records.filelock import take_lock
 from runtime.records.sqlite import insert_note
 from runtime.tasks.history import EndedNote
 from runtime.tasks.model import TOKEN_CHARS, Task
@@ -46,18 +47,20 @@ class Presence:
 
     _SIZE = 64 * 1024
 
-    def __init__(self, folder: Path, worker: str) -> None:
+    def __init__(self, folder: Path, worker: str, *, private: bool = False) -> None:
+        """`private` keeps the files for this user alone; else other users who share the folder can wake and watch it."""
         self.worker = worker
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        rights = 0o700 if private else 0o777
+        folder.mkdir(mode=rights, parents=True, exist_ok=True)
         wake_path, life_path = folder / f"{worker}{_WAKE}", folder / f"{worker}{_LIFE}"
         for path, mode in ((wake_path, 0o622), (life_path, 0o644)):
             with contextlib.suppress(FileExistsError):
-                os.mkfifo(path, mode)
+                os.mkfifo(path, mode & rights)
         # Opened for both ends, so that it never reports end of file; closed in children by exec and by the guardian.
         self._wake_fd = os.open(wake_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.lock_fd = os.open(folder / f"{worker}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
+        self.lock_fd = os.open(folder / f"{worker}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644 & rights)
+        take_lock(self.lock_fd, f"{folder}/{worker}{_LOCK}", clock=SystemClock(), patience_s=None)
         os.ftruncate(self.lock_fd, self._SIZE)
         # After the lock: a process that dies closes in order, and a worker that the pipe wakes finds the lock free.
         self.life_fd = os.open(life_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

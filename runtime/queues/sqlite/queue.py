@@ -156,7 +156,8 @@ class SqliteQueue:
         The guardian inherits them, so that they outlive the worker until its attempts are gone.
         """
         if self._presence is None:
-            self._presence = Presence(self._file.workers_folder, worker)
+            self._presence = Presence(self._file.workers_folder, worker, private=self._file.private)
+            self._file.patience_s = None
         return self._presence.lock_fd, self._presence.life_fd
 
     def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
@@ -489,10 +490,15 @@ LOOK_FOR_DUE_S: Final = 0.05
 
 
 def open_sqlite(
-    path: Path | str, *, queue: str = DEFAULT_QUEUE, durability: Durability = "full", clock: Clock | None = None
+    path: Path | str,
+    *,
+    queue: str = DEFAULT_QUEUE,
+    durability: Durability = "full",
+    private: bool = False,
+    clock: Clock | None = None,
 ) -> tuple[SqliteQueue, SqliteRecords]:
     """A queue and its records in one file, made if absent. Raises `NotPossible` on a network file system."""
-    file = EmbeddedFile(Path(path), durability=durability)
+    file = EmbeddedFile(Path(path), durability=durability, private=private, clock=clock)
     records = SqliteRecords(file, clock=clock)
     return SqliteQueue(file, records, name=queue, clock=clock), records
 

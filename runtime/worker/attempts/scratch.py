@@ -14,20 +14,26 @@ import os
 import stat
 import sys
 
+from runtime.owners import private_folder
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def default_base() -> str:
-    """`<tmp>/research-runtime-<uid>`, in the folder that `tempfile` chooses."""
+    """`<tmp>/research-runtime-<uid>`, in the folder that `tempfile` chooses; `…-<uid>-…` if another user has that name."""
+    return private_folder(f"{_temporary_folder()}/research-runtime-{os.getuid()}")
+
+
+def _temporary_folder() -> str:
     if "tempfile" not in sys.modules:  # loading it takes longer, because it loads shutil
         for folder in (*map(os.environ.get, ("TMPDIR", "TEMP", "TMP")), "/tmp"):
             if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
-                return f"{os.path.abspath(folder)}/research-runtime-{os.getuid()}"
+                return os.path.abspath(folder)
     import tempfile
 
-    return f"{tempfile.gettempdir()}/research-runtime-{os.getuid()}"
+    return tempfile.gettempdir()
 
 
 class ScratchRoot:

@@ -24,6 +24,7 @@ from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.hosts.ssh import SshHost
 from tests.jobs_support import as_somebody_else, folder_for_all
+from tests.owners_support import STRANGER, give_away
 from tests.shim_support import PATIENCE_S, find_pythons, wait_for
 from tests.ssh_support import SshServer
 
@@ -757,3 +758,15 @@ def test_ssh_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.
         SshHost("box", "/r").run(["true"])
 
     assert (missing.value.hint, missing.value.retryable) == ("install an OpenSSH client", False)
+
+
+def test_folder_that_another_user_made_in_advance_is_not_used_for_a_job(tmp_path: Path) -> None:
+    files = LocalHost(str(tmp_path / "root")).files
+    assert files.make_folder("jobs/j-1")
+    assert not files.make_folder("jobs/j-1")
+
+    give_away(tmp_path / "root" / "jobs" / "j-1")
+    with pytest.raises(StoreUnavailable, match=f"belongs to another user, uid {STRANGER}"):
+        files.make_folder("jobs/j-1")
+
+    assert [each.name for each in (tmp_path / "root" / "jobs").iterdir()] == ["j-1"]

@@ -51,6 +51,20 @@ def test_base_lies_in_the_folder_that_a_program_has_set_in_tempfile(
     assert scratch.default_base() == f"{tmp_path}/research-runtime-{os.getuid()}"
 
 
+def test_base_whose_name_is_taken_is_another_that_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name = tmp_path / f"research-runtime-{os.getuid()}"
+    name.symlink_to(tmp_path)
+
+    root = scratch.open_root("w-1")
+    assert Path(root.path).parent.name.startswith(f"{name.name}-")
+    assert Path(root.path).parent.stat().st_mode & 0o777 == 0o700
+    assert scratch.remove_leftovers() == []
+    root.close()
+    (Path(root.path).parent / "w-2").mkdir()
+    assert scratch.remove_leftovers() == [f"{Path(root.path).parent}/w-2"]
+
+
 def test_root_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
     base = str(tmp_path / "base")
     root = scratch.open_root("w-1", base=base)
