@@ -39,11 +39,11 @@ class RuntimeFailure(Exception):
         """The next command or edit."""
 
     def render(self) -> str:
-        """The text that goes to stderr, readable without colour."""
+        """The text that goes to stderr, readable without colour. A newline in a part of it begins no other part."""
         lines = [f"error: {self.message}", *(f"  {fact}" for fact in self.facts)]
         if self.hint:
             lines.append(f"hint: {self.hint}")
-        return "\n".join(lines)
+        return "\n".join(line.replace("\n", "\n  ") for line in lines)
 
 
 def explain_briefly(problem: Exception) -> str:

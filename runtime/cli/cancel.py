@@ -11,7 +11,8 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_list
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, confirm, format_count, note_skew, print_list
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.cancel import Cancelled
 from runtime.client.tasks.cancel import cancel as cancel_one

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Columns, Output, format_count, note, print_list
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, format_count, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.stack.find import find_stack

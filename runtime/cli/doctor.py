@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.show import Output, format_count, note, print_checks, print_json
+from runtime.cli.printing import note, say
+from runtime.cli.show import Output, format_count, print_checks, print_json
 from runtime.config import load_settings
 from runtime.errors import RequestRefused
 
@@ -60,7 +60,7 @@ def _recover(file: Path | None, stack: str | None, output: Output) -> int:
     if output is Output.JSON:
         print_json(done)
     elif done is not None:
-        sys.stdout.write("".join(f"{line}\n" for line in _recovered_lines(done)))
+        say(*_recovered_lines(done))
     if done is None:
         note(f"nothing is wrong with `{path}`; it is as it was")
         return 0

@@ -11,7 +11,8 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import OnOption, is_job, open_job, short
-from runtime.cli.show import Columns, Output, format_count, note, print_list, progress
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, format_count, print_list, progress
 from runtime.errors import RuntimeFailure
 from runtime.units import format_size
 

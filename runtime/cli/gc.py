@@ -10,7 +10,8 @@ from typer import Option
 from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
 from runtime.cli.jobs import OthersOption
-from runtime.cli.show import Columns, Output, confirm, format_count, note, print_list
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, confirm, format_count, print_list
 from runtime.units import format_size, parse_duration
 
 COLUMNS: Columns = {

@@ -7,9 +7,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
-from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
+from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import note
+from runtime.cli.printing import note, write_log
 from runtime.client.identify import get_task_id, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
 from runtime.client.tasks.standing import read_standing
@@ -53,7 +53,7 @@ def logs(
         task_id = get_task_id(task, records, last=recall_last(opened.settings.data_dir, opened.name))
         if follow_ and attempt is None:
             try:
-                write_bytes(follow(records, task_id, said=_say))
+                write_log(follow(records, task_id, said=_say))
             except KeyboardInterrupt:
                 note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
                 return INTERRUPTED
@@ -62,7 +62,7 @@ def logs(
         chosen = choose_log(task_id, found, attempt)
         if len(found) > 1:
             _say(chosen)
-        write_bytes(read_log(records, chosen))
+        write_log(read_log(records, chosen))
     return 0
 
 
@@ -82,17 +82,17 @@ def _job_logs(
         try:
             if follow and entry.indices > 1 and index is None and not rank and number is None:
                 for run, line in follow_all(job, tell=stuck_teller(job.id)):
-                    write_bytes([b"[%d] %s\n" % (run, line)])
+                    write_log([b"[%d] %s\n" % (run, line)])
                 return 0
             if entry.indices > 1 and index is None:
                 note(f"-- run {chosen} of {entry.indices}; `--index` shows another")
-            printed = write_bytes(
+            printed = write_log(
                 job.logs(index=chosen, rank=rank or 0, attempt=number, follow=follow, tell=stuck_teller(job.id))
             )
             beside = read_unbegun(job, chosen) if number is None else []
             if beside:
                 note(f"-- {entry.kind}'s own log of what came before the command")
-                write_bytes(f"{line}\n".encode() for line in beside)
+                write_log(f"{line}\n".encode() for line in beside)
             if not printed and not beside:
                 note(f"nothing was printed; `runtime explain {short(job.id)}` says how it stands")
         except KeyboardInterrupt:

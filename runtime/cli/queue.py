@@ -12,8 +12,9 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.main import INTERRUPTED
+from runtime.cli.printing import note, say, say_block, write_text
 from runtime.cli.retry import COLUMNS, Counted, confirmed
-from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_json, print_list, progress
+from runtime.cli.show import Columns, Output, confirm, format_count, note_skew, print_json, print_list, progress
 from runtime.client.identify import Kind, get_experiment, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
@@ -288,12 +289,12 @@ def dead_show(
         ("since", f"{letter.at:%Y-%m-%d %H:%M:%S} UTC"),
         ("entry", describe_entry(letter.entry.entry, width=2_000) if letter.entry else "could not be parsed"),
     ]
-    for label, text in lines:
-        print(f"{label:<11} {text}")
+    say(*(f"{label:<11} {text}" for label, text in lines))
     if letter.raw is not None:
-        print(f"\n{letter.raw.rstrip()}")
+        say("")
+        write_text(f"{letter.raw.rstrip()}\n")
     if letter.message:
-        print(f"\n{letter.message.rstrip()}")
+        say_block(f"\n{letter.message.rstrip()}\n")
     if not letter.redrivable:
         note(f"correct it and submit it again; `runtime queue dead purge {letter.task}` drops this one")
 

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from runtime.cli.jobs import short
-from runtime.cli.show import Columns, describe_state, format_ago, format_count, paint, read_columns, table_lines
+from runtime.cli.printing import paint
+from runtime.cli.show import Columns, describe_state, format_ago, format_count, read_columns, table_lines
 from runtime.client.tasks.standing import WorkerStatus
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,

@@ -12,7 +12,8 @@ from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Columns, Output, confirm, format_count, note, print_list
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, confirm, format_count, print_list
 from runtime.client.identify import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task

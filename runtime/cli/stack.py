@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.show import Columns, Output, confirm, format_ago, format_count, note, print_json, print_list
+from runtime.cli.printing import note, say
+from runtime.cli.show import Columns, Output, confirm, format_ago, format_count, print_json, print_list
 from runtime.config import load_settings, remember_stack
 from runtime.errors import NotPossible
 from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput
@@ -56,7 +57,7 @@ def show(name: OptionalName = None, stack: StackOption = None, output: OutputOpt
         print_json(found.contract)
         return
     for label, text in _lines(found):
-        print(f"{label:<12}{text}")
+        say(f"{label:<12}{text}")
 
 
 @app.command()

@@ -15,7 +15,8 @@ from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
+from runtime.cli.printing import note, say, write_json
+from runtime.cli.show import Output, format_count, note_skew, print_json, progress
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.units import count_noun
@@ -304,7 +305,7 @@ def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
         return 0
     count = 0
     for task in tasks:
-        print(encode_task(task))
+        write_json(encode_task(task) + "\n")
         count += 1
     note(f"dry run: {count_noun(count, 'task')}, nothing submitted")
     return 0
@@ -381,7 +382,7 @@ def _finish(done: Submission, output: Output) -> int:
     if output is Output.JSON:
         print_json(_submission_fields(done))
     elif done.tasks or done.count:
-        print(done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment)
+        say(done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment)
     return 0
 
 

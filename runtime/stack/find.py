@@ -39,6 +39,7 @@ from runtime.outputs import (
     read_published,
 )
 from runtime.queues.base import DEFAULT_QUEUE
+from runtime.terminal import Log
 from runtime.units import format_duration, format_time, parse_time
 from runtime.values import dataclass, field
 
@@ -318,9 +319,7 @@ def _say_cached(cached: FoundStack, why: str) -> FoundStack:
 
 
 def _warn(text: str) -> None:
-    import logging  # Imported on demand: a worker starts without it.
-
-    logging.getLogger(__name__).warning(text)
+    Log(__name__).warning(text)
 
 
 def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefused:

@@ -23,7 +23,7 @@ ROWS = (
 )
 """Rows from the top; a package imports from the rows below its own and from the root."""
 
-ROOT_MODULES = {"errors", "units", "reasons", "clock", "faults", "config", "schema", "outputs", "values"}
+ROOT_MODULES = {"errors", "units", "reasons", "clock", "faults", "config", "schema", "outputs", "values", "terminal"}
 FRONT_DOOR = {"__init__", "__main__"}
 
 SHARED_BY_LAUNCHERS = "processes"

@@ -49,6 +49,7 @@ from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_experiment
+from runtime.terminal import Log
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -215,9 +216,7 @@ def _say_skew(records: RecordStore) -> None:
     _compared.add(records.url)
     with suppress(RuntimeFailure):
         if said := describe_skew(records.skew(), "the record store's"):
-            import logging
-
-            logging.getLogger(__name__).warning("this machine's clock is %s", said)
+            Log(__name__).warning("this machine's clock is %s", said)
 
 
 def submit_tasks(

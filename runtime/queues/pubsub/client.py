@@ -7,7 +7,6 @@ messages that nobody asked for. `insist` is the one place where a call is made a
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import re
@@ -20,11 +19,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
 from runtime.outputs import PubSubQueueOutput
+from runtime.terminal import Log
 from runtime.units import format_duration
 from runtime.values import dataclass
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 # https://cloud.google.com/pubsub/quotas#resource_limits
 MAX_PUBLISH_MESSAGES: Final = 1_000

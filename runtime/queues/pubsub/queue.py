@@ -9,7 +9,6 @@ for users.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,11 +39,12 @@ from runtime.records.orders import pause_order, resume_order
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import malformed
+from runtime.terminal import Log
 from runtime.units import format_time
 
 T = TypeVar("T")
 R = TypeVar("R")
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 PATIENCE: Final = timedelta(minutes=10)
 """How long a worker waits for the end of an outage."""

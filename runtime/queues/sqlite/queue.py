@@ -29,6 +29,7 @@ from runtime.records.sqlite import SqliteRecords, find_record, insert_note, inse
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
 from runtime.tasks.wire import decode_stored, encode_task
+from runtime.terminal import Log
 from runtime.values import replace
 
 # One statement that puts one task, and so a transaction of its own. Both belong to a connection and are in no file.
@@ -395,9 +396,7 @@ class SqliteQueue:
             try:
                 tasks.append(replace(decode_stored(body), generation=generation))
             except InvalidTask as problem:
-                import logging  # only when there is something to say: loading it takes as long as all of this module
-
-                logging.getLogger(__name__).warning(
+                Log(__name__).warning(
                     "`%s` is passed over, and goes to the dead letters when it is leased: %s", identity, problem
                 )
         return tasks

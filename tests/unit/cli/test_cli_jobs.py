@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from runtime.cli.show import cut_lines
 from runtime.client.fetch import FilesDiffer
 from runtime.client.jobs.explain import JobFacts, explain
 from runtime.client.jobs.status import AfterView, AttemptView, read_attempts, read_target
@@ -34,6 +33,7 @@ from runtime.launchers.local.launcher import LocalLauncher
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.logs import Log, render_gap, split_log
 from runtime.shim.processes import list_processes
+from runtime.terminal import cut_lines
 from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
 from tests.shim_support import (
     DAEMON,

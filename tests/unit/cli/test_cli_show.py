@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.cli import show
+from runtime.cli.printing import dress, paint
 from runtime.cli.show import Output, ProgressLines, format_ago, format_cell, print_json, print_list, render_table
 
 
@@ -160,10 +161,10 @@ def test_ago_says_past_now_and_future() -> None:
 def test_paint_leaves_text_alone_without_terminal_or_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     watch(monkeypatch, "stdout")
 
-    assert show.paint("failed", "red") == "\x1b[31mfailed\x1b[0m"
-    assert show.paint("failed", "red", io.StringIO()) == "failed"
+    assert dress(paint("failed", "red")) == "\x1b[31mfailed\x1b[0m"
+    assert paint("failed", "red", io.StringIO()) == "failed"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert show.paint("failed", "red") == "failed"
+    assert paint("failed", "red") == "failed"
 
 
 def test_progress_lines_come_now_and_then_and_at_the_end() -> None:
