@@ -14,7 +14,7 @@ from runtime.cli.jobs import OnOption, is_job, open_job, short
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, format_count, print_list, progress
 from runtime.errors import RuntimeFailure
-from runtime.units import format_size
+from runtime.units import count_noun, format_size
 
 if TYPE_CHECKING:
     from runtime.client.fetch import Fetched, RemoteFile
@@ -70,11 +70,11 @@ def _fetch(files: Files, listed: Sequence[RemoteFile], folder: Path, *, overwrit
                 if bar is not None:
                     bar.advance()
     except RuntimeFailure as problem:
-        left = f"{format_count(len(done))} of {format_count(len(listed))} files came before it"
+        left = f"{format_count(len(done))} of {count_noun(len(listed), 'file')} came before it"
         problem.facts = (*problem.facts, f"{left}, and stay in `{folder}`" if done else left)
         raise
     finally:
         print_list(done, COLUMNS, output)
-    note(f"{format_count(len(listed))} files, {format_size(sum(each.size_bytes for each in listed))}, in {folder}")
+    note(f"{count_noun(len(listed), 'file')}, {format_size(sum(each.size_bytes for each in listed))}, in {folder}")
     refuse_differing(done, folder)
     return 0

@@ -13,6 +13,7 @@ from runtime.cli.main import INTERRUPTED
 from runtime.cli.printing import note, say, write_log, write_text
 from runtime.cli.show import Output, describe_state, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
+from runtime.units import count_noun
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
@@ -262,7 +263,9 @@ def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
         return
     for plan in plans:
         say(f"# job {plan.job.id} `{plan.job.name}` on {plan.target.name} ({plan.target.kind})")
-        say(f"# code {plan.job.snapshot or 'none'}, {len(plan.indices)} runs, {len(plan.parts)} native jobs")
+        say(
+            f"# code {plan.job.snapshot or 'none'}, {count_noun(len(plan.indices), 'run')}, {count_noun(len(plan.parts), 'native job')}"
+        )
         for name, text in plan.artefacts.items():
             say("", f"# {name}")
             write_text(f"{text.rstrip()}\n")

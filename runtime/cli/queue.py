@@ -24,6 +24,7 @@ from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import describe_entry
 from runtime.tasks.wire import task_fields
+from runtime.units import count_noun
 from runtime.values import fields
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
         depth = target.depth()
-        everything = "everything" if depth is None else f"{format_count(depth.total)} tasks"
+        everything = "everything" if depth is None else count_noun(depth.total, "task")
         confirm(f"cancel {everything} in queue `{target.name}` of stack `{opened.name}`", yes=yes)
         try:
             with progress("purging") as bar:
@@ -191,7 +192,7 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
             note("interrupted: what was cancelled stays cancelled; run the same command again to go on")
             return INTERRUPTED
         note_skew(opened.records)
-    note(f"{format_count(cancelled)} tasks cancelled; `runtime retry` brings one back")
+    note(f"{count_noun(cancelled, 'task')} cancelled; `runtime retry` brings one back")
     return 0
 
 
@@ -230,7 +231,7 @@ def repair(
     if repaired.malformed:
         note(f"{format_count(repaired.malformed)} cannot be decoded: `runtime queue dead list` has them")
     if repaired.unreadable:
-        note(f"{format_count(repaired.unreadable)} manifest parts cannot be read, and were left out")
+        note(f"{count_noun(repaired.unreadable, 'unreadable manifest part')} left out")
 
 
 @dead.command("list")
@@ -321,7 +322,7 @@ def dead_redrive(
     """
     with open_stack(stack) as opened:
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
-        marks = confirmed(select, lambda count: f"run {format_count(count)} dead letters again", yes=yes)
+        marks = confirmed(select, lambda count: f"run {count_noun(count, 'dead letter')} again", yes=yes)
         counted = Counted(redrive_marks(opened, _note_malformed(marks), now=datetime.now(UTC)))
         print_list(counted, COLUMNS, output)
     return counted.finish(strict=False)
@@ -347,7 +348,7 @@ def dead_purge(
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
         stack_name = opened.name
         marks = confirmed(
-            select, lambda count: f"throw away {format_count(count)} dead letters of stack `{stack_name}`", yes=yes
+            select, lambda count: f"throw away {count_noun(count, 'dead letter')} of stack `{stack_name}`", yes=yes
         )
         purged = purge_dead(opened.records, marks)
     note(f"{format_count(purged)} thrown away" if purged else "no dead letters there")

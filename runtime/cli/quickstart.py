@@ -88,11 +88,11 @@ def render_result(result: QuickstartResult, commands: Sequence[str]) -> str:
     """Render the table of results, the audit, the folders, and the next commands."""
     value, audit = result.value, result.audit
     parts = [
-        _heading(f"{format_count(audit.files)} files, {result.bytes / 1e6:.1f} MB, below {result.root}"),
+        _heading(f"{count_noun(audit.files, 'file')}, {result.bytes / 1e6:.1f} MB, below {result.root}"),
         _languages(value["languages"]),
         _heading(
             f"Near-duplicates: {count_noun(value['clusters'], 'group')} of files, "
-            f"{format_count(value['spare_tokens'])} tokens to spare"
+            f"{count_noun(value['spare_tokens'], 'token')} to spare"
         ),
         _clusters(value["largest"]),
         _heading("What happened, counted from the records and outputs"),

@@ -129,15 +129,18 @@ def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: st
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Render an aligned table, numbers to the right, cut to `width` columns at the widest cells."""
+    """Render an aligned table, numbers to the right, cut to `width` columns at the widest cells.
+
+    The last column is not padded, so a text without bounds belongs there.
+    """
     if not rows:
         return ""
-    widths = [max(_width(line[column]) for line in (header, *rows)) for column in range(len(header))]
+    widths = [min(width, max(_width(line[column]) for line in (header, *rows))) for column in range(len(header))]
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(header))]
     while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 12:
         widths[widths.index(max(widths))] -= 1
-    lines = [paint(_line(header, widths, numeric), "bold"), *(_line(row, widths, numeric) for row in rows)]
-    return "".join(line.rstrip() + "\n" for line in lines)
+    title, *lines = [_line(row, widths, numeric).rstrip() for row in (header, *rows)]
+    return "".join(f"{line}\n" for line in (paint(title, "bold"), *lines))
 
 
 def format_cell(value: object) -> str:
@@ -261,13 +264,16 @@ class ProgressLines:
         if self._said != self._done:
             self._say(self._clock())
 
+    def _name(self, count: int) -> str:
+        return self._unit.removesuffix("s") if count == 1 else self._unit
+
     def _say(self, now: float) -> None:
         self._said = self._done
-        parts = [f"{format_count(self._done)} {self._unit}"]
+        parts = [f"{format_count(self._done)} {self._name(self._done)}"]
         rate = self._done / (now - self._started) if now > self._started else 0.0
         if self._total:
             parts = [
-                f"{format_count(self._done)} of {format_count(self._total)} {self._unit}",
+                f"{format_count(self._done)} of {format_count(self._total)} {self._name(self._total)}",
                 f"{100 * self._done // self._total} %",
             ]
         if rate:
@@ -314,8 +320,11 @@ def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) 
 
 
 def _fit(cell: str, width: int, right: bool) -> str:
-    while _width(cell) > width:
-        cell = cell.removesuffix("…")[:-1] + "…"
+    if _width(cell) > width:
+        cell = cell[: width - 1]
+        while cell and _width(cell) > width - 1:
+            cell = cell[:-1]
+        cell += "…"
     padding = " " * (width - _width(cell))
     return padding + cell if right else cell + padding
 

@@ -22,6 +22,7 @@ from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
 from runtime.shim import tree
+from runtime.units import count_noun
 from runtime.values import dataclass
 
 _PIECE: Final = 1 << 20
@@ -156,7 +157,7 @@ class FilesDiffer(NotPossible):
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.names = list(names)
         super().__init__(
-            f"{len(names)} files in `{folder}` differ from what was written, and were left as they are",
+            f"{count_noun(len(names), 'file')} in `{folder}` left as found, with other content than was written",
             facts=list(names)[:10],
             hint="name another folder, or `--overwrite`",
         )

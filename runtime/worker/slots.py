@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.tasks.model import NO_RESOURCES, Resources
-from runtime.units import format_size
+from runtime.units import count_noun, format_size
 from runtime.values import dataclass
 
 MOST_SLOTS: Final = 4_096
@@ -138,7 +138,7 @@ def _too_few_gpus(machine: Machine, slots: int | Literal["auto"], gpus_per_slot:
             hint="leave `--gpus-per-slot` out, or set CUDA_VISIBLE_DEVICES if there is a GPU",
         )
     return NotPossible(
-        f"{slots} slots with {asked} do not fit on {_count(len(machine.gpus), 'GPU')}",
+        f"{slots if slots == 'auto' else count_noun(slots, 'slot')} with {asked} {'does' if slots == 1 else 'do'} not fit on {_count(len(machine.gpus), 'GPU')}",
         facts=[found, f"room for {room} such {'slot' if room == 1 else 'slots'}"],
         hint=f"`--slots {room}` or `--slots auto`, or a smaller `--gpus-per-slot`",
     )

@@ -50,6 +50,7 @@ from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_experiment
 from runtime.terminal import Log
+from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -349,7 +350,11 @@ def _cut(tasks: Iterator[Task], size: int, counted: Counted) -> Iterator[list[Ta
                 part = []
     except RequestRefused as problem:
         stands, not_sent = counted.new + counted.known, len(part)
-        fact = f"{stands:,} tasks before it are submitted and stand" if stands else "nothing was submitted"
+        fact = (
+            f"{count_noun(stands, 'task')} before it {'is' if stands == 1 else 'are'} submitted and {'stands' if stands == 1 else 'stand'}"
+            if stands
+            else "nothing was submitted"
+        )
         if stands and not_sent:
             fact += f"; {not_sent:,} after those were not submitted"
         problem.facts = (*problem.facts, fact)

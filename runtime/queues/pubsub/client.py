@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
 from runtime.outputs import PubSubQueueOutput
 from runtime.terminal import Log
-from runtime.units import format_duration
+from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 
 T = TypeVar("T")
@@ -162,7 +162,8 @@ class PubSubClient:
         ids = list(reply.message_ids)
         if len(ids) != len(messages):
             raise PubSubUnavailable(
-                f"topic `{topic}` confirmed {len(ids)} of {len(messages)} messages", hint="run the command again"
+                f"topic `{topic}` confirmed {len(ids)} of {count_noun(len(messages), 'message')}",
+                hint="run the command again",
             )
         return ids
 

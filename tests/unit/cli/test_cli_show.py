@@ -125,6 +125,30 @@ def test_table_wider_than_the_terminal_cuts_its_widest_cells() -> None:
     assert table.endswith("x…\n")
 
 
+def test_table_of_a_very_long_cell_is_cut_at_once() -> None:
+    steps = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal steps
+        steps += event == "call"
+
+    sys.setprofile(count)
+    try:
+        table = render_table(["ID", "ERROR"], [["t-1", "é" * 1_000_000]], width=40)
+    finally:
+        sys.setprofile(None)
+
+    assert [len(line) for line in table.splitlines()] == [10, 40]
+    assert steps < 10_000_000
+
+
+def test_progress_of_one_has_a_noun_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with show.progress("submitting", total=1) as bar:
+        bar.advance()
+
+    assert capsys.readouterr().err.startswith("submitting: 1 of 1 task, 100 %")
+
+
 def test_table_counts_wide_characters_as_two_columns() -> None:
     header, wide, narrow = render_table(["NAME", "N"], [["実験", "1"], ["ab", "2"]], width=80).splitlines()
 
