@@ -96,7 +96,7 @@ def build_parser() -> Parser:
     add("--accept", metavar="KINDS", help="kinds of tasks to run: workflow,command,function (all)")
     add("--labels", action="append", default=[], metavar="K=V", help="shown by `runtime status`; may be repeated")
     add("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics; 0 picks a port")
-    add("--metrics-host", default="0.0.0.0", metavar="HOST", help="address to serve them on (all)")
+    add("--metrics-host", metavar="HOST", help="address to serve them on; 0.0.0.0 or :: for all (127.0.0.1)")
     add("--durability", choices=["full", "normal"], help="normal: a power cut may undo the last settlements (full)")
     add("--look-ahead", type=_from_zero, metavar="N", help="tasks to hold beyond the slots (default: a second's worth)")
     add("--log-format", choices=["auto", "human", "json"], default="auto", help="lines on stderr (auto)")
@@ -124,7 +124,9 @@ def _read_options(arguments: object) -> WorkerOptions:
     once = bool(get("once"))
     if once and idle is None:
         idle = timedelta(seconds=10)
-    port = get("metrics_port")
+    port, host = get("metrics_port"), get("metrics_host")
+    if host is not None and port is None:
+        raise RequestRefused("`--metrics-host` goes with `--metrics-port`", hint="--metrics-port 9100")
     return WorkerOptions(
         slots=_slots(get("slots") or "1"),
         gpus_per_slot=_gpus(get("gpus_per_slot") or "0"),
@@ -139,7 +141,7 @@ def _read_options(arguments: object) -> WorkerOptions:
         labels=dict(_label(text) for text in get("labels") or []),
         look_ahead=0 if once else get("look_ahead"),
         owns_process=True,
-        metrics_address=None if port is None else (get("metrics_host") or "", port),
+        metrics_address=None if port is None else (host or "127.0.0.1", port),
     )
 
 

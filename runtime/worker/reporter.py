@@ -111,8 +111,8 @@ class Reporter:
         text = f"{worker} serves queue `{queue}` with {describe_slots(slots)}"
         self._line("worker", "worker_started", text, slots=len(slots))
 
-    def serving_metrics(self, port: int) -> None:
-        self._line("worker", "metrics_served", f"metrics at http://localhost:{port}/metrics", port=port)
+    def serving_metrics(self, url: str, port: int) -> None:
+        self._line("worker", "metrics_served", f"metrics at {url}", url=url, port=port)
 
     def draining(self, reason: str, running: int, grace_s: float) -> None:
         """Log that the worker leases no more. `grace_s` is 0 if it leaves by itself."""
