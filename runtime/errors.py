@@ -37,6 +37,16 @@ class RuntimeFailure(Exception):
         """Facts seen, values expected or allowed, things left behind; a line each."""
         self.hint = hint
         """The next command or edit."""
+        self._added: tuple[str, ...] = ()
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # Python reads it and never assigns it
+        """What Python prints below an uncaught one: facts and hint as they are by then, and the notes of others."""
+        hint = [f"hint: {self.hint}"] if self.hint else []
+        return [*(f"  {fact}" for fact in self.facts), *hint, *self._added]
+
+    def add_note(self, note: str) -> None:
+        self._added = (*self._added, note)
 
     def render(self) -> str:
         """The text that goes to stderr, readable without colour. A newline in a part of it begins no other part."""

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.printing import note, say, write_log, write_text
+from runtime.cli.printing import note, note_block, say, write_log, write_text
 from runtime.cli.show import Output, describe_state, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.units import count_noun
@@ -151,7 +151,7 @@ def _dry_run(request: Request, names: Sequence[str], settings: Settings, options
         raise list(refusals.values())[-1]
     for name, refused in refusals.items():
         note(f"`{name}` would not accept it")
-        note(refused.render())
+        note_block(refused.render())
     _print_plans(plans, output)
     return 0
 

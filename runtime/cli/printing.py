@@ -47,7 +47,7 @@ def dress(text: str) -> str:
 
 def say(*lines: str) -> None:
     """Print lines for people on stdout. What follows a newline inside a line is indented, so that it passes for no other."""
-    sys.stdout.write("".join(dress(line).replace("\n", "\n    ") + "\n" for line in lines))
+    sys.stdout.write("".join(map(_dress_line, lines)))
 
 
 def say_block(text: str) -> None:
@@ -55,10 +55,20 @@ def say_block(text: str) -> None:
     sys.stdout.write(dress(text))
 
 
-def note(text: str) -> None:
-    """Print a message on stderr, apart from data."""
+def note(line: str) -> None:
+    """Print a message on stderr, apart from data. What follows a newline in it is indented."""
+    sys.stderr.write(_dress_line(line))
+    sys.stderr.flush()
+
+
+def note_block(text: str) -> None:
+    """Print a message of several lines on stderr."""
     sys.stderr.write(dress(text) + "\n")
     sys.stderr.flush()
+
+
+def _dress_line(line: str) -> str:
+    return dress(line).replace("\n", "\n    ") + "\n"
 
 
 def write_text(text: str) -> None:
@@ -152,7 +162,7 @@ def draw_screen() -> AbstractContextManager[Callable[[Iterable[str]], None]]:
     @contextmanager
     def draw() -> Iterator[Callable[[Iterable[str]], None]]:
         with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
-            yield lambda lines: live.update(Text.from_ansi("\n".join(map(dress, lines))), refresh=True)
+            yield lambda lines: live.update(Text.from_ansi("".join(map(_dress_line, lines)).rstrip("\n")), refresh=True)
 
     return draw()
 
@@ -186,7 +196,7 @@ def write_error(text: str) -> None:
     except OSError:
         drop_unwritten()
     try:
-        note(text)
+        note_block(text)
     except OSError:
         pass
 

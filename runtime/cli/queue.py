@@ -81,7 +81,8 @@ def stats(queue: QueueArgument = None, stack: StackOption = None, output: Output
         "WHY": itemgetter("why"),
     }
     with open_stack(stack, queue=queue) as opened:
-        print_list(_rows(opened, [queue] if queue else _names(opened)), columns, output)
+        names = [opened.existing_queue().name] if queue else _names(opened)
+        print_list(_rows(opened, names), columns, output)
 
 
 def _names(opened: OpenStack) -> list[str]:
@@ -118,7 +119,7 @@ def peek(
       runtime queue peek training -n 100 -o json | jq -r '.[].id'
     """
     with open_stack(stack, queue=queue) as opened:
-        tasks = opened.queue().peek(limit)
+        tasks = opened.existing_queue().peek(limit)
     if output is Output.JSON:
         print_json([task_fields(task) for task in tasks])
         return
@@ -143,7 +144,7 @@ def pause(queue: QueueArgument = None, stack: StackOption = None) -> None:
       runtime queue pause training
     """
     with open_stack(stack, queue=queue) as opened:
-        target = opened.queue()
+        target = opened.existing_queue()
         target.pause()
         note(
             f"queue `{target.name}` is paused, workers see it within 10 s; `runtime queue resume {target.name}` ends it"
@@ -160,7 +161,7 @@ def resume(queue: QueueArgument = None, stack: StackOption = None) -> None:
       runtime queue resume training
     """
     with open_stack(stack, queue=queue) as opened:
-        target = opened.queue()
+        target = opened.existing_queue()
         target.resume()
         if target.records.control(target.name).paused:
             note(f"queue `{target.name}` was paused in the same moment, and stays so; resume it again if that is wrong")
@@ -181,7 +182,7 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
       runtime queue purge training --yes
     """
     with open_stack(stack, queue=queue) as opened:
-        target = opened.queue()
+        target = opened.existing_queue()
         depth = target.depth()
         everything = "everything" if depth is None else count_noun(depth.total, "task")
         confirm(f"cancel {everything} in queue `{target.name}` of stack `{opened.name}`", yes=yes)
@@ -217,7 +218,7 @@ def repair(
     from runtime.client.tasks.repair import repair as repair_queue
 
     with open_stack(stack, queue=queue) as opened:
-        target = opened.queue()
+        target = opened.existing_queue()
         confirm(f"publish again what queue `{target.name}` of stack `{opened.name}` may have forgotten", yes=yes)
         with progress("repairing") as bar:
             repaired = repair_queue(target, opened.records, experiment=experiment, progress=bar.advance)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from runtime.cli.printing import note, say_block, write_json
+from runtime.cli.printing import note_block, say_block, write_json
 from runtime.cli.show import encode
 from runtime.errors import RuntimeFailure, WorkFailed
 
@@ -65,7 +65,7 @@ def _explain(problem: Exception, what: str) -> WorkFailed:
         "importlib",
     ):
         frames = frames.tb_next
-    note("".join(traceback.format_exception(type(problem), problem, frames)).rstrip())
+    note_block("".join(traceback.format_exception(type(problem), problem, frames)).rstrip())
     text = " ".join(str(problem).split())
     return WorkFailed(f"{what}: {type(problem).__name__}" + (f": {text}" if text else ""))
 

@@ -87,6 +87,8 @@ def status(
     if index is not None:
         raise RequestRefused("`--index` is a run of a job", hint="runtime status j-91c0 --index 3")
     with open_stack(stack, queue=queue) as opened:
+        if queue is not None:
+            opened.existing_queue()
         last = recall_last(opened.settings.data_dir, opened.name)
         found = identify(what, opened.records, last=last) if what else None
         if failed and (found is None or found.kind is not Kind.EXPERIMENT):

@@ -210,11 +210,11 @@ class _Request:
         check_readable(self.source)
 
     def choose_experiment(self) -> str:
-        from runtime.tasks.model import check_experiment
+        from runtime.tasks.model import check_new_experiment
         from runtime.tasks.sources import name_experiment
 
         if self.experiment is not None:
-            return check_experiment(self.experiment)
+            return check_new_experiment(self.experiment)
         return DEFAULT_EXPERIMENT if self.source is None else name_experiment(self.source)
 
     def count(self) -> int | None:
@@ -342,6 +342,8 @@ def _submit(
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
+        if new := opened.describe_new(target):
+            note(f"note: {new}")
         check_priority(options.priority, target.name, target.traits)
         code = _take_code(wanted, target.records, opened.settings)
         tasks = request.make_tasks(options, code)

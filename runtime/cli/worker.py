@@ -28,6 +28,7 @@ SIGTERM, Ctrl-C or a preemption notice: attempts are asked to checkpoint, get th
 queue without spending their failure budget. A second signal ends them now.
 Exit codes: 0 drained or asked to stop, 1 too many tasks failed in a row, 2 refused, 3 infrastructure failed.
 """
+MOST_DIGITS = 18
 _UNKNOWN = re.compile(r"unrecognized arguments: (\S+)")
 _INVALID_CHOICE = re.compile(
     r"argument (?P<option>\S+): invalid choice: '(?P<value>.*?)' \(choose from (?P<known>.*)\)"
@@ -146,14 +147,18 @@ def _read_options(arguments: object) -> WorkerOptions:
 
 
 def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise InvalidValue("number of tasks", text, "1 or more")
-    return number
+    if not _is_whole(text) or int(text) < 1:
+        raise InvalidValue("number of tasks", text, "a whole number from 1")
+    return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether `text` is a number from 0 that is short enough for Python to read."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _from_zero(text: str) -> int:
-    if not text.isdecimal():
+    if not _is_whole(text):
         raise InvalidValue("number", text, "a whole number from 0")
     return int(text)
 
@@ -161,7 +166,7 @@ def _from_zero(text: str) -> int:
 def _slots(text: str) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"
-    if not text.isdecimal() or int(text) < 1:
+    if not _is_whole(text) or int(text) < 1:
         raise InvalidValue("number of slots", text, "a whole number from 1, or auto")
     return int(text)
 

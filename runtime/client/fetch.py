@@ -156,8 +156,11 @@ class FilesDiffer(NotPossible):
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.names = list(names)
+        differ = (
+            "differs from what was written, and was" if len(names) == 1 else "differ from what was written, and were"
+        )
         super().__init__(
-            f"{count_noun(len(names), 'file')} in `{folder}` left as found, with other content than was written",
+            f"{count_noun(len(names), 'file')} in `{folder}` {differ} left as found",
             facts=list(names)[:10],
             hint="name another folder, or `--overwrite`",
         )

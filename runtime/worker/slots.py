@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from math import floor
+from math import floor, inf
 from pathlib import Path
 from typing import Final, Literal
 
@@ -60,8 +60,8 @@ def plan_slots(machine: Machine, slots: int | Literal["auto"], gpus_per_slot: fl
     be asked for: tasks that wait for a disk or a network need no CPU each. Raises `InvalidValue` for a number that
     means nothing, `NotPossible` if the machine lacks the GPUs.
     """
-    whole = gpus_per_slot == floor(gpus_per_slot) if gpus_per_slot < 1e6 else False
-    if gpus_per_slot < 0 or not (whole or gpus_per_slot < 1):
+    whole = gpus_per_slot == floor(gpus_per_slot) if 0 <= gpus_per_slot < 1e6 else False
+    if not 0 <= gpus_per_slot < inf or not (whole or gpus_per_slot < 1):
         raise InvalidValue(
             "number of GPUs per slot", _number(gpus_per_slot), "a whole number, or a part of one such as 0.25"
         )

@@ -48,7 +48,7 @@ from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFai
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_experiment
+from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_new_experiment
 from runtime.terminal import Log
 from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
@@ -148,7 +148,7 @@ def submit(
         check_argument("snapshot", snapshot)
     if progress is not None:
         check_argument("progress", progress)
-    experiment = check_experiment(experiment or experiment_of(work))
+    experiment = check_new_experiment(experiment or experiment_of(work))
     timeout = read_span(timeout, "timeout")
     expires_at = None if expires is None else moment_after(now, expires, "expires")
     not_before = None if delay is None else moment_after(now, delay, "delay")

@@ -1277,7 +1277,7 @@ def test_fetch_brings_outputs_and_never_loses_a_file_that_differs(run: Terminal)
     assert [each["what"] for each in again.json] == ["same", "same"]
     assert differs.code == 2
     assert differs.err.splitlines()[-3:-1] == [
-        "error: 1 files in `home` differ from what was written, and were left as they are",
+        "error: 1 file in `home` differs from what was written, and was left as found",
         "  home/1/a/n",
     ]
     assert (run.tree / "home/1/a/n").read_text() == "mine\n"

@@ -225,6 +225,26 @@ def test_line_of_several_lines_passes_for_no_other_line(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "entry  a\n    next: curl\nend\n"
 
 
+def test_note_of_several_lines_passes_for_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.note("cannot run `x`\nerror: y")
+    printing.note_block("a\nb")
+
+    assert capsys.readouterr().err == "cannot run `x`\n    error: y\na\nb\n"
+
+
+def test_screen_that_is_drawn_again_shows_hostile_lines_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+
+    with printing.draw_screen() as draw:
+        draw([printing.paint("title", "bold"), f"error {HOSTILE}"])
+
+    assert f"error {SHOWN}" in screen.getvalue()
+    assert "\x1b]" not in screen.getvalue()
+
+
 def test_style_survives_and_no_text_can_forge_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

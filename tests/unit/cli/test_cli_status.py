@@ -65,7 +65,7 @@ def test_overview_shows_experiments_what_waits_and_what_failed(bench: Bench, run
     assert "EXPERIMENT  QUEUED  FAILED" in out
     assert "1 task waits because no live worker serves queue `default`: `runtime worker --queue default`" in out
     assert "failed in the last day, 1 since you last looked" in out
-    assert re.search(rf"{failed.task_id}  app_failed  (now|\d+s ago) .* ValueError: nan\n", out)
+    assert re.search(rf"{failed.task_id}  app_failed  (now|[\d.]+s ago) .* ValueError: nan\n", out)
     assert f"why: `runtime explain {failed.task_id}`" in out
 
 
