@@ -18,7 +18,7 @@ MOST_VALUES = 1_000_000
 """The limit of one option; its values are held in memory."""
 MOST_COMBINATIONS = 100_000_000
 _MOST_DIGITS = 18
-_TOO_MANY = "a program that writes each combination as a line takes any number: `runtime submit --from FILE`"
+_TOO_MANY = "for more, let a program write each combination as a line: `runtime submit --from FILE`"
 ALLOWED = "NAME=VALUE,VALUE…, NAME=START:END (END left out), NAME=START:END:STEP or NAME=[JSON array]"
 
 
@@ -62,7 +62,7 @@ def parse_grid(options: Sequence[str]) -> Grid:
     if count > MOST_COMBINATIONS:
         raise RequestRefused(
             f"the grid has {count:,} combinations, and {MOST_COMBINATIONS:,} at most are taken",
-            hint=f"fewer or shorter axes; {_TOO_MANY}",
+            hint=_TOO_MANY,
         )
     return Grid(axes)
 

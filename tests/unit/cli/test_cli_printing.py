@@ -28,8 +28,16 @@ from tests.verbs_support import Bench
 ROOT = Path(__file__).parents[3]
 PLACES = ("runtime/cli", "runtime/client")
 WRITER = "runtime/cli/printing.py"
-WRITERS = {"print", "input", "echo", "secho", "prompt", "confirm", "progressbar", "getpass", "style", "print_exc"}
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
+WRITERS = {
+    "sys": STREAMS,
+    "os": {"write", "writev"},
+    "typer": {"echo", "secho", "prompt", "confirm", "progressbar", "style"},
+    "getpass": {"getpass"},
+    "traceback": {"print_exc", "print_exception", "print_stack"},
+}
+"""Module → its functions and streams that print, or that style what is printed."""
+PRINTING_MODULES = {"rich", "logging", "click"}
 
 HOSTILE = "boom\x1b]52;c;cm0gLXJm\x07\x1b[2A\x9b6n\u202etxt.exe \x1b[8mhidden"
 SHOWN = r"boom\x1b]52;c;cm0gLXJm\x07\x1b[2A\x9b6n\u202etxt.exe \x1b[8mhidden"
@@ -39,23 +47,20 @@ OURS = re.compile(r"\x1b\[(?:0|1|2|3[1-6])m")
 def find_writes(source: str) -> Iterator[int]:
     """Yield the lines of a module that could print past `runtime.cli.printing`."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute):
-            stream = isinstance(node.value, ast.Name) and node.value.id == "sys" and node.attr in STREAMS
-            called = isinstance(node.value, ast.Name) and node.value.id in ("typer", "click", "getpass", "traceback")
-            if stream or (called and node.attr in WRITERS) or ast.unparse(node) in ("os.write", "os.writev"):
+        match node:
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if name in WRITERS.get(module, ()):
                 yield node.lineno
-        elif isinstance(node, ast.Name) and node.id in ("print", "input"):
-            yield node.lineno
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            imported = {each.name for each in node.names}
-            if node.module.partition(".")[0] == "rich" or (node.module in ("sys", "typer", "getpass", "os") and imported
-                    & (WRITERS | STREAMS | {"write"}) - ({"getpass"} if node.module == "os" else set())):  # fmt: skip
+            case ast.Name(id="print" | "input"):
                 yield node.lineno
-        elif (
-            isinstance(node, ast.Import)
-            and any(each.name.partition(".")[0] in ("rich", "logging") for each in node.names)
-        ) or (isinstance(node, ast.Constant) and node.value in ("/dev/tty", "/dev/stdout", "/dev/stderr")):
-            yield node.lineno
+            case ast.Constant(value="/dev/tty" | "/dev/stdout" | "/dev/stderr"):
+                yield node.lineno
+            case ast.ImportFrom(module=str(module), names=names):
+                taken = {each.name for each in names} & WRITERS.get(module, set())
+                if taken or module.partition(".")[0] in PRINTING_MODULES:
+                    yield node.lineno
+            case ast.Import(names=names):
+                if {each.name.partition(".")[0] for each in names} & PRINTING_MODULES:
+                    yield node.lineno
 
 
 def test_commands_print_through_one_place() -> None:

@@ -134,12 +134,12 @@ def test_table_of_a_very_long_cell_is_cut_at_once() -> None:
 
     sys.setprofile(count)
     try:
-        table = render_table(["ID", "ERROR"], [["t-1", "é" * 1_000_000]], width=40)
+        table = render_table(["ID", "ERROR"], [["t-1", "é" * 20_000]], width=40)
     finally:
         sys.setprofile(None)
 
     assert [len(line) for line in table.splitlines()] == [10, 40]
-    assert steps < 10_000_000
+    assert steps < 200_000
 
 
 def test_progress_of_one_has_a_noun_for_one(capsys: pytest.CaptureFixture[str]) -> None:
