@@ -69,7 +69,7 @@ def gc(
             elif each.kind == "job":
                 forget_job(each.name, settings)
         if folded := 0 if dry_run else fold(place, owner=owner):
-            note(f"{count_noun(folded, 'ended job')} put into fewer files")
+            note(f"{count_noun(folded, 'ended job')} {'is' if folded == 1 else 'are'} in fewer files now")
     done, gone = "would go" if dry_run else "removed", [each for each in found if each not in kept]
     note(f"{format_count(len(gone))} {done}, {format_size(sum(each.size_bytes for each in gone))}")
     return LEFT_OVER if kept else 0
