@@ -38,13 +38,23 @@ class RuntimeFailure(Exception):
         """Facts seen, values expected or allowed, things left behind; a line each."""
         self.hint = hint
         """The next command or edit."""
+        self._added: tuple[str, ...] = ()
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # Python reads it and never assigns it
+        """What Python prints below an uncaught one: facts and hint as they are by then, and the notes of others."""
+        hint = [f"hint: {self.hint}"] if self.hint else []
+        return [*(f"  {fact}" for fact in self.facts), *hint, *self._added]
+
+    def add_note(self, note: str) -> None:
+        self._added = (*self._added, note)
 
     def render(self) -> str:
-        """The text that goes to stderr, readable without colour."""
+        """The text that goes to stderr, readable without colour. A newline in a part of it begins no other part."""
         lines = [f"error: {self.message}", *(f"  {fact}" for fact in self.facts)]
         if self.hint:
             lines.append(f"hint: {self.hint}")
-        return "\n".join(lines)
+        return "\n".join(line.replace("\n", "\n  ") for line in lines)
 
 
 def explain_briefly(problem: Exception) -> str:

@@ -11,7 +11,8 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_list
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, confirm, note_skew, print_list
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.cancel import Cancelled
 from runtime.client.tasks.cancel import cancel as cancel_one
@@ -19,6 +20,7 @@ from runtime.errors import RequestRefused
 from runtime.records.totals import Tally, open_tasks
 from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
+from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def cancel(
         for one in chosen:
             if one.kind is Kind.EXPERIMENT and not yes:
                 left = open_tasks(Tally(records).count(one.name))
-                confirm(f"cancel experiment `{one.name}` with {format_count(left)} unfinished tasks", yes=yes)
+                confirm(f"cancel experiment `{one.name}` with {count_noun(left, 'unfinished task')}", yes=yes)
         done = [cancel_one(opened, one, now=datetime.now(UTC)) for one in chosen]
         note_skew(records)
     print_list(done, COLUMNS, output)
@@ -118,7 +120,7 @@ def _cancel_job(
             strays = () if indices else tuple(job.end_strays())
             return made(state=status.state, already=True, left_over=strays)
         if len(left_runs) > 1 and not indices:
-            confirm(f"cancel job `{short(job.id)}` with {format_count(len(left_runs))} unfinished runs", yes=yes)
+            confirm(f"cancel job `{short(job.id)}` with {count_noun(len(left_runs), 'unfinished run')}", yes=yes)
         if release and not indices:
             raise RequestRefused("`--release` gives up one run", hint=f"runtime cancel {text} --index I --release")
         left = job.cancel(indices=list(indices) or None)
@@ -145,7 +147,7 @@ def describe(done: Cancelled) -> str:
     if done.kind is Kind.EXPERIMENT:
         if done.ended is None:
             return "workers record each of its tasks as cancelled when they come to it"
-        tasks = "1 task" if done.ended == 1 else f"{format_count(done.ended)} tasks"
+        tasks = count_noun(done.ended, "task")
         return f"{tasks} cancelled, running ones stop within 10 s"
     return f"worker {done.running} stops it within 10 s" if done.running else "it will not run"
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Columns, Output, format_count, note, print_list
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, format_count, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.stack.find import find_stack
-from runtime.units import parse_duration
+from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _print_reports(reports: list[ReapReport], output: Output) -> None:
         removed = f"{format_count(len(report.removed))} {'to remove' if report.dry_run else 'removed'}"
         failed = f", {format_count(len(report.failed))} could not be removed" if report.failed else ""
         beyond = ": more than the pools allow" if live > most else ""
-        nodes = f"{format_count(live)} of at most {format_count(most)} nodes live{beyond}"
+        nodes = f"{format_count(live)} of at most {count_noun(most, 'node')} live{beyond}"
         note(f"{report.cluster}: {removed}{failed}; {nodes}")
 
 

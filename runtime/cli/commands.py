@@ -22,7 +22,7 @@ imports none of the command modules. A command module exposes one of
 - or `app = new_app("help")`, for a group such as `runtime queue …` with `@app.command()` for each verb in it.
 
 A command returns None or its exit code, raises a `RuntimeFailure` with an explanation, prints data to stdout and
-everything else to stderr (`runtime.cli.show`). Two commands bypass this tree: `--version`, and `worker`, for which
+everything else to stderr (`runtime.cli.printing` and `show`). Two commands bypass this tree: `--version`, and `worker`, for which
 `runtime.cli.worker` has `main(argv) -> int` and `build_parser()`.
 """
 
@@ -31,7 +31,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +39,7 @@ from typer._click import exceptions as click_exceptions  # the usage errors have
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
+from runtime.cli.printing import say_block
 from runtime.cli.show import Output
 from runtime.errors import NotPossible, RequestRefused, UnknownName
 
@@ -272,7 +272,7 @@ def _root(
       runtime status                                  what runs, waits and failed
     """
     if ctx.invoked_subcommand is None:
-        sys.stdout.write(ctx.get_help() + "\n")
+        say_block(ctx.get_help() + "\n")
 
 
 def _worker_command() -> _click.Command:

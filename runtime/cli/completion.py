@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from typing import Annotated
 
 from typer import Argument
+
+from runtime.cli.printing import write_text
 
 
 class Shell(StrEnum):
@@ -28,4 +29,4 @@ def completion(shell: Annotated[Shell, Argument(metavar="SHELL", help="bash, zsh
     from typer._completion_shared import get_completion_script
 
     script = get_completion_script(prog_name="runtime", complete_var="_RUNTIME_COMPLETE", shell=shell.value)
-    sys.stdout.write(script + "\n")
+    write_text(script + "\n")

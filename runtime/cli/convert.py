@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from runtime.cli.commands import new_app
-from runtime.cli.show import note
+from runtime.cli.printing import note, write_text
 from runtime.errors import NotPossible
 
 app = new_app("Make job files of what you launched with before.")
@@ -51,7 +50,7 @@ def phoebe(
                 "the runs differ in their commands, which takes a second file",
                 hint=f"runtime convert phoebe {template} {runs} --to FOLDER",
             )
-        typer.echo(text, nl=False)
+        write_text(text)
         return 0
     to.mkdir(parents=True, exist_ok=True)
     for name, content in (("job.yaml", text), (LINES_FILE, render_lines(made))):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.show import Output, format_count, note, print_checks, print_json
+from runtime.cli.printing import note, say
+from runtime.cli.show import Output, format_count, print_checks, print_json
 from runtime.config import load_settings
 from runtime.errors import RequestRefused
+from runtime.units import count_noun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ def _recover(file: Path | None, stack: str | None, output: Output) -> int:
     if output is Output.JSON:
         print_json(done)
     elif done is not None:
-        sys.stdout.write("".join(f"{line}\n" for line in _recovered_lines(done)))
+        say(*_recovered_lines(done))
     if done is None:
         note(f"nothing is wrong with `{path}`; it is as it was")
         return 0
@@ -69,9 +70,9 @@ def _recover(file: Path | None, stack: str | None, output: Output) -> int:
 
 
 def _recovered_lines(done: Recovered) -> Iterator[str]:
-    yield f"recovered      {format_count(done.tasks)} tasks, {format_count(done.waiting)} of them to be run"
-    yield f"               {format_count(done.records)} results, {format_count(done.notes)} notes on attempts"
-    yield f"               {format_count(done.objects)} other entries, such as orders and reports of workers"
+    yield f"recovered      {count_noun(done.tasks, 'task')}, {format_count(done.waiting)} of them to be run"
+    yield f"               {count_noun(done.records, 'result')}, {count_noun(done.notes, 'note')} on attempts"
+    yield f"               {count_noun(done.objects, 'other object')}, such as orders and reports of workers"
     for number, text in (
         (len(done.lost_tasks), "tasks whose content cannot be read; `-o json` has their ids"),
         (done.lost_records, "results that are gone: their tasks are run again"),

@@ -9,7 +9,8 @@ from typer import Argument
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
-from runtime.cli.show import Output, cut_line, note, paint, print_json
+from runtime.cli.printing import note, paint, say
+from runtime.cli.show import Output, cut_line, print_json
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.explain import explain as explain_task
 from runtime.client.tasks.explain import explain_experiment, explain_worker, read_facts
@@ -68,9 +69,7 @@ def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
         fields = {"sentence": explanation.sentence, "evidence": explanation.evidence, "next_step": explanation.hint}
         print_json({"kind": kind, "name": name, **fields})
         return 0
-    print(paint(explanation.sentence, "bold"))
-    for line in explanation.evidence:
-        print(f"  {line}")
+    say(paint(explanation.sentence, "bold"), *(f"  {line}" for line in explanation.evidence))
     if explanation.hint:
-        print(f"next: {explanation.hint}")
+        say(f"next: {explanation.hint}")
     return 0

@@ -11,7 +11,8 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import OnOption, is_job, open_job, short
-from runtime.cli.show import Columns, Output, format_count, note, print_list, progress
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, format_count, print_list, progress
 from runtime.errors import RuntimeFailure
 from runtime.units import count_noun, format_size
 
@@ -77,7 +78,7 @@ def _fetch(lists: Sequence[FetchList], folder: Path, *, overwrite: bool, output:
                     if bar is not None:
                         bar.advance()
     except RuntimeFailure as problem:
-        left = f"{format_count(len(done))} of {format_count(len(listed))} files came before it"
+        left = f"{format_count(len(done))} of {count_noun(len(listed), 'file')} came before it"
         problem.facts = (*problem.facts, f"{left}, and stay in `{folder}`" if done else left)
         raise
     finally:

@@ -10,8 +10,9 @@ from typer import Option
 from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
 from runtime.cli.jobs import OthersOption
-from runtime.cli.show import Columns, Output, confirm, format_count, note, print_list
-from runtime.units import format_size, parse_duration
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, confirm, format_count, print_list
+from runtime.units import count_noun, format_size, parse_duration
 
 COLUMNS: Columns = {
     "KIND": "kind",
@@ -68,7 +69,7 @@ def gc(
             elif each.kind == "job":
                 forget_job(each.name, settings)
         if folded := 0 if dry_run else fold(place, owner=owner):
-            note(f"{format_count(folded)} ended jobs are in fewer files now")
+            note(f"{count_noun(folded, 'ended job')} {'is' if folded == 1 else 'are'} in fewer files now")
     done, gone = "would go" if dry_run else "removed", [each for each in found if each not in kept]
     note(f"{format_count(len(gone))} {done}, {format_size(sum(each.size_bytes for each in gone))}")
     return LEFT_OVER if kept else 0

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Columns, Output, note, print_json, print_list, progress
+from runtime.cli.printing import note, say
+from runtime.cli.show import Columns, Output, print_json, print_list, progress
 from runtime.images.build import (
     DEFAULT_FILE,
     DEFAULT_PLATFORM,
@@ -91,7 +92,7 @@ def build(
         for command in (
             pull_commands(chosen, there, plan.request.tags) if there else [build_command(chosen, plan.request)]
         ):
-            print(command)
+            say(str(command))
         return
     if there:
         note(f"this commit's image is there already: {there}")
@@ -127,7 +128,7 @@ def push(
     if dry_run:
         for step in plan.steps:
             for command in plan.commands(chosen, step):
-                print(command)
+                say(str(command))
         ensure_all_pushed(name, push_image(replace(plan, steps=()), chosen))
         if not any(step.tags for step in plan.steps):
             note("all of it is there already")
@@ -199,7 +200,7 @@ def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: Output) -
         )
         return
     for reference in plan.request.tags:
-        print(reference)
+        say(reference)
     note(f"built with {tool}; `runtime image push {plan.name}` takes it to the registries of a stack")
 
 

@@ -8,7 +8,8 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.jobs import short
-from runtime.cli.show import Columns, Output, note, print_list
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, print_list
 
 COLUMNS: Columns = {"JOB": "job", "NAME": "name", "TARGET": "target", "NATIVE": lambda one: ",".join(one.native_ids)}
 

@@ -10,7 +10,8 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
-from runtime.cli.show import Output, note, print_json
+from runtime.cli.printing import note, say
+from runtime.cli.show import Output, print_json
 from runtime.errors import InvalidValue, NotPossible
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def interrupt(
     if output is Output.JSON:
         print_json(fields)
     else:
-        print(f"{short(found.id)}: {support.how}")
+        say(f"{short(found.id)}: {support.how}")
     if as_ == "node-loss":
         note("nobody starts it again here: the same `runtime launch`, or `runtime retry`, takes it up")
     note(f"`runtime explain {short(found.id)}` says what came of it")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from runtime.cli.show import cut_lines, describe_state, note
+from runtime.cli.printing import note
+from runtime.cli.show import describe_state
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
@@ -44,15 +44,6 @@ def _last_job(text: str) -> str | None:
 def short(job: str) -> str:
     """Shorten an id as far as the next command allows."""
     return job[:10]
-
-
-def write_bytes(pieces: Iterable[bytes]) -> int:
-    """Print the pieces and return their bytes. Long lines are cut on a terminal."""
-    count = 0
-    for piece in cut_lines(iter(pieces)) if sys.stdout.isatty() else pieces:
-        count += sys.stdout.buffer.write(piece)
-        sys.stdout.flush()
-    return count
 
 
 def detached(job: str) -> None:

@@ -10,8 +10,10 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import Output, describe_state, note, print_json
+from runtime.cli.printing import note, note_block, say, write_log, write_text
+from runtime.cli.show import Output, describe_state, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
+from runtime.units import count_noun
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
@@ -149,7 +151,7 @@ def _dry_run(request: Request, names: Sequence[str], settings: Settings, options
         raise list(refusals.values())[-1]
     for name, refused in refusals.items():
         note(f"`{name}` would not accept it")
-        note(refused.render())
+        note_block(refused.render())
     _print_plans(plans, output)
     return 0
 
@@ -171,7 +173,7 @@ def _export(
     if output is Output.JSON:
         print_json({"job": prepared.plan.job.id, "target": target.name, "folder": folder, "files": written})
     else:
-        print(folder)
+        say(str(folder))
     note(f"copy it to the cluster and run submit.sh there; then runtime import DIR --on {target.name}")
     return 0
 
@@ -260,13 +262,16 @@ def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
         print_json([_plan_fields(plan) for plan in plans])
         return
     for plan in plans:
-        print(f"# job {plan.job.id} `{plan.job.name}` on {plan.target.name} ({plan.target.kind})")
-        print(f"# code {plan.job.snapshot or 'none'}, {len(plan.indices)} runs, {len(plan.parts)} native jobs")
+        say(f"# job {plan.job.id} `{plan.job.name}` on {plan.target.name} ({plan.target.kind})")
+        say(
+            f"# code {plan.job.snapshot or 'none'}, {count_noun(len(plan.indices), 'run')}, {count_noun(len(plan.parts), 'native job')}"
+        )
         for name, text in plan.artefacts.items():
-            print(f"\n# {name}\n{text.rstrip()}")
-        print("\n# who keeps each field")
+            say("", f"# {name}")
+            write_text(f"{text.rstrip()}\n")
+        say("", "# who keeps each field")
         for name, support in plan.fidelity.items():
-            print(f"{name:<24} {support.fidelity:<8} {support.how}")
+            say(f"{name:<24} {support.fidelity:<8} {support.how}")
         for text in plan.notes:
             note(text)
 
@@ -300,10 +305,10 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
                 {"job": job.id, "name": entry.name, "target": job.target.name, "new": job.new, "runs": entry.indices}
             )
         else:
-            print(job.id)
+            say(job.id)
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
-    from runtime.cli.jobs import detached, short, stuck_teller, write_bytes
+    from runtime.cli.jobs import detached, short, stuck_teller
     from runtime.client.jobs.handle import follow_all
     from runtime.jobs.spec import JobState
     from runtime.reasons import EndReason
@@ -311,9 +316,9 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
     entry, tell = job.entry(), stuck_teller(job.id)
     try:
         if entry.indices > 1:
-            write_bytes(b"[%d] %s\n" % (run, line) for run, line in follow_all(job, tell=tell))
+            write_log(b"[%d] %s\n" % (run, line) for run, line in follow_all(job, tell=tell))
         else:
-            write_bytes(job.logs(index=entry.first_index, follow=True, tell=tell))
+            write_log(job.logs(index=entry.first_index, follow=True, tell=tell))
         status = job.wait()
     except KeyboardInterrupt:
         detached(job.id)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
-from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
+from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import note
+from runtime.cli.printing import note, write_log
 from runtime.client.identify import Kind, get_task_id, identify, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log, read_logs
 from runtime.client.tasks.standing import read_standing
@@ -61,7 +61,7 @@ def logs(
         task_id = get_task_id(found.name, records)
         if follow_ and attempt is None:
             try:
-                write_bytes(follow(records, task_id, said=_say))
+                write_log(follow(records, task_id, said=_say))
             except KeyboardInterrupt:
                 note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
                 return INTERRUPTED
@@ -70,7 +70,7 @@ def logs(
         chosen = choose_log(task_id, attempts, attempt)
         if len(attempts) > 1:
             _say(chosen)
-        write_bytes(read_log(records, chosen))
+        write_log(read_log(records, chosen))
     return 0
 
 
@@ -80,7 +80,7 @@ def _experiment_logs(records: RecordStore, experiment: str, *, follow: bool, att
             f"`--follow` and `--attempt` are of one task, and `{experiment}` is an experiment",
             hint=f"`runtime results {experiment}` lists its tasks; `runtime status {experiment} --watch` follows it",
         )
-    if not write_bytes(read_logs(records, experiment)):
+    if not write_log(read_logs(records, experiment)):
         note(f"no task of `{experiment}` has printed anything yet")
     return 0
 
@@ -101,17 +101,17 @@ def _job_logs(
         try:
             if follow and entry.indices > 1 and index is None and not rank and number is None:
                 for run, line in follow_all(job, tell=stuck_teller(job.id)):
-                    write_bytes([b"[%d] %s\n" % (run, line)])
+                    write_log([b"[%d] %s\n" % (run, line)])
                 return 0
             if entry.indices > 1 and index is None:
                 note(f"-- run {chosen} of {entry.indices}; `--index` shows another")
-            printed = write_bytes(
+            printed = write_log(
                 job.logs(index=chosen, rank=rank or 0, attempt=number, follow=follow, tell=stuck_teller(job.id))
             )
             beside = read_unbegun(job, chosen) if number is None else []
             if beside:
                 note(f"-- {entry.kind}'s own log of what came before the command")
-                write_bytes(f"{line}\n".encode() for line in beside)
+                write_log(f"{line}\n".encode() for line in beside)
             if not printed and not beside:
                 note(f"nothing was printed; `runtime explain {short(job.id)}` says how it stands")
         except KeyboardInterrupt:

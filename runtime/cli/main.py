@@ -1,4 +1,4 @@
-"""Entry point of `runtime`: commands that need no typer, exit codes, and the one place that prints errors.
+"""Entry point of `runtime`: commands that need no typer, exit codes, and the one place that explains errors.
 
 `runtime --version` and `runtime worker` never import typer: a fleet starts the worker often, and argparse costs a third.
 Everything else goes to the tree in `runtime.cli.commands`. Exit codes: 0 done, 1 the work failed, 2 the request was
@@ -12,6 +12,8 @@ import atexit
 import gc
 import os
 import sys
+
+from runtime.cli import printing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,11 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         """End without tearing the interpreter down, module by module, which takes a fifth of a short command."""
         if "runtime.tasks.workflows" in sys.modules:
             return  # A user's own code may leave files open, which Python flushes when it closes them.
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                pass
+        printing.flush_for_the_last_time()
         os._exit(code)
 
     # Registered first, so that it runs last: after all threads, and after the exit handlers of other modules.
@@ -65,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: Sequence[str]) -> int:
-    _prepare_streams()
+    printing.prepare_streams()
     try:
         code = _dispatch(list(args))
-        sys.stdout.flush()
+        printing.flush()
         return code
     except BaseException as ended:
         return _end(ended)
@@ -81,7 +79,7 @@ def _dispatch(args: list[str]) -> int:
     if args[:1] == ["--version"]:
         from runtime import __version__
 
-        sys.stdout.write(f"runtime {__version__}\n")
+        printing.say(f"runtime {__version__}")
         return 0
     if args[:1] == ["worker"] and "_RUNTIME_COMPLETE" not in os.environ:
         from runtime.cli.worker import main as run_worker
@@ -97,20 +95,20 @@ def _dispatch(args: list[str]) -> int:
 def _end(ended: BaseException) -> int:
     if isinstance(ended, SystemExit):
         if isinstance(ended.code, str):
-            _write(ended.code)
+            printing.write_error(ended.code)
             return 1
         return ended.code or 0
     if isinstance(ended, KeyboardInterrupt):
         return INTERRUPTED
-    if isinstance(ended, BrokenPipeError) and _reader_left():
-        _drop_unwritten()
+    if isinstance(ended, BrokenPipeError) and printing.reader_left():
+        printing.drop_unwritten()
         return READER_LEFT
     failure = explain(ended)
     if os.environ.get("RUNTIME_DEBUG") == "1":
         import traceback
 
-        _write("".join(traceback.format_exception(ended)).rstrip())
-    _write(failure.render())
+        printing.write_error("".join(traceback.format_exception(ended)).rstrip())
+    printing.write_error(failure.render())
     return failure.exit_code
 
 
@@ -152,49 +150,6 @@ def _own_fault(problem: BaseException) -> RuntimeFailure:
         ],
         hint="run it again as `runtime --debug …` for the traceback, and report both",
     )
-
-
-def _prepare_streams() -> None:
-    """Replace a missing stream (`>&-`), and print letters that the terminal's encoding lacks as escapes."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
-    # A file name that is not UTF-8 becomes `\\udcff`, which is a legal escape in JSON too.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _drop_unwritten() -> None:
-    """Discard unwritten output, which would fail again, with noise, when the interpreter closes."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
-
-
-def _reader_left() -> bool:
-    """Whether the reader of our stdout closed it, as opposed to a broken pipe elsewhere."""
-    import select
-
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-        return any(event & select.POLLERR for _, event in poll.poll(0))
-    except (OSError, ValueError):
-        return False
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _drop_unwritten()
-    try:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.main import INTERRUPTED
+from runtime.cli.printing import note, say, say_block, write_text
 from runtime.cli.retry import COLUMNS, Counted, confirmed
-from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_json, print_list, progress
+from runtime.cli.show import Columns, Output, confirm, format_count, note_skew, print_json, print_list, progress
 from runtime.client.identify import Kind, get_experiment, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
@@ -23,6 +24,7 @@ from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import describe_entry
 from runtime.tasks.wire import task_fields
+from runtime.units import count_noun
 from runtime.values import fields
 
 if TYPE_CHECKING:
@@ -79,7 +81,8 @@ def stats(queue: QueueArgument = None, stack: StackOption = None, output: Output
         "WHY": itemgetter("why"),
     }
     with open_stack(stack, queue=queue) as opened:
-        print_list(_rows(opened, [queue] if queue else _names(opened)), columns, output)
+        names = [opened.existing_queue().name] if queue else _names(opened)
+        print_list(_rows(opened, names), columns, output)
 
 
 def _names(opened: OpenStack) -> list[str]:
@@ -116,7 +119,7 @@ def peek(
       runtime queue peek training -n 100 -o json | jq -r '.[].id'
     """
     with open_stack(stack, queue=queue) as opened:
-        tasks = opened.queue().peek(limit)
+        tasks = opened.existing_queue().peek(limit)
     if output is Output.JSON:
         print_json([task_fields(task) for task in tasks])
         return
@@ -141,7 +144,7 @@ def pause(queue: QueueArgument = None, stack: StackOption = None) -> None:
       runtime queue pause training
     """
     with open_stack(stack, queue=queue) as opened:
-        target = opened.queue()
+        target = opened.existing_queue()
         target.pause()
         note(
             f"queue `{target.name}` is paused, workers see it within 10 s; `runtime queue resume {target.name}` ends it"
@@ -158,7 +161,7 @@ def resume(queue: QueueArgument = None, stack: StackOption = None) -> None:
       runtime queue resume training
     """
     with open_stack(stack, queue=queue) as opened:
-        target = opened.queue()
+        target = opened.existing_queue()
         target.resume()
         if target.records.control(target.name).paused:
             note(f"queue `{target.name}` was paused in the same moment, and stays so; resume it again if that is wrong")
@@ -179,9 +182,9 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
       runtime queue purge training --yes
     """
     with open_stack(stack, queue=queue) as opened:
-        target = opened.queue()
+        target = opened.existing_queue()
         depth = target.depth()
-        everything = "everything" if depth is None else f"{format_count(depth.total)} tasks"
+        everything = "everything" if depth is None else count_noun(depth.total, "task")
         confirm(f"cancel {everything} in queue `{target.name}` of stack `{opened.name}`", yes=yes)
         try:
             with progress("purging") as bar:
@@ -190,7 +193,7 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
             note("interrupted: what was cancelled stays cancelled; run the same command again to go on")
             return INTERRUPTED
         note_skew(opened.records)
-    note(f"{format_count(cancelled)} tasks cancelled; `runtime retry` brings one back")
+    note(f"{count_noun(cancelled, 'task')} cancelled; `runtime retry` brings one back")
     return 0
 
 
@@ -215,7 +218,7 @@ def repair(
     from runtime.client.tasks.repair import repair as repair_queue
 
     with open_stack(stack, queue=queue) as opened:
-        target = opened.queue()
+        target = opened.existing_queue()
         confirm(f"publish again what queue `{target.name}` of stack `{opened.name}` may have forgotten", yes=yes)
         with progress("repairing") as bar:
             repaired = repair_queue(target, opened.records, experiment=experiment, progress=bar.advance)
@@ -229,7 +232,7 @@ def repair(
     if repaired.malformed:
         note(f"{format_count(repaired.malformed)} cannot be decoded: `runtime queue dead list` has them")
     if repaired.unreadable:
-        note(f"{format_count(repaired.unreadable)} manifest parts cannot be read, and were left out")
+        note(f"{count_noun(repaired.unreadable, 'unreadable manifest part')} left out")
 
 
 @dead.command("list")
@@ -288,12 +291,12 @@ def dead_show(
         ("since", f"{letter.at:%Y-%m-%d %H:%M:%S} UTC"),
         ("entry", describe_entry(letter.entry.entry, width=2_000) if letter.entry else "could not be parsed"),
     ]
-    for label, text in lines:
-        print(f"{label:<11} {text}")
+    say(*(f"{label:<11} {text}" for label, text in lines))
     if letter.raw is not None:
-        print(f"\n{letter.raw.rstrip()}")
+        say("")
+        write_text(f"{letter.raw.rstrip()}\n")
     if letter.message:
-        print(f"\n{letter.message.rstrip()}")
+        say_block(f"\n{letter.message.rstrip()}\n")
     if not letter.redrivable:
         note(f"correct it and submit it again; `runtime queue dead purge {letter.task}` drops this one")
 
@@ -320,7 +323,7 @@ def dead_redrive(
     """
     with open_stack(stack) as opened:
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
-        marks = confirmed(select, lambda count: f"run {format_count(count)} dead letters again", yes=yes)
+        marks = confirmed(select, lambda count: f"run {count_noun(count, 'dead letter')} again", yes=yes)
         counted = Counted(redrive_marks(opened, _note_malformed(marks), now=datetime.now(UTC)))
         print_list(counted, COLUMNS, output)
     return counted.finish(strict=False)
@@ -346,7 +349,7 @@ def dead_purge(
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
         stack_name = opened.name
         marks = confirmed(
-            select, lambda count: f"throw away {format_count(count)} dead letters of stack `{stack_name}`", yes=yes
+            select, lambda count: f"throw away {count_noun(count, 'dead letter')} of stack `{stack_name}`", yes=yes
         )
         purged = purge_dead(opened.records, marks)
     note(f"{format_count(purged)} thrown away" if purged else "no dead letters there")

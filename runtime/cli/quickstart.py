@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.show import Output, format_count, note, paint, print_json, progress, render_table
+from runtime.cli.printing import note, paint, say_block
+from runtime.cli.show import Output, format_count, print_json, progress, render_table
 from runtime.config import load_settings
 from runtime.errors import WorkFailed
 from runtime.units import count_noun, format_duration
@@ -57,7 +58,7 @@ def quickstart(
     if output is Output.JSON:
         print_json({**_fields(result), "next": _next_commands(result)})
     else:
-        sys.stdout.write(render_result(result, _next_commands(result)))
+        say_block(render_result(result, _next_commands(result)))
     if not result.audit.clean:
         raise WorkFailed(
             "something was lost or recorded twice",
@@ -87,11 +88,11 @@ def render_result(result: QuickstartResult, commands: Sequence[str]) -> str:
     """Render the table of results, the audit, the folders, and the next commands."""
     value, audit = result.value, result.audit
     parts = [
-        _heading(f"{format_count(audit.files)} files, {result.bytes / 1e6:.1f} MB, below {result.root}"),
+        _heading(f"{count_noun(audit.files, 'file')}, {result.bytes / 1e6:.1f} MB, below {result.root}"),
         _languages(value["languages"]),
         _heading(
             f"Near-duplicates: {count_noun(value['clusters'], 'group')} of files, "
-            f"{format_count(value['spare_tokens'])} tokens to spare"
+            f"{count_noun(value['spare_tokens'], 'token')} to spare"
         ),
         _clusters(value["largest"]),
         _heading("What happened, counted from the records and outputs"),

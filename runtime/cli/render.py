@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from runtime.cli.jobs import short
+from runtime.cli.printing import paint
 from runtime.cli.show import (
     Columns,
     cut_line,
@@ -14,7 +15,6 @@ from runtime.cli.show import (
     format_ago,
     format_count,
     format_value,
-    paint,
     read_columns,
     table_lines,
 )
@@ -99,7 +99,7 @@ def summarise(seen: Seen) -> str:
             return "; ".join(target_lines(seen, datetime.now(UTC)))
         counted = f", {_by_state(seen.totals)} of {seen.runs}" if seen.runs > 1 else ""
         return f"{seen.job}: {describe_state(seen.state, seen.reason)}{counted}"
-    return f"{seen.stack}: {_by_state(seen.totals)}, {sum(worker.live for worker in seen.workers)} live workers"
+    return f"{seen.stack}: {_by_state(seen.totals)}, {count_noun(sum(worker.live for worker in seen.workers), 'live worker')}"
 
 
 def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> list[str]:
@@ -120,7 +120,7 @@ def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> l
         new = sum(failure.new for failure in seen.failures)
         many = " or more" if new >= FAILURES_SHOWN else ""
         title = "failed in the last day" + (f", {new}{many} since you last looked" if new else "")
-        lines += ["", f"{paint(title, 'red')}", *table_lines(_rows(seen.failures, FAILURE_COLUMNS))]
+        lines += ["", f"{paint(title, 'red')}", *table_lines(_rows(seen.failures, _FAILURE_TABLE))]
         lines.append(f"why: `runtime explain {seen.failures[0].task}`")
     return lines
 
@@ -133,7 +133,7 @@ def _experiment_lines(seen: ExperimentStatus, now: datetime) -> list[str]:
     if seen.workers:
         lines += ["", *_worker_table(seen.workers)]
     if seen.failures:
-        lines += ["", *table_lines(_rows(seen.failures, FAILURE_COLUMNS))]
+        lines += ["", *table_lines(_rows(seen.failures, _FAILURE_TABLE))]
         if seen.failures_left_out:
             lines.append(
                 f"and {format_count(seen.failures_left_out)} more: `runtime status {seen.experiment} --failed`"
@@ -259,6 +259,8 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> list[str]:
 
 
 FAILURE_COLUMNS: Columns = {"TASK": "task", "REASON": "reason", "WHEN": "at", "ERROR": "error", "ENTRY": "what"}
+_FAILURE_TABLE: Columns = {name: FAILURE_COLUMNS[name] for name in ("TASK", "REASON", "WHEN", "ENTRY", "ERROR")}
+"""The same with the longest text last, where nothing is padded to its length."""
 
 
 def _rows(items: Sequence[object], columns: Columns) -> list[dict[str, object]]:
@@ -378,7 +380,7 @@ def _native_pairs(seen: JobView) -> list[tuple[str, str | None]]:
         later = f", epoch {native.epoch}" if native.epoch > 1 else ""
         pairs.append(("native", f"{native.native_id}{later}{where}" + (f": {said}" if said else "")))
     if len(seen.natives) > 5:
-        pairs.append(("", f"and {len(seen.natives) - 5} more native jobs"))
+        pairs.append(("", f"and {count_noun(len(seen.natives) - 5, 'more native job')}"))
     return pairs
 
 

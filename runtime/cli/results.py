@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -13,7 +12,8 @@ from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
 from runtime.cli.jobs import is_job
-from runtime.cli.show import Columns, Output, Progress, format_value, is_terminal, note, print_list, progress
+from runtime.cli.printing import is_terminal, note, write_text
+from runtime.cli.show import Columns, Output, Progress, format_value, print_list, progress
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.results import TaskResult, read_result, read_results
 from runtime.errors import RequestRefused
@@ -118,14 +118,17 @@ _FIELDS = (
 def _write_csv(rows: Iterable[TaskResult]) -> None:
     """Write a line for each task. All are read first, because the metrics of all are the columns."""
     import csv
+    import io
 
     read = list(rows)
     metrics = list(dict.fromkeys(name for row in read for name in row.metrics))
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
     writer.writerow([*_FIELDS, *(f"metrics.{name}" for name in metrics)])
     for row in read:
         fields = [_csv_cell(getattr(row, name)) for name in _FIELDS]
         writer.writerow([*fields, *(row.metrics.get(name) for name in metrics)])
+    write_text(written.getvalue())
 
 
 def _csv_cell(value: object) -> object:

@@ -12,12 +12,14 @@ from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Columns, Output, confirm, format_count, note, print_list
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, confirm, format_count, print_list
 from runtime.client.identify import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
+from runtime.units import count_noun
 
 T = TypeVar("T")
 
@@ -77,7 +79,7 @@ def retry(
             experiment = get_experiment(failed, opened.records, last=last)
             marks = confirmed(
                 lambda: read_dead(opened.records, experiment, reasons=reasons),
-                lambda count: f"run {format_count(count)} failed tasks of `{experiment}` again",
+                lambda count: f"run {count_noun(count, 'failed task')} of `{experiment}` again",
                 yes=yes,
             )
             results: Iterable[Redriven] = redrive(opened, marks, now=now)
@@ -137,7 +139,7 @@ def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, y
         check_owner(status.entry, others=others, verb="retry")
         chosen = choose_runs(status, indices)
         if len(chosen) > 1:
-            confirm(f"run {format_count(len(chosen))} runs of job `{short(job.id)}` again", yes=yes)
+            confirm(f"run {count_noun(len(chosen), 'run')} of job `{short(job.id)}` again", yes=yes)
         done = retry_job(job, load_settings(), indices=chosen, progress=note)
     print_list([done], JOB_COLUMNS, output)
     if done.new:

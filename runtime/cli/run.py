@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from typing import Annotated, Any
 
 from typer import Argument
 
-from runtime.cli.show import encode, note
+from runtime.cli.printing import note_block, say_block, write_json
+from runtime.cli.show import encode
 from runtime.errors import RuntimeFailure, WorkFailed
 
 # Words after PROJECT WORKFLOW belong to the workflow, options and `--help` included.
@@ -40,7 +40,7 @@ def run(
         prepare_process(settings)
         call = bind_arguments(find_workflow(project, workflow, settings), args or [], name=name)
     except HelpAsked as asked:
-        sys.stdout.write(asked.text)
+        say_block(asked.text)
         return 0
     except (RuntimeFailure, KeyboardInterrupt):
         raise
@@ -65,7 +65,7 @@ def _explain(problem: Exception, what: str) -> WorkFailed:
         "importlib",
     ):
         frames = frames.tb_next
-    note("".join(traceback.format_exception(type(problem), problem, frames)).rstrip())
+    note_block("".join(traceback.format_exception(type(problem), problem, frames)).rstrip())
     text = " ".join(str(problem).split())
     return WorkFailed(f"{what}: {type(problem).__name__}" + (f": {text}" if text else ""))
 
@@ -81,4 +81,4 @@ def _print_value(value: object, name: str) -> None:
             facts=["it ran to its end", f"returned: {type(value).__name__}"],
             hint="return numbers, text, lists and dictionaries, or None, and write the rest to files",
         ) from None
-    sys.stdout.write(text + "\n")
+    write_json(text + "\n")

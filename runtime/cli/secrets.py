@@ -11,7 +11,8 @@ import typer
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Columns, Output, note, print_json, print_list
+from runtime.cli.printing import ask_secret, note
+from runtime.cli.show import Columns, Output, print_json, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.find import find_stack
@@ -169,10 +170,8 @@ def _read_value(name: str, file: Path | None) -> bytes:
     if sys.stdin is None or sys.stdin.closed:
         raise NotPossible("there is no standard input to read the value from", hint="name its file with `--file`")
     if sys.stdin.isatty():
-        import getpass
-
         try:
-            return getpass.getpass(f"value of `{name}`: ", stream=sys.stderr).encode()
+            return ask_secret(f"value of `{name}`: ").encode()
         except EOFError:
             raise RequestRefused("no value was typed, nothing was added", hint="try again") from None
     typed = sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""Prints for all commands: data on stdout (a table, plain lines, or JSON), words for people and progress on stderr.
+"""What all commands print alike: data on stdout (a table, plain lines, or JSON), questions and progress on stderr.
 
 On a terminal a list is an aligned table with a header. Elsewhere it is one line a row, with tabs between fields and
 no header, for `cut`, `awk` and `while read`. With `-o json` it is one array.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import os
 import sys
 import time
 import unicodedata
@@ -17,8 +16,21 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from runtime.cli.printing import (
+    ask,
+    draw_bar,
+    errors_on_terminal,
+    flush,
+    is_terminal,
+    note,
+    paint,
+    say,
+    say_block,
+    write_json,
+)
+from runtime.terminal import clean_line
 from runtime.units import format_duration, format_time
 from runtime.values import fields, is_dataclass
 
@@ -30,7 +42,6 @@ if TYPE_CHECKING:
 TABLE_ROWS = 500
 UNCHANGED_EVERY_S = 60.0
 """Pause between two lines of progress with the same count."""
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
 Columns: TypeAlias = "Mapping[str, str | Callable[[Any], object]]"
@@ -40,24 +51,6 @@ Columns: TypeAlias = "Mapping[str, str | Callable[[Any], object]]"
 class Output(StrEnum):
     TEXT = "text"
     JSON = "json"
-
-
-def is_terminal(stream: IO[str] | None = None) -> bool:
-    """Whether a person watches `stream` (stdout by default) in a terminal that can move its cursor."""
-    return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
-
-
-def paint(text: str, style: str, stream: IO[str] | None = None) -> str:
-    """Return `text` in a colour or in bold if `stream` is a terminal and `NO_COLOR` is unset."""
-    if not is_terminal(stream) or os.environ.get("NO_COLOR"):
-        return text
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
-
-
-def note(text: str) -> None:
-    """Print a message on stderr, apart from data."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 def note_skew(records: RecordStore) -> None:
@@ -80,7 +73,7 @@ def print_json(value: object) -> None:
     elif isinstance(value, list | tuple):
         _write_array(iter(value))
     else:
-        sys.stdout.write(_json(value, indent=2) + "\n")
+        write_json(_json(value, indent=2) + "\n")
 
 
 def read_columns(columns: Columns) -> dict[str, Callable[[Any], object]]:
@@ -100,11 +93,11 @@ def print_list(rows: Iterable[object], columns: Columns, output: Output = Output
         header = True
         while part := [[format_cell(cell(row)) for cell in cells] for row in itertools.islice(waiting, TABLE_ROWS)]:
             table = render_table(list(columns), part, shutil.get_terminal_size().columns)
-            sys.stdout.write(table if header else table.partition("\n")[2])
+            say_block(table if header else table.partition("\n")[2])
             header = False
     else:
         for row in rows:
-            sys.stdout.write("\t".join(format_cell(cell(row)) for cell in cells) + "\n")
+            say("\t".join(format_cell(cell(row)) for cell in cells))
 
 
 def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: str, width: int) -> int:
@@ -126,10 +119,10 @@ def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: st
         styles = {"ok": "green", "warn": "yellow", "fail": "red"}
         for each in count():
             verdict = paint(f"{each.verdict:<4}", styles[each.verdict])
-            sys.stdout.write(f"{verdict}  {getattr(each, name):<{width}}  {each.text}\n")
+            say(f"{verdict}  {getattr(each, name):<{width}}  {each.text}")
             if getattr(each, remedy):
-                sys.stdout.write(f"{'':<{width + 8}}{paint(f'{remedy}:', 'bold')} {getattr(each, remedy)}\n")
-            sys.stdout.flush()
+                say(f"{'':<{width + 8}}{paint(f'{remedy}:', 'bold')} {getattr(each, remedy)}")
+            flush()
     else:
         print_list(count(), {"VERDICT": "verdict", name.upper(): name, "FINDING": "text", remedy.upper(): remedy})
     if failed and output is Output.TEXT:
@@ -138,15 +131,18 @@ def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: st
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Render an aligned table, numbers to the right, cut to `width` columns at the widest cells."""
+    """Render an aligned table, numbers to the right, cut to `width` columns at the widest cells.
+
+    The last column is not padded, so a text without bounds belongs there.
+    """
     if not rows:
         return ""
-    widths = [max(_width(line[column]) for line in (header, *rows)) for column in range(len(header))]
+    widths = [min(width, max(_width(line[column]) for line in (header, *rows))) for column in range(len(header))]
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(header))]
     while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 12:
         widths[widths.index(max(widths))] -= 1
-    lines = [paint(_line(header, widths, numeric), "bold"), *(_line(row, widths, numeric) for row in rows)]
-    return "".join(line.rstrip() + "\n" for line in lines)
+    title, *lines = [_line(row, widths, numeric).rstrip() for row in (header, *rows)]
+    return "".join(f"{line}\n" for line in (paint(title, "bold"), *lines))
 
 
 def format_cell(value: object) -> str:
@@ -161,7 +157,7 @@ def format_cell(value: object) -> str:
         return format_duration(value)
     if isinstance(value, datetime):
         return format_ago(value) if is_terminal() else format_time(value)
-    return " ".join(str(value).split())
+    return clean_line(str(value))
 
 
 def format_count(number: float) -> str:
@@ -190,9 +186,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise NotPossible(f"{question}: nobody is there to answer", hint="pass `--yes` to go on")
-    sys.stderr.write(f"{question}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+    if ask(f"{question}? [y/N] ").strip().lower() not in {"y", "yes"}:
         raise NotPossible("not confirmed, nothing was done", hint="answer `y`, or pass `--yes`")
 
 
@@ -228,9 +222,9 @@ def progress(label: str, total: int | None = None, unit: str = "tasks", *, every
 
     The last line always has the final count, also after an interruption.
     """
-    if is_terminal(sys.stderr):
-        with _bar(label, total, unit) as bar:
-            yield bar
+    if errors_on_terminal():
+        with draw_bar(label, total, unit) as (drawn, task):
+            yield _RichBar(drawn, task)
         return
     lines = ProgressLines(label, total, unit, every=every)
     try:
@@ -273,13 +267,16 @@ class ProgressLines:
         if self._said != self._done:
             self._say(self._clock())
 
+    def _name(self, count: int) -> str:
+        return self._unit.removesuffix("s") if count == 1 else self._unit
+
     def _say(self, now: float) -> None:
         self._said = self._done
-        parts = [f"{format_count(self._done)} {self._unit}"]
+        parts = [f"{format_count(self._done)} {self._name(self._done)}"]
         rate = self._done / (now - self._started) if now > self._started else 0.0
         if self._total:
             parts = [
-                f"{format_count(self._done)} of {format_count(self._total)} {self._unit}",
+                f"{format_count(self._done)} of {format_count(self._total)} {self._name(self._total)}",
                 f"{100 * self._done // self._total} %",
             ]
         if rate:
@@ -287,24 +284,6 @@ class ProgressLines:
         if rate and self._total and self._total > self._done:
             parts.append(f"{format_duration((self._total - self._done) / rate)} left")
         self._write(f"{self._label}: {', '.join(parts)}")
-
-
-@contextmanager
-def _bar(label: str, total: int | None, unit: str) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    ]
-    with RichProgress(*columns, console=Console(stderr=True), refresh_per_second=8) as rich_progress:
-        yield _RichBar(rich_progress, rich_progress.add_task(label, total=total))
 
 
 class _RichBar:
@@ -322,9 +301,9 @@ class _RichBar:
 def _write_array(items: Iterator[object]) -> None:
     before = "[\n"
     for item in items:
-        sys.stdout.write(before + "  " + _json(item))
+        write_json(before + "  " + _json(item))
         before = ",\n"
-    sys.stdout.write("[]\n" if before == "[\n" else "\n]\n")
+    write_json("[]\n" if before == "[\n" else "\n]\n")
 
 
 def _json(value: object, indent: int | None = None) -> str:
@@ -344,8 +323,11 @@ def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) 
 
 
 def _fit(cell: str, width: int, right: bool) -> str:
-    while _width(cell) > width:
-        cell = cell.removesuffix("…")[:-1] + "…"
+    if _width(cell) > width:
+        cell = cell[: width - 1]
+        while cell and _width(cell) > width - 1:
+            cell = cell[:-1]
+        cell += "…"
     padding = " " * (width - _width(cell))
     return padding + cell if right else cell + padding
 
@@ -361,33 +343,6 @@ def _width(text: str) -> int:
 
 def _is_number(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "", 1).removesuffix("%").strip().isdigit()
-
-
-LINE_BYTES: Final = 10_000
-"""Most bytes of a line on a terminal."""
-
-
-def cut_lines(pieces: Iterator[bytes], limit: int = LINE_BYTES) -> Iterator[bytes]:
-    """Yield the pieces with long lines cut, and the number of bytes left out of each."""
-    length = 0
-    for piece in pieces:
-        shown = []
-        for line in piece.splitlines(keepends=True):
-            ends = line.endswith((b"\n", b"\r"))
-            text = line[:-1] if ends else line
-            shown.append(text[: max(0, limit - length)])
-            length += len(text)
-            if ends:
-                shown.append(_rest(length - limit) + line[-1:])
-                length = 0
-        if whole := b"".join(shown):
-            yield whole
-    if length > limit:
-        yield _rest(length - limit)
-
-
-def _rest(count: int) -> bytes:
-    return b" [%d more bytes of this line]" % count if count > 0 else b""
 
 
 def cut_line(line: str, limit: int = 500) -> str:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.show import Columns, Output, confirm, format_ago, format_count, note, print_json, print_list
+from runtime.cli.printing import note, say
+from runtime.cli.show import Columns, Output, confirm, format_ago, print_json, print_list
 from runtime.config import load_settings, remember_stack
 from runtime.errors import NotPossible
 from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput
 from runtime.stack.find import LOCAL, FoundStack, find_stack, list_stacks, pull_stack, read_stack
+from runtime.units import count_noun
 
 if TYPE_CHECKING:
     from runtime.stack.publish import Publication
@@ -56,7 +58,7 @@ def show(name: OptionalName = None, stack: StackOption = None, output: OutputOpt
         print_json(found.contract)
         return
     for label, text in _lines(found):
-        print(f"{label:<12}{text}")
+        say(f"{label:<12}{text}")
 
 
 @app.command()
@@ -198,7 +200,7 @@ def diff(
             "NEW": lambda change: _leaf_text(change.new),
         }
         print_list(changes, columns)
-        note(f"{format_count(len(changes))} differences" if changes else "the two contracts are the same")
+        note(count_noun(len(changes), "difference") if changes else "the two contracts are the same")
     return 1 if changes else 0
 
 

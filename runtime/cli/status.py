@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +15,8 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import IndexOption, OnOption, is_job
-from runtime.cli.show import Output, is_terminal, note, print_json, print_list
+from runtime.cli.printing import draw_screen, flush, is_terminal, note, say
+from runtime.cli.show import Output, print_json, print_list
 from runtime.client.identify import Identity, Kind, identify, recall_last
 from runtime.client.tasks.standing import WorkerStatus, read_worker
 from runtime.client.tasks.status import (
@@ -88,6 +88,8 @@ def status(
     if index is not None:
         raise RequestRefused("`--index` is a run of a job", hint="runtime status j-91c0 --index 3")
     with open_stack(stack, queue=queue) as opened:
+        if queue is not None:
+            opened.existing_queue()
         last = recall_last(opened.settings.data_dir, opened.name)
         found = identify(what, opened.records, last=last) if what else None
         if failed and (found is None or found.kind is not Kind.EXPERIMENT):
@@ -108,7 +110,7 @@ def status(
     elif failed and isinstance(seen, ExperimentStatus):
         print_list(seen.failures, FAILURE_COLUMNS)
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in render(seen, datetime.now(UTC))))
+        say(*render(seen, datetime.now(UTC)))
     if isinstance(seen, Board) and output is Output.TEXT:
         _remember_look(opened)
     return 0
@@ -135,7 +137,7 @@ def _job_status(
             known = {"job": silent.job, "target": place.name, "kind": place.kind, "problem": problem}
             print_json({**known, "state": "unknown"})
         elif not failed:
-            sys.stdout.write(f"{silent.job} · {place.name} ({place.kind}) · unknown\n")
+            say(f"{silent.job} · {place.name} ({place.kind}) · unknown")
         raise
     with opened as job:
         read = partial(read_job, job, index=index, failed_only=failed)
@@ -147,7 +149,7 @@ def _job_status(
     elif failed:
         print_list(seen.indices, INDEX_COLUMNS)
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in job_lines(seen, datetime.now(UTC))))
+        say(*job_lines(seen, datetime.now(UTC)))
     _ensure_answered(seen.target, seen.problem)
     return 0
 
@@ -165,7 +167,7 @@ def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int
     if output is Output.JSON:
         print_json(seen)
     elif seen.jobs or not seen.problem:
-        sys.stdout.write("".join(f"{line}\n" for line in target_lines(replace(seen, problem=None), datetime.now(UTC))))
+        say(*target_lines(replace(seen, problem=None), datetime.now(UTC)))
     _ensure_answered(seen.target, seen.problem)
     return 0
 
@@ -285,22 +287,14 @@ def _screen() -> Iterator[Callable[[Seen], None]]:
     if not is_terminal():
         said = [""]
 
-        def say(seen: Seen) -> None:
+        def tell(seen: Seen) -> None:
             line = summarise(seen)
             if line != said[0]:
-                sys.stdout.write(line + "\n")
-                sys.stdout.flush()
+                say(line)
+                flush()
             said[0] = line
 
-        yield say
+        yield tell
         return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
-
-        def draw(seen: Seen) -> None:
-            live.update(Text.from_ansi("\n".join(render(seen, datetime.now(UTC)))), refresh=True)
-
-        yield draw
+    with draw_screen() as draw:
+        yield lambda seen: draw(render(seen, datetime.now(UTC)))

@@ -13,7 +13,8 @@ from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
+from runtime.cli.printing import note, say, write_json
+from runtime.cli.show import Output, format_count, note_skew, print_json, progress
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.units import count_noun
@@ -211,11 +212,11 @@ class _Request:
         check_readable(self.source)
 
     def choose_experiment(self) -> str:
-        from runtime.tasks.model import check_experiment
+        from runtime.tasks.model import check_new_experiment
         from runtime.tasks.sources import name_experiment
 
         if self.experiment is not None:
-            return check_experiment(self.experiment)
+            return check_new_experiment(self.experiment)
         return DEFAULT_EXPERIMENT if self.source is None else name_experiment(self.source)
 
     def count(self) -> int | None:
@@ -331,7 +332,7 @@ def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
         return 0
     count = 0
     for task in tasks:
-        print(encode_task(task))
+        write_json(encode_task(task) + "\n")
         count += 1
     note(f"dry run: {count_noun(count, 'task')}, nothing submitted")
     return 0
@@ -368,6 +369,8 @@ def _submit(
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
+        if new := opened.describe_new(target):
+            note(f"note: {new}")
         check_priority(options.priority, target.name, target.traits)
         code = _take_code(wanted, target.records, opened.settings)
         tasks = request.make_tasks(options, code)
@@ -414,7 +417,7 @@ def _finish(done: Submission, output: Output) -> int:
     if output is Output.JSON:
         print_json(_submission_fields(done))
     elif done.tasks or done.count:
-        print(done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment)
+        say(done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment)
     return 0
 
 

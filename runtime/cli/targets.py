@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, new_app
-from runtime.cli.show import Columns, Output, paint, print_checks, print_json, print_list
+from runtime.cli.printing import paint, say
+from runtime.cli.show import Columns, Output, print_checks, print_json, print_list
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
@@ -85,12 +86,12 @@ def show(
         return
     for name in ("target", "kind", "where", "records", "stack", "settings", "defaults"):
         if fields[name]:
-            print(f"{paint(f'{name:<11}', 'dim')} {fields[name]}")
+            say(f"{paint(f'{name:<11}', 'dim')} {fields[name]}")
     for title, table in (("job fields", launcher.keeps), ("interruptions", interrupts)):
         if table:
-            print(f"\n{paint(title, 'bold')}")
+            say("", paint(title, "bold"))
             for name, support in sorted(table.items()):
-                print(f"  {name:<28} {support.fidelity:<8} {support.how}")
+                say(f"  {name:<28} {support.fidelity:<8} {support.how}")
 
 
 def _describe_fields(table: Mapping[str, FieldSupport]) -> dict[str, Any]:

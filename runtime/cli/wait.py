@@ -14,7 +14,8 @@ from typer import Argument, Option
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import OnOption, detached, is_job, open_job, short, stuck_teller
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import Output, describe_state, format_count, note, print_json, progress
+from runtime.cli.printing import note
+from runtime.cli.show import Output, describe_state, format_count, print_json, progress
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.make import read_span
 from runtime.errors import InfrastructureFailure, RequestRefused

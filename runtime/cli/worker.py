@@ -30,6 +30,7 @@ SIGTERM, Ctrl-C or a preemption notice: attempts are asked to checkpoint, get th
 queue without spending their failure budget. A second signal ends them now.
 Exit codes: 0 drained or asked to stop, 1 too many tasks failed in a row, 2 refused, 3 infrastructure failed.
 """
+MOST_DIGITS = 18
 _UNKNOWN = re.compile(r"unrecognized arguments: (\S+)")
 _INVALID_CHOICE = re.compile(
     r"argument (?P<option>\S+): invalid choice: '(?P<value>.*?)' \(choose from (?P<known>.*)\)"
@@ -98,7 +99,7 @@ def build_parser() -> Parser:
     add("--accept", metavar="KINDS", help="kinds of tasks to run: workflow,command,function (all)")
     add("--labels", action="append", default=[], metavar="K=V", help="shown by `runtime status`; may be repeated")
     add("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics; 0 picks a port")
-    add("--metrics-host", default="0.0.0.0", metavar="HOST", help="address to serve them on (all)")
+    add("--metrics-host", metavar="HOST", help="address to serve them on; 0.0.0.0 or :: for all (127.0.0.1)")
     add("--durability", choices=["full", "normal"], help="normal: a power cut may undo the last settlements (full)")
     add("--look-ahead", type=_from_zero, metavar="N", help="tasks to hold beyond the slots (default: a second's worth)")
     add("--log-format", choices=["auto", "human", "json"], default="auto", help="lines on stderr (auto)")
@@ -140,7 +141,9 @@ def _read_options(arguments: object) -> WorkerOptions:
     once = bool(get("once"))
     if once and idle is None:
         idle = timedelta(seconds=10)
-    port = get("metrics_port")
+    port, host = get("metrics_port"), get("metrics_host")
+    if host is not None and port is None:
+        raise RequestRefused("`--metrics-host` goes with `--metrics-port`", hint="--metrics-port 9100")
     return WorkerOptions(
         slots=_slots(get("slots") or "1"),
         gpus_per_slot=_gpus(get("gpus_per_slot") or "0"),
@@ -155,19 +158,23 @@ def _read_options(arguments: object) -> WorkerOptions:
         labels=dict(_label(text) for text in get("labels") or []),
         look_ahead=0 if once else get("look_ahead"),
         owns_process=True,
-        metrics_address=None if port is None else (get("metrics_host") or "", port),
+        metrics_address=None if port is None else (host or "127.0.0.1", port),
     )
 
 
 def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise InvalidValue("number of tasks", text, "1 or more")
-    return number
+    if not _is_whole(text) or int(text) < 1:
+        raise InvalidValue("number of tasks", text, "a whole number from 1")
+    return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether `text` is a number from 0 that is short enough for Python to read."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _from_zero(text: str) -> int:
-    if not text.isdecimal():
+    if not _is_whole(text):
         raise InvalidValue("number", text, "a whole number from 0")
     return int(text)
 
@@ -175,7 +182,7 @@ def _from_zero(text: str) -> int:
 def _slots(text: str) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"
-    if not text.isdecimal() or int(text) < 1:
+    if not _is_whole(text) or int(text) < 1:
         raise InvalidValue("number of slots", text, "a whole number from 1, or auto")
     return int(text)
 

@@ -22,6 +22,7 @@ from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
 from runtime.shim import tree
+from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -163,8 +164,11 @@ class FilesDiffer(NotPossible):
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.names = list(names)
+        differ = (
+            "differs from what was written, and was" if len(names) == 1 else "differ from what was written, and were"
+        )
         super().__init__(
-            f"{len(names)} files in `{folder}` differ from what was written, and were left as they are",
+            f"{count_noun(len(names), 'file')} in `{folder}` {differ} left as found",
             facts=list(names)[:10],
             hint="name another folder, or `--overwrite`",
         )

@@ -19,6 +19,7 @@ from runtime.owners import write_private
 from runtime.records.base import ExperimentSeen, RecordStore, StoredTask
 from runtime.tasks.model import Task, experiment_digest
 from runtime.tasks.wire import decode_task
+from runtime.terminal import Log
 from runtime.values import dataclass
 
 SHORTEST_PREFIX: Final = 4
@@ -210,9 +211,7 @@ def _manifest_lines(records: RecordStore, task_id: str) -> Iterator[str]:
 
 @functools.cache
 def _say_once(problem: str) -> None:
-    import logging  # only when there is something to say: loading it takes as long as all of this module
-
-    logging.getLogger(__name__).warning("%s; passed over", problem)
+    Log(__name__).warning("%s; passed over", problem)
 
 
 def _choose(text: str, kind: Kind, names: Sequence[str]) -> Identity:

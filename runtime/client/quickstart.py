@@ -39,6 +39,7 @@ from runtime.stack.find import LOCAL
 from runtime.stack.open import OpenStack, open_stack
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
+from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 
 EXPERIMENT: Final = "curation"
@@ -119,12 +120,12 @@ def run_quickstart(
         fleet.start(workers)
         shards = _make_shards(project, path)
         show.say(
-            f"{shards['files']:,} files, {shards['bytes'] / 1e6:.1f} MB below {shards['root']}, in {shards['shards']} shards"
+            f"{count_noun(shards['files'], 'file')}, {shards['bytes'] / 1e6:.1f} MB below {shards['root']}, in {count_noun(shards['shards'], 'shard')}"
         )
         queue = stack.queue()
         tasks = list(_read_lines(project / "shards/tasks.jsonl"))
         mapped = submit(tasks, experiment=EXPERIMENT, queue=queue, snapshot=project)
-        show.say(f"{mapped.new} tasks submitted; {workers} worker{'s run' if workers > 1 else ' runs'} them")
+        show.say(f"{count_noun(mapped.new, 'task')} submitted, run by {count_noun(workers, 'worker')}")
         killed, running = _watch_map(show, mapped, stack.records, fleet, kill=kill)
         records = _records_of(mapped, stack.records)
         inputs = project / "inputs.txt"
@@ -258,7 +259,7 @@ def _records_of(submission: Submission, store: RecordStore) -> list[Record]:
         if record.state is not TaskState.SUCCEEDED:
             raise WorkFailed(
                 f"task `{record.task_id}` ended as {record.state}: {record.message}",
-                facts=[f"after {record.attempts} attempts, the last on worker {record.worker}"],
+                facts=[f"after {count_noun(record.attempts, 'attempt')}, the last on worker {record.worker}"],
                 hint="`runtime quickstart --keep`, then `runtime logs` in the folder that it names",
             )
         records.append(record)
@@ -352,7 +353,7 @@ class _Fleet:
 
     def explain_stall(self, done: int, total: int) -> InfrastructureFailure:
         return InfrastructureFailure(
-            f"nothing was recorded for {STALLED_AFTER_S:.0f} s, with {done} of {total} tasks done",
+            f"nothing was recorded for {STALLED_AFTER_S:.0f} s, with {done} of {count_noun(total, 'task')} done",
             facts=[f"worker {each.number}: {line}" for each in self._alive() for line in _tail(each.log)[-1:]],
             hint="`runtime quickstart --keep` keeps the folder with the logs",
         )

@@ -27,12 +27,14 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as problem:
         raise NotPossible(f"cannot read `array.file` `{path}`: {(problem.strerror or str(problem)).lower()}") from None
+    from runtime.tasks.wire import unique_keys
+
     found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=unique_keys)
         except ValueError as problem:
             raise NotPossible(f"`{path}` line {number} is no JSON: {problem}") from None
         if not isinstance(value, dict):

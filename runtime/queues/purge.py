@@ -7,7 +7,6 @@ either covered and ended, or not covered and run.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,9 +21,10 @@ from runtime.tasks.history import Record, cancelled_record, mark_of
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.tasks.wire import read_line
+from runtime.terminal import Log
 from runtime.values import dataclass, replace
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 ENDED_AT_ONCE: Final = 32
 """Each costs two requests to a bucket, or two files that are synced."""

@@ -15,6 +15,7 @@ from runtime.records.base import ManifestPart, ManifestStore
 from runtime.records.orders import FIRST_OWN_NUMBER, Control
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task
+from runtime.terminal import Log
 
 _OUR_LINE: Final = re.compile(r'\{"schema":1,"id":"t-([0-9a-f]{16})[0-9a-f]{8}"')
 
@@ -108,9 +109,7 @@ class Coverage:
         except InfrastructureFailure as problem:
             if problem.retryable:
                 raise
-            import logging
-
-            logging.getLogger(__name__).warning(
+            Log(__name__).warning(
                 "an order covers a part that cannot be read, and its tasks are run: %s", problem.message
             )
             return ()

@@ -16,6 +16,7 @@ from runtime.records.base import ExperimentSeen, ManifestPart
 from runtime.records.blobs import PAUSES_S, BlobInfo, Blobs
 from runtime.records.layout import BLOB, EXPERIMENT, PART, experiment_key, experiment_of, matched
 from runtime.tasks.model import experiment_digest, hex_digest
+from runtime.terminal import Log
 from runtime.values import replace
 
 # Loading executors takes a while, and a worker on the embedded file never uses them.
@@ -111,9 +112,7 @@ class Objects:
     def _report(self, key: str, problem: str) -> None:
         if key not in self._reported and len(self._reported) < REPORTED:
             self._reported.add(key)
-            import logging  # only when there is something to report: loading it takes as long as all of this module
-
-            logging.getLogger(__name__).warning("%s; passed over", problem)
+            Log(__name__).warning("%s; passed over", problem)
 
     def _read_all(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """Keys and their data, in order, without objects that were removed meanwhile."""

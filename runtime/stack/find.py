@@ -40,6 +40,7 @@ from runtime.outputs import (
 )
 from runtime.owners import check_trusted, is_ours, write_private
 from runtime.queues.base import DEFAULT_QUEUE
+from runtime.terminal import Log
 from runtime.units import format_duration, format_time, parse_time
 from runtime.values import dataclass, field
 
@@ -319,9 +320,7 @@ def _say_cached(cached: FoundStack, why: str) -> FoundStack:
 
 
 def _warn(text: str) -> None:
-    import logging  # Imported on demand: a worker starts without it.
-
-    logging.getLogger(__name__).warning(text)
+    Log(__name__).warning(text)
 
 
 def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefused:

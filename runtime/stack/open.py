@@ -43,6 +43,8 @@ class OpenStack:
         self.outputs = found.outputs
         self.settings = settings
         self.default_queue = queue or settings.queue or DEFAULT_QUEUE
+        if self.default_queue not in self.outputs.queues:
+            _check_name(self.default_queue)
         self._durability: Durability = durability or settings.durability
         self._queues: dict[str, Queue] = {}
         self._records: RecordStore | None = None
@@ -76,6 +78,43 @@ class OpenStack:
         if name not in self._queues:
             self._queues[name] = self._open_queue(name)
         return self._queues[name]
+
+    def existing_queue(self) -> Queue:
+        """Return the default queue. Raises `UnknownName` if nobody has used it, and `NotPossible` without its file.
+
+        A queue of an embedded file begins with its first task or with a worker that serves it.
+        """
+        if self.default_queue.startswith("sqlite:"):
+            path = Path(self.default_queue[len("sqlite:") :].partition("#")[0]).expanduser()
+            if path.name and not path.exists():
+                raise NotPossible(f"there is no task file `{path}`", hint="the first `runtime submit` there makes it")
+        queue = self.queue()
+        known = self._find_others(queue)
+        if known is not None:
+            hint = f"its first task makes it: `runtime submit --queue {queue.name}`"
+            raise UnknownName("queue", queue.name, known, where=f"in stack `{self.name}`", hint=hint)
+        return queue
+
+    def describe_new(self, queue: Queue) -> str | None:
+        """Return what to say of an embedded queue that nobody has used, to notice a misspelt name; None for any other."""
+        others = self._find_others(queue)
+        if others is None:
+            return None
+        return (
+            f"queue `{queue.name}` is new in stack `{self.name}`, beside {', '.join(others)}: tasks wait there for "
+            f"`runtime worker --queue {queue.name}`"
+        )
+
+    def _find_others(self, queue: Queue) -> list[str] | None:
+        """Return the known queues of the file if `queue` is none of them; None if it is, or does not lie in a file."""
+        if queue.traits.kind != "sqlite" or queue.name == DEFAULT_QUEUE:
+            return None
+        from runtime.queues.sqlite.queue import SqliteQueue
+
+        known = {DEFAULT_QUEUE, *(queue.list_queues() if isinstance(queue, SqliteQueue) else ())}
+        if queue.name not in known:
+            known |= {seen.queue for seen in queue.records.workers()}
+        return None if queue.name in known else sorted(known)
 
     def queue_names(self) -> list[str]:
         """List the stack's queues. The local stack lists the default queue, though any name makes another."""
@@ -220,5 +259,25 @@ class OpenStack:
         return open_records(url)
 
 
+def _check_name(name: str) -> None:
+    """Refuse a name that is a misspelt URL: in the local stack any name makes a queue, which nobody would serve."""
+    if _is_queue_url(name) or not (":" in name or "/" in name):
+        return
+    import difflib
+
+    kind, colon, rest = name.partition(":")
+    near = difflib.get_close_matches(kind.lower(), _KINDS, n=1) if colon else []
+    meant = f"{near[0]}:{rest.removeprefix('//')}" if near else f"sqlite:{name}" if name.endswith(".db") else None
+    raise InvalidValue(
+        "queue",
+        name,
+        "a name without `:` and `/`, or a URL: sqlite:/path/to/file.db#name, pubsub:projects/P/subscriptions/S?topic=T",
+        hint=f"did you mean `{meant}`?" if meant else None,
+    )
+
+
+_KINDS = ("sqlite", "pubsub")
+
+
 def _is_queue_url(text: str) -> bool:
-    return text.startswith(("sqlite:", "pubsub:"))
+    return text.startswith(tuple(f"{kind}:" for kind in _KINDS))

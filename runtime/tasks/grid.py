@@ -17,6 +17,8 @@ _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 MOST_VALUES = 1_000_000
 """The limit of one option; its values are held in memory."""
 MOST_COMBINATIONS = 100_000_000
+_MOST_DIGITS = 18
+_TOO_MANY = "for more, let a program write each combination as a line: `runtime submit --from FILE`"
 ALLOWED = "NAME=VALUE,VALUE…, NAME=START:END (END left out), NAME=START:END:STEP or NAME=[JSON array]"
 
 
@@ -60,7 +62,7 @@ def parse_grid(options: Sequence[str]) -> Grid:
     if count > MOST_COMBINATIONS:
         raise RequestRefused(
             f"the grid has {count:,} combinations, and {MOST_COMBINATIONS:,} at most are taken",
-            hint="fewer or shorter axes, or a few submissions",
+            hint=_TOO_MANY,
         )
     return Grid(axes)
 
@@ -104,19 +106,28 @@ def _parse_axis(option: str) -> Axis:
         raise InvalidValue("grid", option, ALLOWED)
     if text.startswith("["):
         return Axis(name, _json_values(option, text))
-    values: list[str] | tuple[str, ...] = [value for piece in text.split(",") for value in _piece_values(option, piece)]
-    return Axis(name, tuple(values))
+    pieces = [_piece_values(option, piece) for piece in text.split(",")]
+    if sum(map(len, pieces)) > MOST_VALUES:
+        raise InvalidValue("grid", _shorten(option), f"{MOST_VALUES:,} values at most", hint=_TOO_MANY)
+    return Axis(name, tuple(str(value) for values in pieces for value in values))
 
 
-def _piece_values(option: str, piece: str) -> Sequence[str]:
+def _shorten(option: str) -> str:
+    return option if len(option) <= 200 else f"{option[:200]}…"
+
+
+def _piece_values(option: str, piece: str) -> Sequence[int] | Sequence[str]:
+    """Return the values of a piece; those of a range are not spelled yet, as they may be too many."""
     if matched := _RANGE.fullmatch(piece):
+        if max(len(number or "") for number in matched.groups()) > _MOST_DIGITS:
+            raise InvalidValue(
+                "grid", _shorten(option), f"a range of numbers of at most {_MOST_DIGITS} characters", hint=_TOO_MANY
+            )
         start, end, step = int(matched[1]), int(matched[2]), int(matched[3] or 1)
         numbers = range(start, end, step) if step else range(0)
         if not numbers:
             raise InvalidValue("grid", option, f"a range that is not empty; `{piece}` holds no number")
-        if numbers[MOST_VALUES:]:
-            raise InvalidValue("grid", option, f"a range of {MOST_VALUES:,} numbers at most")
-        return [str(number) for number in numbers]
+        return numbers
     if not piece:
         raise InvalidValue("grid", option, f'{ALLOWED}; an empty value is written as [""]')
     return [piece]

@@ -555,6 +555,18 @@ def check_experiment(name: str) -> str:
     return name
 
 
+def check_new_experiment(name: str) -> str:
+    """The name itself, or `InvalidValue`; also where commands would take the name for the id of something else.
+
+    For new submissions alone: experiments of other producers and of earlier releases have the names that they have.
+    """
+    check_experiment(name)
+    if name == "last" or name.startswith("w-") or is_id(name) or re.fullmatch("j-[0-9a-f]*", name):
+        allowed = "a name that is neither `last` nor the id of a task, a worker or a job"
+        raise InvalidValue("experiment", name, allowed, hint=f"name another, such as `--experiment of-{name}`")
+    return name
+
+
 def no_seconds(name: str, value: object) -> InvalidTask:
     least, most = LIMITS[name]
     return InvalidTask(name, f"is {show_value(value)}, expected seconds above {least} and below {most:,}")

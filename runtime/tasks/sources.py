@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
-from runtime.tasks.model import Task, Terms, check_experiment
+from runtime.tasks.model import Task, Terms, check_new_experiment
 from runtime.tasks.typed_secrets import refuse_secrets
 from runtime.tasks.wire import decode_task
 
@@ -29,7 +29,7 @@ def name_experiment(source: str) -> str:
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     name = "".join(char if char.isalnum() or char in "-_.+@=" else "-" for char in name)[:128].lstrip(".")
-    return check_experiment(name or "tasks")
+    return check_new_experiment(name or "tasks")
 
 
 def check_readable(source: str) -> None:

@@ -161,7 +161,9 @@ def decode_task(
     (a foreign message's own id), or from its entry.
     """
     try:
-        fields = _decode(data)
+        fields = _decode(data) if line is None else json.loads(data, object_pairs_hook=unique_keys)
+    except KeyTwice as twice:
+        raise InvalidTask(twice.key, "is given twice", line=line) from None
     except (TypeError, ValueError, RecursionError) as problem:
         raise InvalidTask("json", f"cannot be read: {problem}", line=line) from None
     return parse_task(fields, defaults=defaults, fallback_key=fallback_key, line=line)
@@ -300,6 +302,21 @@ def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
         submitted_at=values.get("submitted_at", defaults.submitted_at),
         extra=NOTHING if extra is None else extra,
     )
+
+
+class KeyTwice(ValueError):
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"`{key}` is given twice")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of a line that a person or their program wrote; `json` would drop all but the last of equal keys."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        raise KeyTwice(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+    return made
 
 
 _scan = json.JSONDecoder().raw_decode

@@ -16,7 +16,7 @@ from runtime.records.base import KeptOutputs
 from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.tasks.verdict import Drop, Settle, backoff, counts_against_worker, judge_end
-from runtime.units import format_size
+from runtime.units import count_noun, format_size
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.dispatch import Dispatch
@@ -259,7 +259,7 @@ class Ending:
             # the tasks may be to blame.
             wait = min(wait, LONGEST_PAUSE_S)
         elif failed >= most:
-            why = f"{failed} tasks in a row failed and none succeeded (--max-consecutive-failures {most})"
+            why = f"{count_noun(failed, 'task')} in a row failed and none succeeded (--max-consecutive-failures {most})"
             self._services.leaving.decide(why, 1)
             return
         self._dispatch.pause_until = now + wait

@@ -1,7 +1,7 @@
 """A worker's numbers for Prometheus, through the official client, which is imported only if a port is given.
 
-The page is served on all interfaces unless another address is named, because the Prometheus server scrapes from
-elsewhere. It holds counts, times and the queue's name: no arguments, no ids of tasks, no messages.
+The page is served to this machine alone unless an address is named, because everyone who reaches it can read it. It
+holds counts, times and the queue's name: no arguments, no ids of tasks, no messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.tasks.model import TaskState
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
 
-ALL_INTERFACES: Final = "0.0.0.0"
+THIS_MACHINE: Final = "127.0.0.1"
 MOST_PORT: Final = 65535
 
 DURATIONS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1800, 7200, 28800, 86400)
@@ -29,6 +29,8 @@ class WorkerMetrics:
 
     port: int | None = None
     """The port of the page; None if it is not served."""
+    url: str | None = None
+    """Address of the page; None if it is not served."""
 
     def set_slots(self, count: int) -> None: ...
     def set_running(self, count: int) -> None: ...
@@ -52,8 +54,8 @@ class WorkerMetrics:
 def open_metrics(address: tuple[str, int] | None, *, queue: str) -> WorkerMetrics:
     """Serve the page at `address`, host and port, or count nothing if `address` is None.
 
-    An empty host means all interfaces; port 0 takes a free one, which `port` then has. Raises `NotPossible` if the
-    port is taken or the address is not this machine's.
+    An empty host means this machine alone, `0.0.0.0` or `::` every address that it has; port 0 takes a free one, which
+    `port` then has. Raises `NotPossible` if the port is taken or the address is not this machine's.
     """
     return WorkerMetrics() if address is None else PrometheusMetrics(address, queue=queue)
 
@@ -68,6 +70,8 @@ class PrometheusMetrics(WorkerMetrics):
         prometheus.ProcessCollector(registry=self._registry)
         self._server = _serve(address, self._registry)
         self.port = self._server.server_address[1]
+        host = address[0].strip("[]") or THIS_MACHINE
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
 
         def gauge(name: str, text: str) -> Any:
             return prometheus.Gauge(name, text, ["queue"], registry=self._registry).labels(queue)
@@ -166,24 +170,28 @@ def _serve(address: tuple[str, int], registry: Any) -> ThreadingHTTPServer:
     class Server(ThreadingHTTPServer):
         allow_reuse_port = False
         daemon_threads = True
-        address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
 
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(self)
-            self.server_name, self.server_port = address[0], self.server_address[1]
+            self.server_name, self.server_port = host, self.server_address[1]
 
-    host, port = address[0] or ALL_INTERFACES, address[1]
+    host, port = address[0].strip("[]") or THIS_MACHINE, address[1]
     if not 0 <= port <= MOST_PORT:
         raise InvalidValue("port", port, f"0 to {MOST_PORT}")
     try:
-        server = Server((host, port), MetricsHandler.factory(registry))
-    except OSError as problem:
+        # A name may have addresses of both families; the first is the one that a client tries first.
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        Server.address_family = family
+        server = Server((str(place[0]), port), MetricsHandler.factory(registry))
+    except (OSError, ValueError) as problem:  # A name that no resolver can be asked for is a `ValueError`.
         raise _explain(problem, host, port) from problem
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
 
 
-def _explain(problem: OSError, host: str, port: int) -> NotPossible:
+def _explain(problem: OSError | ValueError, host: str, port: int) -> NotPossible:
+    if isinstance(problem, ValueError):
+        problem = OSError(None, "no name of a host")
     if problem.errno == errno.EADDRINUSE:
         return NotPossible(
             f"cannot serve metrics on port {port}: it is taken",
@@ -196,5 +204,6 @@ def _explain(problem: OSError, host: str, port: int) -> NotPossible:
         )
     return NotPossible(
         f"cannot serve metrics on `{host}:{port}`: {problem.strerror or problem}",
-        hint="leave the address out to serve on all interfaces",
+        facts=["the host is a name or an address of this machine; `0.0.0.0` and `::` are all of its addresses"],
+        hint="`--metrics-host 127.0.0.1` serves this machine alone, and so does leaving it out",
     )

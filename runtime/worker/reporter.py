@@ -22,6 +22,7 @@ from runtime.errors import RuntimeFailure, StoreBroken
 from runtime.reasons import Budget, EndReason
 from runtime.tasks.model import Task, TaskState, describe_entry
 from runtime.tasks.verdict import PREEMPTION_BUDGET, Again, Drop, Settle, Verdict
+from runtime.terminal import clean_line
 from runtime.units import count_noun, format_duration, format_time
 from runtime.worker.slots import Slot, describe_slots
 
@@ -110,8 +111,8 @@ class Reporter:
         text = f"{worker} serves queue `{queue}` with {describe_slots(slots)}"
         self._line("worker", "worker_started", text, slots=len(slots))
 
-    def serving_metrics(self, port: int) -> None:
-        self._line("worker", "metrics_served", f"metrics at http://localhost:{port}/metrics", port=port)
+    def serving_metrics(self, url: str, port: int) -> None:
+        self._line("worker", "metrics_served", f"metrics at {url}", url=url, port=port)
 
     def draining(self, reason: str, running: int, grace_s: float) -> None:
         """Log that the worker leases no more. `grace_s` is 0 if it leaves by itself."""
@@ -357,7 +358,7 @@ class Reporter:
         if self._colour:
             style = _COLOURS.get(word) or ("33" if word in _YELLOW else "2")
             padded, at = f"\x1b[{style}m{padded}\x1b[0m", f"\x1b[2m{at}\x1b[0m"
-        return f"{at} {padded}  {text}"
+        return f"{at} {padded}  {clean_line(text)}"
 
 
 def describe_retry(again: Again, task: Task, now: datetime) -> str:
@@ -400,8 +401,5 @@ def _name(problem: Exception | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Remove line breaks, and the control characters that could move a terminal's cursor."""
-    text = " ".join(text.split())
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else "?" for char in text)
+    text = clean_line(text)
     return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from math import floor
+from math import floor, inf
 from pathlib import Path
 from typing import Final, Literal
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.tasks.model import NO_RESOURCES, Resources
-from runtime.units import format_size
+from runtime.units import count_noun, format_size
 from runtime.values import dataclass
 
 MOST_SLOTS: Final = 4_096
@@ -60,8 +60,8 @@ def plan_slots(machine: Machine, slots: int | Literal["auto"], gpus_per_slot: fl
     be asked for: tasks that wait for a disk or a network need no CPU each. Raises `InvalidValue` for a number that
     means nothing, `NotPossible` if the machine lacks the GPUs.
     """
-    whole = gpus_per_slot == floor(gpus_per_slot) if gpus_per_slot < 1e6 else False
-    if gpus_per_slot < 0 or not (whole or gpus_per_slot < 1):
+    whole = gpus_per_slot == floor(gpus_per_slot) if 0 <= gpus_per_slot < 1e6 else False
+    if not 0 <= gpus_per_slot < inf or not (whole or gpus_per_slot < 1):
         raise InvalidValue(
             "number of GPUs per slot", _number(gpus_per_slot), "a whole number, or a part of one such as 0.25"
         )
@@ -138,7 +138,7 @@ def _too_few_gpus(machine: Machine, slots: int | Literal["auto"], gpus_per_slot:
             hint="leave `--gpus-per-slot` out, or set CUDA_VISIBLE_DEVICES if there is a GPU",
         )
     return NotPossible(
-        f"{slots} slots with {asked} do not fit on {_count(len(machine.gpus), 'GPU')}",
+        f"{slots if slots == 'auto' else count_noun(slots, 'slot')} with {asked} {'does' if slots == 1 else 'do'} not fit on {_count(len(machine.gpus), 'GPU')}",
         facts=[found, f"room for {room} such {'slot' if room == 1 else 'slots'}"],
         hint=f"`--slots {room}` or `--slots auto`, or a smaller `--gpus-per-slot`",
     )

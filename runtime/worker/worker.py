@@ -122,8 +122,8 @@ class Worker:
         outbox = loop.outbox
         with self._listen_to_signals(selector):
             say.started(self.name, queue.name, self._slots)
-            if metrics.port is not None:
-                say.serving_metrics(metrics.port)
+            if metrics.port is not None and metrics.url is not None:
+                say.serving_metrics(metrics.url, metrics.port)
             try:
                 loop.run()
             finally:

@@ -30,6 +30,7 @@ ROOT_MODULES = {
     "clock",
     "faults",
     "owners",
+    "terminal",
     "config",
     "schema",
     "outputs",

@@ -19,7 +19,7 @@ from runtime.jobs.spec import JobState
 from runtime.jobs.traces import Raised, describe_code, find_raised
 from runtime.launchers.standing import ask
 from runtime.reasons import EndReason, Explanation
-from runtime.units import format_duration, format_size, format_time
+from runtime.units import count_noun, format_duration, format_size, format_time
 from runtime.values import dataclass
 
 TOLD_LINES: Final = 3
@@ -298,7 +298,9 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     lines += describe_heartbeat(facts.heartbeat) if facts.heartbeat else []
     if facts.limits and facts.limits.get("retry") and len(facts.attempts) > 1:
         retry = facts.limits["retry"]
-        lines.append(f"budgets: {retry['failure']} failures and {retry['preemption']} preemptions are tried again")
+        lines.append(
+            f"budgets: {count_noun(retry['failure'], 'failure')} and {count_noun(retry['preemption'], 'preemption')} are tried again"
+        )
     lines += [f"log: {line}" for line in facts.log]
     if one.reason in (EndReason.LOST, EndReason.SETUP_FAILED, None):
         lines += [f"{facts.status.entry.kind}'s own log: {line}" for line in facts.backend_log]
@@ -311,7 +313,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
 def describe_room(room: Room) -> str:
     """`3.2 GiB and 1,204 files`"""
     parts = [format_size(room.bytes)] if room.bytes is not None else []
-    parts += [f"{room.files:,} files"] if room.files is not None else []
+    parts += [count_noun(room.files, "file")] if room.files is not None else []
     return " and ".join(parts)
 
 

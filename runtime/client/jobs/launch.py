@@ -35,7 +35,7 @@ from runtime.launchers.standing import judge_job
 from runtime.reasons import EndReason
 from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
-from runtime.units import format_time
+from runtime.units import count_noun, format_time
 from runtime.values import replace
 
 T = TypeVar("T")
@@ -327,7 +327,7 @@ def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress
         return
     if files.read_from(name, 0, 1):
         return
-    progress(f"sending the code: {snapshot.files} files")
+    progress(f"sending the code: {count_noun(snapshot.files, 'file')}")
     if files.create(common, snapshot.archive) and files.link(common, name):
         return
     files.create(name, snapshot.archive)

@@ -19,6 +19,7 @@ from runtime.client.tasks.code import LOOK_EVERY_S, CodeInHand, SubmittedCode, t
 from runtime.config import files_looked_at, no_working_folder
 from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.stack.open import OpenStack, open_stack
+from runtime.terminal import Log
 
 if TYPE_CHECKING:
     from runtime.snapshots.watch import TreeWatch
@@ -152,6 +153,8 @@ def _open(name: str | None, queue: str | None) -> KeptStack:
     stack = open_stack(name, queue=queue)
     try:
         kept = KeptStack(stack)
+        if new := stack.describe_new(kept.queue):
+            Log(__name__).warning(new)
     except BaseException:
         stack.close()
         raise

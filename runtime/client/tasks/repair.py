@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -13,9 +12,10 @@ from runtime.queues.base import MakesTopics, Queue
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import LIMITS, next_generation
+from runtime.terminal import Log
 from runtime.values import dataclass, replace
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 LIVE_WITHIN: Final = timedelta(minutes=2)
 """A worker without a report for longer holds nothing; workers report every 30 s."""

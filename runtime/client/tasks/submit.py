@@ -48,7 +48,9 @@ from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFai
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_experiment
+from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_new_experiment
+from runtime.terminal import Log
+from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -151,7 +153,7 @@ def submit(
         check_argument("snapshot", snapshot)
     if progress is not None:
         check_argument("progress", progress)
-    experiment = check_experiment(experiment or experiment_of(work))
+    experiment = check_new_experiment(experiment or experiment_of(work))
     timeout = read_span(timeout, "timeout")
     expires_at = None if expires is None else moment_after(now, expires, "expires")
     not_before = None if delay is None else moment_after(now, delay, "delay")
@@ -231,9 +233,7 @@ def _say_skew(records: RecordStore) -> None:
     _compared.add(records.url)
     with suppress(RuntimeFailure):
         if said := describe_skew(records.skew(), "the record store's"):
-            import logging
-
-            logging.getLogger(__name__).warning("this machine's clock is %s", said)
+            Log(__name__).warning("this machine's clock is %s", said)
 
 
 def submit_tasks(
@@ -373,7 +373,11 @@ def _cut(tasks: Iterator[Task], size: int, counted: Counted) -> Iterator[list[Ta
                 part = []
     except RequestRefused as problem:
         stands, not_sent = counted.new + counted.known, len(part)
-        fact = f"{stands:,} tasks before it are submitted and stand" if stands else "nothing was submitted"
+        fact = (
+            f"{count_noun(stands, 'task')} before it {'is' if stands == 1 else 'are'} submitted and {'stands' if stands == 1 else 'stand'}"
+            if stands
+            else "nothing was submitted"
+        )
         if stands and not_sent:
             fact += f"; {not_sent:,} after those were not submitted"
         problem.facts = (*problem.facts, fact)

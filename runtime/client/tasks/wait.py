@@ -21,6 +21,7 @@ from runtime.records.codec import read_value
 from runtime.records.totals import Tally, open_tasks
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState, is_id
+from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 
 FAILED_SHOWN: Final = 5
@@ -55,7 +56,7 @@ class Waited:
         if not self.complete:
             left = total - self.failed - self.totals.get(TaskState.SUCCEEDED, 0)
             raise NotPossible(
-                f"{left:,} of {total:,} tasks have not ended, so there are no values of them",
+                f"{left:,} of {count_noun(total, 'task')} {'has' if left == 1 else 'have'} not ended, so there are no values of them",
                 hint=f"wait again without `timeout`, or see what they wait for: runtime status {self.experiment}",
             )
         if len(self.records) != total:
@@ -69,7 +70,7 @@ class Waited:
         if failed and not none_for_failed:
             more = [f"and {len(failed) - FAILED_SHOWN} more"] if len(failed) > FAILED_SHOWN else []
             raise WorkFailed(
-                f"{len(failed)} of {total} tasks did not succeed, and have no value",
+                f"{len(failed)} of {count_noun(total, 'task')} did not succeed, and have no value",
                 facts=[*(_how_it_ended(record) for record in failed[:FAILED_SHOWN]), *more],
                 hint=f"runtime explain {failed[0].task_id}; values(none_for_failed=True) gives None for them",
             )

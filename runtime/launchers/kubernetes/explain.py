@@ -12,7 +12,7 @@ from runtime.launchers.kubernetes.client import Object
 from runtime.launchers.kubernetes.render import JOB
 from runtime.launchers.kubernetes.states import CONTAINER, PodView, has_ended, left_result, read_pod
 from runtime.reasons import EndReason, Explanation
-from runtime.units import format_size
+from runtime.units import count_noun, format_size
 
 _QUOTA = re.compile(r"exceeded quota: ([^,]+), requested: (.+?), used: (.+?), limited: (.+)")
 
@@ -103,7 +103,7 @@ def _without_pod(job: Object, events: Sequence[Object]) -> Explanation:
         return Explanation(sentence="the Job is suspended", hint="launch it again: it goes on where it stopped")
     active, parallel = int(job.get("status", {}).get("active", 0)), int(job["spec"].get("parallelism", 1))
     return Explanation(
-        sentence=f"{active} of at most {parallel} runs are active, and its turn has not come",
+        sentence=f"{active} of at most {count_noun(parallel, 'run')} active, and its turn has not come",
         evidence=(f"job: parallelism {parallel}",),
     )
 

@@ -218,7 +218,7 @@ def describe_nodes(listed: str, partition: str | None = None) -> list[str]:
             sorts.setdefault(sort, Counter())[state.rstrip("*~#!%$@^-")] += int(count)
     lines = []
     for (name, cpus, memory, *rest), states in sorts.items():
-        whole = ", ".join([f"{cpus} CPUs", f"{memory} MB", *rest])
+        whole = ", ".join([f"{cpus} {'CPU' if cpus == '1' else 'CPUs'}", f"{memory} MB", *rest])
         nodes = f"{states.total()} node{'s' if states.total() != 1 else ''}"
         lines.append(f"{name}: {nodes} of {whole} ({', '.join(f'{n} {state}' for state, n in sorted(states.items()))})")
     return sorted(lines)[:8]

@@ -7,7 +7,6 @@ messages that nobody asked for. `insist` is the one place where a call is made a
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import re
@@ -20,11 +19,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
 from runtime.outputs import PubSubQueueOutput
-from runtime.units import format_duration
+from runtime.terminal import Log
+from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 # https://cloud.google.com/pubsub/quotas#resource_limits
 MAX_PUBLISH_MESSAGES: Final = 1_000
@@ -162,7 +162,8 @@ class PubSubClient:
         ids = list(reply.message_ids)
         if len(ids) != len(messages):
             raise PubSubUnavailable(
-                f"topic `{topic}` confirmed {len(ids)} of {len(messages)} messages", hint="run the command again"
+                f"topic `{topic}` confirmed {len(ids)} of {count_noun(len(messages), 'message')}",
+                hint="run the command again",
             )
         return ids
 

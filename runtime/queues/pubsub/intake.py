@@ -8,7 +8,6 @@ for its time if it has one, and wakes the worker. Its lease is renewed from the 
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +34,9 @@ from runtime.queues.pubsub.subscription import Subscription, hold_s
 from runtime.queues.threads import Threads
 from runtime.records.base import FleetStore, RecordStore, calls_at_once
 from runtime.records.orders import Control
+from runtime.terminal import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 PULL_WAIT_S: Final = 60.0
 """How long one pull waits; long, because a pull that ends at its deadline may take a message with it for a while."""

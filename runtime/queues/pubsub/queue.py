@@ -9,7 +9,6 @@ for users.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,11 +39,12 @@ from runtime.records.orders import pause_order, resume_order
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import malformed
-from runtime.units import format_time
+from runtime.terminal import Log
+from runtime.units import count_noun, format_time
 
 T = TypeVar("T")
 R = TypeVar("R")
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 PATIENCE: Final = timedelta(minutes=10)
 """How long a worker waits for the end of an outage."""
@@ -195,7 +195,7 @@ class PubSubQueue:
             raise problems[0]
         if failed := self._give_back(live):
             raise PubSubUnavailable(
-                f"cannot give {len(failed)} of {len(live)} tasks back to queue `{self.name}`",
+                f"cannot give {len(failed)} of {count_noun(len(live), 'task')} back to queue `{self.name}`",
                 facts=["they come back when their leases end"],
             )
 
@@ -299,7 +299,7 @@ class PubSubQueue:
 
     def peek(self, n: int) -> list[Task]:
         raise NotPossible(
-            f"queue `{self.name}` cannot show {n} tasks without leasing them",
+            f"queue `{self.name}` cannot show {count_noun(n, 'task')} without leasing them",
             facts=["Pub/Sub only delivers; what was submitted is in the manifests of the record store"],
             hint="run `runtime status EXPERIMENT` for what has no record yet",
         )

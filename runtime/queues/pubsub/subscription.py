@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,9 +21,10 @@ from runtime.queues.pubsub.client import (
     insist,
 )
 from runtime.queues.pubsub.message import Delivery, Holding
+from runtime.terminal import Log
 from runtime.units import format_duration
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 FIRST_ANSWER_S: Final = 5.0
 """Messages that wait at the service are on their way after this time; a pull that finds none waits much longer."""

@@ -29,6 +29,7 @@ from runtime.records.sqlite import SqliteRecords, find_record, insert_note, inse
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
 from runtime.tasks.wire import decode_stored, encode_task
+from runtime.terminal import Log
 from runtime.values import replace
 
 # One statement that puts one task, and so a transaction of its own. Both belong to a connection and are in no file.
@@ -88,6 +89,11 @@ class SqliteQueue:
         self._holders = Holders(file, records, self._clock, fused=self._fused, wake=self._wakes.wake)
         self._tokens = new_tokens()
         self._look_for_due_at = 0.0
+
+    def list_queues(self) -> list[str]:
+        """List the queues of the file that were ever put into or paused."""
+        with self._file.reading() as connection:
+            return [name for (name,) in connection.execute("SELECT name FROM queues")]
 
     # put
 
@@ -396,9 +402,7 @@ class SqliteQueue:
             try:
                 tasks.append(replace(decode_stored(body), generation=generation))
             except InvalidTask as problem:
-                import logging  # only when there is something to say: loading it takes as long as all of this module
-
-                logging.getLogger(__name__).warning(
+                Log(__name__).warning(
                     "`%s` is passed over, and goes to the dead letters when it is leased: %s", identity, problem
                 )
         return tasks

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
 from runtime.records.blobs import BlobInfo
+from runtime.terminal import Log
 
 if TYPE_CHECKING:
     from runtime.shim.bucket import Bucket
@@ -293,11 +294,9 @@ class BucketBlobs:
         if self.url in _reported:
             return
         _reported.add(self.url)
-        import logging  # Here, and only when there is something to say: a worker does without it.
-
         address = f"{self.url}/{name}"  # The name may contain a terminal's control characters.
         remove = f"; `{_REMOVE[self._scheme]} {shlex.quote(address)}` removes it" if address.isprintable() else ""
-        logging.getLogger(__name__).warning(
+        Log(__name__).warning(
             f"bucket `{self._bucket}` holds names that are not ours, such as {address!a}: they are left out of every "
             f"listing, and make it slower{remove}"
         )

@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 
 from runtime.errors import StoreUnavailable, StoreUnsafe
 from runtime.records.blobs import PAUSES_S, BlobInfo
-from runtime.units import format_size
+from runtime.units import count_noun, format_size
 
 TEMPORARY: Final = ".tmp-"
 """Begins the name of a file that is being written; a listing leaves it out."""
@@ -245,7 +245,7 @@ class FolderBlobs:
         except OSError:
             return "unknown"
         size, files = found.f_bavail * found.f_frsize, found.f_favail
-        return f"{format_size(size)} and {files} files"
+        return f"{format_size(size)} and {count_noun(files, 'file')}"
 
 
 def _no_folder(root: Path) -> StoreUnavailable:

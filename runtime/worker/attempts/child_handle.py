@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.reasons import EndReason
+from runtime.units import count_noun
 from runtime.worker.attempts import wire
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Output:
     def take_undrained(self) -> bytes:
         data = bytes(self._undrained)
         if self._dropped:
-            data = f"[{self._dropped} bytes of output are not kept]\n".encode() + data
+            data = f"[{count_noun(self._dropped, 'byte')} of output not kept]\n".encode() + data
         self._undrained.clear()
         self._dropped = 0
         return data

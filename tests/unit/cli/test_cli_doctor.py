@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import show
+from runtime.cli import printing, show
 from runtime.cli.main import main
 from runtime.outputs import RecordsOutput, StackOutputs, encode_outputs
 from runtime.stack import find as stacks
@@ -71,7 +71,8 @@ def test_json_is_an_array_and_exits_alike(run: Run, tmp_path: Path, monkeypatch:
 
 def test_terminal_shows_the_fix_below_its_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(tmp_path, monkeypatch)
-    monkeypatch.setattr(show, "is_terminal", lambda stream=None: True)
+    for module in (show, printing):
+        monkeypatch.setattr(module, "is_terminal", lambda stream=None: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
 
     _, out, _ = run()

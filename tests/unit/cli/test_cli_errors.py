@@ -259,7 +259,7 @@ def test_closed_stdout_is_no_failure() -> None:
 
 def test_name_that_is_no_utf8_is_printed_as_json_escape() -> None:
     code = (
-        "from runtime.cli.main import _prepare_streams; from runtime.cli.show import print_json\n_prepare_streams()\n"
+        "from runtime.cli.printing import prepare_streams; from runtime.cli.show import print_json\nprepare_streams()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code + "print_json(['\\udcff'])"], capture_output=True, timeout=PATIENCE_S, check=True

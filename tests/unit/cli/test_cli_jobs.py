@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from runtime.cli.show import cut_lines
 from runtime.client.fetch import FilesDiffer
 from runtime.client.jobs.explain import JobFacts, explain
 from runtime.client.jobs.status import AfterView, AttemptView, read_attempts, read_target
@@ -34,6 +33,7 @@ from runtime.launchers.local.launcher import LocalLauncher
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.logs import Log, render_gap, split_log
 from runtime.shim.processes import list_processes
+from runtime.terminal import cut_lines
 from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
 from tests.shim_support import (
     DAEMON,
@@ -1277,7 +1277,7 @@ def test_fetch_brings_outputs_and_never_loses_a_file_that_differs(run: Terminal)
     assert [each["what"] for each in again.json] == ["same", "same"]
     assert differs.code == 2
     assert differs.err.splitlines()[-3:-1] == [
-        "error: 1 files in `home` differ from what was written, and were left as they are",
+        "error: 1 file in `home` differs from what was written, and was left as found",
         "  home/1/a/n",
     ]
     assert (run.tree / "home/1/a/n").read_text() == "mine\n"

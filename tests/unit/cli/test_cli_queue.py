@@ -185,6 +185,7 @@ def test_repair_says_what_it_did(bench: Bench, run: Run) -> None:
 
 
 def test_another_queue_is_named_first(bench: Bench, run: Run) -> None:
+    run("submit", "--no-snapshot", "--queue", "training", "--", "true")
     run("queue", "pause", "training")
 
     assert bench.records.control("training").paused

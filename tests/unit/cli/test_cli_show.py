@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.cli import show
+from runtime.cli.printing import dress, paint
 from runtime.cli.show import Output, ProgressLines, format_ago, format_cell, print_json, print_list, render_table
 
 
@@ -124,6 +125,30 @@ def test_table_wider_than_the_terminal_cuts_its_widest_cells() -> None:
     assert table.endswith("x…\n")
 
 
+def test_table_of_a_very_long_cell_is_cut_at_once() -> None:
+    steps = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal steps
+        steps += event == "call"
+
+    sys.setprofile(count)
+    try:
+        table = render_table(["ID", "ERROR"], [["t-1", "é" * 20_000]], width=40)
+    finally:
+        sys.setprofile(None)
+
+    assert [len(line) for line in table.splitlines()] == [10, 40]
+    assert steps < 200_000
+
+
+def test_progress_of_one_has_a_noun_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with show.progress("submitting", total=1) as bar:
+        bar.advance()
+
+    assert capsys.readouterr().err.startswith("submitting: 1 of 1 task, 100 %")
+
+
 def test_table_counts_wide_characters_as_two_columns() -> None:
     header, wide, narrow = render_table(["NAME", "N"], [["実験", "1"], ["ab", "2"]], width=80).splitlines()
 
@@ -160,10 +185,10 @@ def test_ago_says_past_now_and_future() -> None:
 def test_paint_leaves_text_alone_without_terminal_or_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     watch(monkeypatch, "stdout")
 
-    assert show.paint("failed", "red") == "\x1b[31mfailed\x1b[0m"
-    assert show.paint("failed", "red", io.StringIO()) == "failed"
+    assert dress(paint("failed", "red")) == "\x1b[31mfailed\x1b[0m"
+    assert paint("failed", "red", io.StringIO()) == "failed"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert show.paint("failed", "red") == "failed"
+    assert paint("failed", "red") == "failed"
 
 
 def test_progress_lines_come_now_and_then_and_at_the_end() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from runtime.cli import show
 from runtime.cli import status as command
 from runtime.cli.main import main
 from runtime.cli.render import render, summarise
@@ -64,8 +65,33 @@ def test_overview_shows_experiments_what_waits_and_what_failed(bench: Bench, run
     assert "EXPERIMENT  QUEUED  FAILED" in out
     assert "1 task waits because no live worker serves queue `default`: `runtime worker --queue default`" in out
     assert "failed in the last day, 1 since you last looked" in out
-    assert re.search(rf"{failed.task_id}  app_failed  (now|\d+s ago) +ValueError: nan", out)
+    assert re.search(rf"{failed.task_id}  app_failed  (now|[\d.]+s ago) .* ValueError: nan\n", out)
     assert f"why: `runtime explain {failed.task_id}`" in out
+
+
+def test_overview_is_padded_to_no_error_and_cut_on_a_terminal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.put(sample_task("1"), sample_task("2"))
+    bench.fail(message="short")
+    bench.fail(message="e" * 900)
+    seen = read_overview(bench, now=bench.now)
+
+    everywhere = render(seen, bench.now)
+    monkeypatch.setattr(show, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    on_terminal = render(seen, bench.now)
+
+    assert max(len(line) for line in everywhere if "short" in line) < 150
+    assert all(line == line.rstrip() for line in everywhere)
+    rows = [line for line in on_terminal if "app_failed" in line]
+    assert {len(line) for line in rows if line.endswith("…")} == {100}
+    assert len(rows) == 2
+
+
+def test_counts_of_one_have_a_noun_for_one(bench: Bench) -> None:
+    bench.put(sample_task())
+    bench.report()
+
+    assert summarise(read_overview(bench, now=bench.now)) == "bench: 1 queued, 1 live worker"
 
 
 def test_overview_says_only_once_that_a_failure_is_new(bench: Bench, run: Run) -> None:
@@ -290,7 +316,7 @@ def test_summaries_are_one_line(bench: Bench) -> None:
     bench.report("w-one", done=2)
     overview = read_overview(bench, now=bench.now)
 
-    assert summarise(overview) == "local: 1 queued, 1 live workers".replace("local", bench.name)
+    assert summarise(overview) == "local: 1 queued, 1 live worker".replace("local", bench.name)
     assert summarise(overview.workers[0]) == "w-one: live, 0 running, 2 succeeded, 0 failed"
     assert summarise(read_task(bench, task.id)) == f"{task.id}: queued"
 

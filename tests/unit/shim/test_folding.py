@@ -208,7 +208,7 @@ def test_job_of_an_earlier_version_is_read_alike_before_and_after_gc_folds_it(
 
     folded = run("gc", "--yes")
 
-    assert "1 ended jobs are in fewer files now" in folded.err
+    assert "1 ended job is in fewer files now" in folded.err
     assert entries(run.folder(job)) < files / 2
     assert said(run, job, verbs) == before
     assert "fewer files" not in run("gc", "--yes").err

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.errors import InvalidValue, NotPossible
+from runtime.cli.main import main
+from runtime.cli.worker import _read_options, build_parser
+from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.reasons import EndReason
 from runtime.tasks.model import TaskState
+from runtime.testing import sample_task
 from runtime.worker.metrics import PrometheusMetrics, WorkerMetrics, open_metrics
+from tests.verbs_support import Bench
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+NEEDS_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
 @pytest.fixture
@@ -122,11 +140,11 @@ def test_two_workers_of_one_process_do_not_mix(metrics: WorkerMetrics) -> None:
     other.close()
 
 
-def test_default_address_is_every_interface() -> None:
+def test_default_address_is_this_machine_alone() -> None:
     metrics = open_metrics(("", 0), queue="gpu")
 
     assert isinstance(metrics, PrometheusMetrics)
-    assert metrics._server.server_address[0] == "0.0.0.0"
+    assert metrics._server.server_address[0] == "127.0.0.1"
     scrape(metrics)
     metrics.close()
 
@@ -158,6 +176,73 @@ def test_address_of_another_machine_is_explained() -> None:
     assert "`192.0.2.1:0`" in refused.value.message
 
 
+@pytest.mark.parametrize("host", ["no host", "no-such-host.invalid", "a" * 300, "::1::", "fe80::1%nowhere"])
+def test_host_that_is_none_is_explained_with_a_next_step(host: str) -> None:
+    with pytest.raises(NotPossible) as refused:
+        open_metrics((host, 0), queue="gpu")
+
+    assert "`--metrics-host 127.0.0.1`" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("", "http://127.0.0.1:{port}/metrics"),
+        ("127.0.0.1", "http://127.0.0.1:{port}/metrics"),
+        ("localhost", "http://localhost:{port}/metrics"),
+        ("0.0.0.0", "http://0.0.0.0:{port}/metrics"),
+        pytest.param("::1", "http://[::1]:{port}/metrics", marks=NEEDS_IPV6),
+        pytest.param("[::1]", "http://[::1]:{port}/metrics", marks=NEEDS_IPV6),
+    ],
+)
+def test_page_is_served_at_the_address_that_is_named_and_by_default_here_alone(host: str, url: str) -> None:
+    metrics = open_metrics((host, 0), queue="gpu")
+    try:
+        assert metrics.url == url.format(port=metrics.port)
+        with urllib.request.urlopen(metrics.url, timeout=240) as page:
+            assert b"runtime_worker_slots" in page.read()
+    finally:
+        metrics.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["--metrics-port", "0"], ("127.0.0.1", 0)),
+        (["--metrics-port", "9100", "--metrics-host", "0.0.0.0"], ("0.0.0.0", 9100)),
+        (["--metrics-port", "9100", "--metrics-host", "::"], ("::", 9100)),
+        ([], None),
+    ],
+)
+def test_option_serves_on_this_machine_unless_a_host_is_named(
+    words: list[str], address: tuple[str, int] | None
+) -> None:
+    assert _read_options(build_parser().parse_args(words)).metrics_address == address
+
+
+def test_host_without_a_port_is_refused() -> None:
+    with pytest.raises(RequestRefused, match="goes with `--metrics-port`"):
+        _read_options(build_parser().parse_args(["--metrics-host", "0.0.0.0"]))
+
+
+def test_worker_whose_port_is_taken_leases_nothing(
+    metrics: WorkerMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
+    bench = Bench.sqlite(tmp_path, "local.db")
+    bench.put(sample_task())
+
+    code = main(["worker", "--once", "--metrics-port", str(metrics.port)])
+
+    assert code == 2
+    assert "hint: `--metrics-port 0` takes a free port and says which" in capsys.readouterr().err
+    depth = bench.queue().depth()
+    assert depth is not None
+    assert depth.ready == 1
+    assert list(bench.records.workers()) == []
+    bench.close()
+
+
 def test_port_out_of_range_is_refused() -> None:
     with pytest.raises(InvalidValue):
         open_metrics(("127.0.0.1", 70_000), queue="gpu")
@@ -179,4 +264,4 @@ def test_both_kinds_offer_the_same() -> None:
     def names(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 
-    assert names(PrometheusMetrics) == names(WorkerMetrics) - {"port"}
+    assert names(PrometheusMetrics) == names(WorkerMetrics) - {"port", "url"}

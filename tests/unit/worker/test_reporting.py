@@ -269,6 +269,15 @@ def test_same_trouble_is_said_once_in_a_while() -> None:
     assert "(99 times more since it was last said)" in line
 
 
+def test_trouble_with_a_hostile_answer_of_a_service_cannot_move_the_cursor() -> None:
+    log = Log()
+
+    log.reporter.trouble("leasing\x1b[2A", QueueUnavailable("no\x9b6n\nanswer", hint="try\u202e it"))
+
+    (line,) = log.lines()
+    assert r"leasing\x1b[2A: no\x9b6n answer; tried again, nothing is lost; try\u202e it" in line
+
+
 def test_message_stays_on_one_line_and_cannot_move_the_cursor() -> None:
     log = Log()
 
@@ -276,7 +285,7 @@ def test_message_stays_on_one_line_and_cannot_move_the_cursor() -> None:
     log.reporter.ended(task, ended(EndReason.APP_FAILED, "line 1\nline\x1b[31m 2 \udc80" + "x" * 999), Drop("gone"))
 
     (line,) = log.lines()
-    assert "line 1 line?[31m 2 ?x" in line
+    assert r"line 1 line\x1b[31m 2 \udc80x" in line
     assert "\x1b" not in line
     assert len(line) < 600
 
