@@ -49,7 +49,9 @@ _PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LABEL_KEY: Final = re.compile(r"[a-z](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?)?")
 _EMAIL: Final = re.compile(r"[^@\s:]+@[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
-_MEMBER: Final = re.compile(r"(?:group|user):(?P<email>.+)|domain:(?P<domain>.+)")
+MEMBER: Final = re.compile(r"(?:group|user):(?P<email>.+)|domain:(?P<domain>.+)")
+PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
+"""Domains in which everybody can have an account."""
 _DOMAIN: Final = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
 SUBNET: Final = re.compile(
@@ -80,7 +82,7 @@ _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
 _REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\]+")
 _ENVIRONMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}")
 _BILLING: Final = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
-_PRIVATE: Final = tuple(
+PRIVATE: Final = tuple(
     ipaddress.ip_network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
 _DOCKERS: Final = ipaddress.ip_network("172.17.0.0/16")
@@ -140,8 +142,8 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     except ValueError:
         yield wrong(where, network.cidr, "an IPv4 range whose host bits are zero, such as `10.64.0.0/20`")
         return
-    if cidr.version != 4 or not any(cidr.subnet_of(each) for each in _PRIVATE if each.version == cidr.version):
-        private = ", ".join(str(each) for each in _PRIVATE)
+    if cidr.version != 4 or not any(cidr.subnet_of(each) for each in PRIVATE if each.version == cidr.version):
+        private = ", ".join(str(each) for each in PRIVATE)
         yield wrong(where, network.cidr, f"a private IPv4 range, within {private}")
     elif cidr.prefixlen > SMALLEST_SUBNET:
         yield wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
@@ -322,7 +324,10 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
             if member in ("allUsers", "allAuthenticatedUsers"):
                 yield Problem(path=where, message=f"is `{member}`, which is everybody", hint="name a group")
                 continue
-            found = _MEMBER.fullmatch(member)
+            found = MEMBER.fullmatch(member)
+            if found and (found["domain"] or "").lower() in PUBLIC_DOMAINS:
+                yield Problem(path=where, message=f"is `{member}`, which is everybody", hint="name a person or a group")
+                continue
             right = found and (
                 _EMAIL.fullmatch(found["email"]) if found["email"] else _DOMAIN.fullmatch(found["domain"])
             )
