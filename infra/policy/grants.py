@@ -80,17 +80,20 @@ PROJECT_ROLES: Final[Mapping[tuple[str, str], str]] = {
     (PIPELINE, "roles/compute.instanceAdmin.v1"): "the deployer makes heads",
     (PIPELINE, "roles/compute.networkAdmin"): "the deployer makes networks",
     (PIPELINE, "roles/compute.securityAdmin"): "the deployer makes firewalls",
-    (PIPELINE, "roles/iam.roleAdmin"): "the deployer makes custom roles",
-    (PIPELINE, "roles/iam.serviceAccountAdmin"): "the deployer makes accounts and their grants",
-    (PIPELINE, "roles/iam.serviceAccountUser"): "the deployer makes heads that run as an account",
+    (PIPELINE, "roles/iam.roleAdmin"): "the deployer makes custom roles, and can change its own",
+    (PIPELINE, "roles/iam.serviceAccountAdmin"): "the deployer makes accounts, and can grant the use of any",
+    (PIPELINE, "roles/iam.serviceAccountUser"): "the deployer makes heads that run as an account, whichever it is",
     (PIPELINE, "roles/iam.serviceAccountViewer"): "a preview reads accounts",
     (PIPELINE, "roles/iam.roleViewer"): "a preview reads custom roles",
-    (PIPELINE, "roles/iam.workloadIdentityPoolAdmin"): "the deployer makes its own federation",
+    (PIPELINE, "roles/iam.workloadIdentityPoolAdmin"): "the deployer makes its own federation, and can widen it",
     (PIPELINE, "roles/iam.workloadIdentityPoolViewer"): "a preview reads the federation",
     (PIPELINE, "roles/monitoring.alertPolicyEditor"): "the deployer makes alerts",
     (PIPELINE, "roles/monitoring.notificationChannelEditor"): "the deployer makes alerts",
     (PIPELINE, "roles/monitoring.viewer"): "a preview reads alerts",
-    (PIPELINE, "roles/resourcemanager.projectIamAdmin"): "the deployer grants what this table lists",
+    (
+        PIPELINE,
+        "roles/resourcemanager.projectIamAdmin",
+    ): "the deployer grants what heads and people have in this table, and custom roles",
     (PIPELINE, "roles/serviceusage.serviceUsageAdmin"): "the deployer switches APIs on",
     (PIPELINE, "roles/serviceusage.serviceUsageViewer"): "a preview reads which APIs are on",
     (PIPELINE, "roles/compute.viewer"): "a preview reads networks and heads",
@@ -143,7 +146,8 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "secretmanager.secrets": (*_MANAGE, "delete"),
     },
 }
-"""Component → permissions of its custom roles: nothing that reads content, makes keys or acts as another identity."""
+"""Component → permissions of its custom roles: nothing that reads content, makes keys or acts as another identity. The
+pipeline's `setIamPolicy` could grant all of that; see "What the deployer can reach" in docs/operations.md."""
 
 _ALL: Final = ("get", "list", "watch", "create", "update", "patch", "delete")
 
@@ -204,8 +208,11 @@ def find_foreign_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         role, allowed = each.inputs.get("role"), ROLES[each.type]
         if role not in allowed:
             yield each, f"grants `{role}`, allowed are {', '.join(allowed)}", "give it a reason in `ROLES`"
-        if each.type == ACCOUNT_GRANT and not graph.behind(each, "serviceAccountId", ACCOUNT):
-            yield each, f"grants on `{each.inputs.get('serviceAccountId')}`, which is no account of this stack", None
+        account = each.inputs.get("serviceAccountId")
+        known = isinstance(account, str) and is_own_account(graph, f"serviceAccount:{account.rpartition('/')[2]}")
+        made = isinstance(account, Unknown) and graph.behind(each, "serviceAccountId", ACCOUNT)
+        if each.type == ACCOUNT_GRANT and not (known or made):
+            yield each, f"grants on `{account}`, which is no account of this stack", None
 
 
 def find_project_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
@@ -229,12 +236,13 @@ def find_foreign_members(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """A role goes to an account of the stack, to Google's own agents, to its pipeline, or to people in the stack file."""
     for each in graph.of_type(*ROLES, PROJECT_GRANT):
         member = each.inputs.get("member")
-        if graph.behind(each, "member", SERVICE_IDENTITY):
-            continue
+        agents = graph.behind(each, "member", SERVICE_IDENTITY)
         if isinstance(member, Unknown):
-            if not (graph.behind(each, "member", ACCOUNT) or graph.behind(each, "member", IDENTITY_POOL)):
+            if not (agents or graph.behind(each, "member", ACCOUNT) or graph.behind(each, "member", IDENTITY_POOL)):
                 yield each, "grants to a member that is not known before `up`", "name the member"
-        elif not (isinstance(member, str) and _is_known(graph, bounds, member)):
+        elif not (
+            isinstance(member, str) and (_is_known(graph, bounds, member) or (agents and AGENT.fullmatch(member)))
+        ):
             hint = "name people under `access`, and make an account for a machine"
             yield each, f"grants to `{member}`, which is not of this stack", hint
 
@@ -301,11 +309,14 @@ def find_wide_cluster_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             ]
             if wide or not (pairs and verbs) or get(rule, "nonResourceURLs"):
                 yield each, f"allows {', '.join(f'`{one}`' for one in wide) or 'what is not listed'}", "see `VERBS`"
-    roles = [(each.provider, get(each.inputs.get("metadata"), "name")) for each in graph.of_type(CLUSTER_ROLE)]
+    roles = [
+        (each.provider, _place(each), get(each.inputs.get("metadata"), "name")) for each in graph.of_type(CLUSTER_ROLE)
+    ]
     for each in graph.of_type(CLUSTER_GRANT):
         bound = each.inputs.get("roleRef")
         if get(bound, "kind") != "Role" or not any(
-            provider == each.provider and may_be(name, get(bound, "name")) for provider, name in roles
+            (provider, namespace) == (each.provider, _place(each)) and may_be(name, get(bound, "name"))
+            for provider, namespace, name in roles
         ):
             yield each, f"binds the {get(bound, 'kind')} `{get(bound, 'name')}`, which is no role of this stack", None
         for subject in items_of(each.inputs.get("subjects")) or [each.inputs.get("subjects")]:
@@ -318,6 +329,10 @@ def find_wide_cluster_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 def _component(graph: Graph, resource: Registration) -> str:
     parent = graph.parent(resource)
     return parent.type if parent else ""
+
+
+def _place(resource: Registration) -> Any:
+    return get(resource.inputs.get("metadata"), "namespace")
 
 
 def _is_custom(role: Any, made: list[Registration]) -> bool:

@@ -97,7 +97,7 @@ def find_unprotected(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 def find_strays(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """Everything is in the project and the regions that the stack file names."""
-    for each in graph.made("gcp"):
+    for each in (*graph.of_type(f"{PROVIDER_PREFIX}gcp"), *graph.made("gcp")):
         project = each.inputs.get("project")
         homes = {bounds.project, *(bounds.lenders if each.type in (REPOSITORY_GRANT, SECRET_GRANT) else ())}
         if bounds.project and isinstance(project, str) and project not in homes:
@@ -174,6 +174,14 @@ def find_missing_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]
     for each in graph.of_type(SUBSCRIPTION):
         if not get(each.inputs.get("deadLetterPolicy"), "deadLetterTopic") and not _topics(graph, each, "topic") & dead:
             yield each, "has no dead letters", "set `dead_letter_policy`"
+
+
+def find_leaving_tasks(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Workers pull tasks; a subscription that pushes or exports them sends them wherever it says."""
+    for each in graph.of_type(SUBSCRIPTION):
+        for key in ("pushConfig", "bigqueryConfig", "cloudStorageConfig"):
+            if each.inputs.get(key):
+                yield each, f"sends its tasks elsewhere by `{key}`", "let workers pull them"
 
 
 def find_lost_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
@@ -311,7 +319,9 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             elif not isinstance(value, Unknown) and not form.fullmatch(str(value)):
                 yield each, f"has another value of the metadata `{key}` than `{form.pattern}`", None
         email = get(each.inputs.get("serviceAccount"), "email")
-        if isinstance(email, str) and not is_own_account(graph, f"serviceAccount:{email}"):
+        if isinstance(email, Unknown) and not graph.behind(each, "serviceAccount", ACCOUNT):
+            yield each, "runs as an account that is not known before `up`", "make an account for it"
+        elif isinstance(email, str) and not is_own_account(graph, f"serviceAccount:{email}"):
             yield each, f"runs as `{email}`, which is no account of this stack", "make an account for it"
 
 

@@ -37,6 +37,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "narrow-cluster-roles": grants.find_wide_cluster_roles,
     "pinned-federation": grants.find_loose_federation,
     "closed-contract": grants.find_open_contract,
+    "tasks-stay": resources.find_leaving_tasks,
     "dead-letters": resources.find_missing_dead_letters,
     "dead-letters-kept": resources.find_lost_dead_letters,
     "dead-letters-arrive": resources.find_powerless_agents,

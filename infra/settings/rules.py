@@ -67,19 +67,25 @@ _REPOSITORY_NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SECRET: Final = re.compile(r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!goog|.*google)[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
 IMAGE: Final = re.compile(r"(?P<name>[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+)@sha256:[0-9a-f]{64}")
-_BOOT_IMAGE: Final = re.compile(
+_IMAGE_SOURCE: Final = re.compile(r"[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+")
+BOOT_IMAGE: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z][a-z0-9-]*)"
 )
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TAKEN_VARIABLES: Final = frozenset(
-    {"PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH"}
+_TAKEN_VARIABLES: Final = re.compile(
+    "PATH|HOME|USER|SHELL|PWD|TMPDIR|IFS|ENV|BASH_ENV|BASHOPTS|SHELLOPTS|PS4|PROMPT_COMMAND|(?:LD|DYLD)_.*|GCONV_PATH"
+    "|PYTHON[A-Z]+|PERL5?(?:LIB|OPT|DB)|RUBY(?:LIB|OPT)|NODE_(?:OPTIONS|PATH)|(?:JAVA_TOOL|_JAVA|JDK_JAVA)_OPTIONS"
+    "|GIT_(?:SSH|SSH_COMMAND|ASKPASS|CONFIG.*|EXEC_PATH|TEMPLATE_DIR)|SSH_ASKPASS|EDITOR|PAGER"
+    "|(?i:(?:https?|all|no)_proxy)|SSL_CERT_(?:FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
+    "|GOOGLE_APPLICATION_CREDENTIALS|GOOGLE_API_.*|CLOUDSDK_.*|KUBECONFIG|DOCKER_(?:HOST|CONFIG)|(?:RAY|RUNTIME)_.*"
 )
+"""Variables that make a program load code or settings from elsewhere, change who it is, or belong to Ray or to us."""
 ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
 _MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
 _CI_POOL: Final = re.compile(r"projects/(?P<number>[^/]+)/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
 _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
-_REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\]+")
+_REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\']+")
 _ENVIRONMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}")
 _BILLING: Final = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
 PRIVATE: Final = tuple(
@@ -106,7 +112,7 @@ _PLAIN_QUOTAS: Final = frozenset(
 _QUOTA: Final = re.compile(
     r"requests\.[a-z0-9.-]+/[A-Za-z0-9._-]+|count/[a-z0-9.-]+|[a-z0-9.-]+\.storageclass\.storage\.k8s\.io/\S+"
 )
-_LAUNCHER: Final = re.compile(r"(?:User|Group):\S+|ServiceAccount:[a-z0-9-]+/[a-z0-9.-]+")
+_LAUNCHER: Final = re.compile(r"(?:User|Group):(?!system:)\S+|ServiceAccount:[a-z0-9-]+/[a-z0-9.-]+")
 
 READERS_OF: Final[Mapping[Role, str]] = {
     Role.WORKER: "queues",
@@ -196,8 +202,8 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
     where = join(path, "env")
     if not _VARIABLE.fullmatch(secret.env):
         yield wrong(where, secret.env, "the name of a variable: letters, digits and underscores, no digit first")
-    elif secret.env in _TAKEN_VARIABLES or secret.env.startswith("RUNTIME_"):
-        yield wrong(where, secret.env, "a variable that neither the system nor the runtime sets itself")
+    elif _TAKEN_VARIABLES.fullmatch(secret.env):
+        yield wrong(where, secret.env, "a variable that neither the system nor the runtime sets or obeys")
     for index, role in enumerate(secret.readers):
         if role not in READERS_OF:
             yield wrong(
@@ -244,7 +250,7 @@ def _machine_problems(machine_type: str, where: str) -> Iterator[Problem]:
 
 def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
     allowed = "one version of an image, `projects/P/global/images/NAME`"
-    found = _BOOT_IMAGE.fullmatch(image)
+    found = BOOT_IMAGE.fullmatch(image)
     if "/family/" in image or (
         found and found["project"] == "debian-cloud" and not re.search(r"-v\d{8}$", found["name"])
     ):
@@ -385,6 +391,14 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
         for index, zone in enumerate(zones):
             if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z0-9]+", zone):
                 yield wrong(f"{where}[{index}]", zone, "a zone such as `us-west4-a`")
+    forms = {
+        "images": (_IMAGE_SOURCE, "`HOST/PATH`, such as `ghcr.io/lab`"),
+        "boot_image_projects": (_PROJECT, "a project's id"),
+    }
+    for key, (form, allowed) in forms.items():
+        for index, value in enumerate(getattr(overrides, key)):
+            if not form.fullmatch(value):
+                yield wrong(f"{join(path, key)}[{index}]", value, allowed)
     for index, region in enumerate(overrides.regions):
         if not re.fullmatch(r"[a-z]+-[a-z]+\d+", region):
             yield wrong(f"{join(path, 'regions')}[{index}]", region, "a region such as `us-west4`")
@@ -436,14 +450,11 @@ def _namespace(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
         except ValueError:
             yield wrong(f"{join(path, 'egress_cidrs')}[{index}]", cidr, "a range such as `10.0.0.0/8`")
     for index, launcher in enumerate(namespace.launchers):
-        if not _LAUNCHER.fullmatch(launcher) or launcher in (
-            "Group:system:authenticated",
-            "Group:system:unauthenticated",
-        ):
+        if not _LAUNCHER.fullmatch(launcher):
             yield wrong(
                 f"{join(path, 'launchers')}[{index}]",
                 launcher,
-                "`User:NAME`, `Group:NAME` or `ServiceAccount:NAMESPACE/NAME`, and no group of everybody",
+                "`User:NAME`, `Group:NAME` or `ServiceAccount:NAMESPACE/NAME`, and no name of Kubernetes' own, `system:`",
             )
     yield from _storage_quota_problems(namespace, path)
 

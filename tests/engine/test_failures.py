@@ -115,7 +115,7 @@ def test_program_that_lets_strangers_in_is_blocked_by_the_policy_pack_before_any
 
     assert refused.code != 0
     assert lab.cloud.calls("create") == []
-    assert broken_rules(refused) >= OPENING_RULES
+    assert broken_rules(refused) >= OPENING_RULES, refused.text
     named = {"open-key", "open-subnet", "open-admin"}
     assert {name for name in named if name in refused.text} == named
 
@@ -166,15 +166,15 @@ serviceaccount.IAMMember(
     "open-token", service_account_id=head.name, role="roles/iam.serviceAccountTokenCreator", member="allUsers", opts=opts
 )
 storage.BucketIAMMember(
-    "open-writer", bucket="b", role="roles/storage.objectUser", member="allAuthenticatedUsers", opts=opts
+    "open-writer", bucket="open-bucket", role="roles/storage.objectUser", member="allAuthenticatedUsers", opts=opts
 )
 projects.IAMCustomRole(
     "open-role", role_id="open", title="Open", permissions=["secretmanager.versions.access"], **place
 )
 iam.WorkloadIdentityPoolProvider(
     "open-provider",
-    workload_identity_pool_id="p",
-    workload_identity_pool_provider_id="any",
+    workload_identity_pool_id="open-pool",
+    workload_identity_pool_provider_id="open-any",
     attribute_mapping={"google.subject": "assertion.sub"},
     oidc={"issuer_uri": "https://token.actions.githubusercontent.com"},
     **place,

@@ -121,12 +121,12 @@ def rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
     return {"api_groups": [group], "resources": [resource], "verbs": [*verbs]}
 
 
-def binding(kind: str, name: str, who: dict[str, Any]) -> Program:
+def binding(kind: str, name: str, who: dict[str, Any], namespace: str = "train") -> Program:
     def program(lab: Lab) -> None:
         role_of(rule("batch", "jobs", "get"))(lab)
         kubernetes.rbac.v1.RoleBinding(
             "lab-binding",
-            metadata={"name": "b", "namespace": "train", "labels": LABELS},
+            metadata={"name": "b", "namespace": namespace, "labels": LABELS},
             role_ref={"api_group": RBAC, "kind": kind, "name": name},
             subjects=[who],
             opts=lab.opts(),
@@ -188,6 +188,16 @@ USER = "roles/iam.serviceAccountUser"
 FEDERATED = "roles/iam.workloadIdentityUser"
 POOL = "principalSet://iam.googleapis.com/projects/12/locations/global/workloadIdentityPools/lab-ci"
 
+
+def agent_that_is_everybody(lab: Lab) -> None:
+    agent = gcp.projects.ServiceIdentity("lab-agent", service="pubsub.googleapis.com", opts=lab.opts())
+    bucket_grant(agent.service.apply(lambda _: "allUsers"))(lab)
+
+
+def role_of_another_namespace(lab: Lab) -> None:
+    binding("Role", "r", LAB_GROUP, namespace="kube-system")(lab)
+
+
 BAD: dict[str, tuple[str, Program]] = {
     # federation
     "federation-without-condition": ("pinned-federation", federation(condition=None)),
@@ -239,6 +249,7 @@ BAD: dict[str, tuple[str, Program]] = {
         "allowed-types",
         made(gcp.billing.AccountIamMember, billing_account_id="1", role="roles/billing.admin", member=STRANGER),
     ),
+    "provider-of-another-project": ("regions", lambda lab: gcp.Provider("other", project="stranger") and None),
     "owner": ("project-grants", project_grant("roles/owner")),
     "owner-on-a-topic": (
         "allowed-roles",
@@ -295,6 +306,7 @@ BAD: dict[str, tuple[str, Program]] = {
         "allowed-members",
         bucket_grant("serviceAccount:service-99@gcp-sa-pubsub.iam.gserviceaccount.com"),
     ),
+    "agent-that-is-everybody": ("allowed-members", agent_that_is_everybody),
     "another-pools-people": (
         "allowed-members",
         bucket_grant("principalSet://iam.googleapis.com/locations/global/workforcePools/p/*"),
@@ -355,6 +367,7 @@ BAD: dict[str, tuple[str, Program]] = {
     "cluster-admin": ("allowed-types", cluster_binding),
     "cluster-admin-in-a-namespace": ("narrow-cluster-roles", binding("ClusterRole", "cluster-admin", LAB_GROUP)),
     "role-of-somebody-else": ("narrow-cluster-roles", binding("Role", "powerful", LAB_GROUP)),
+    "role-of-another-namespace": ("narrow-cluster-roles", role_of_another_namespace),
     "bound-to-masters": (
         "narrow-cluster-roles",
         binding("Role", "r", {"kind": "Group", "name": "system:masters", "api_group": RBAC}),

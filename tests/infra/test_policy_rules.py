@@ -349,6 +349,7 @@ KEPT: list[tuple[str, Program]] = [
     ("narrow-cluster-roles", cluster_role),
     ("project-grants", own_custom_role),
     ("narrow-custom-roles", own_custom_role),
+    ("tasks-stay", queue),
     ("dead-letters", queue),
     ("dead-letters-kept", queue),
     ("dead-letters-arrive", queue),
@@ -404,6 +405,11 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
             lab.custom_role("tpu.nodes.list", "pubsub.topics.setIamPolicy", "iam.serviceAccounts.actAs") and None
         ),
         [("lab-role", "contains `pubsub.topics.setIamPolicy`, `iam.serviceAccounts.actAs`")],
+    ),
+    (
+        "tasks-stay",
+        lambda lab: queue(lab, task={"push_config": {"push_endpoint": "https://example.org"}}),
+        [("lab-tasks-sub", "sends its tasks elsewhere by `pushConfig`")],
     ),
     ("dead-letters", lonely_subscription, [("lab-sub", "has no dead letters")]),
     (
