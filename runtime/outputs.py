@@ -216,14 +216,17 @@ class MissingOutput(NotPossible):
 TO_ALL: Final = "all"
 """`SecretOutput.attempts` of a secret that every attempt gets unless its task says otherwise."""
 
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TAKEN: Final = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "TMPDIR", "IFS", "ENV", "BASH_ENV", "CLOUDSDK_CONFIG"}
-    | {"GOOGLE_APPLICATION_CREDENTIALS", "GCONV_PATH", "GLIBC_TUNABLES", "NODE_OPTIONS", "PERL5LIB", "PERL5OPT"}
-    | {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
-    | {"NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"}
+_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_TAKEN: Final = (
+    "PATH|HOME|USER|LOGNAME|SHELL|PWD|TMPDIR|IFS|ENV|BASH_ENV|BASHOPTS|SHELLOPTS|PS4|PROMPT_COMMAND|BASH_FUNC_.*"
+    "|(?:LD|DYLD)_.*|GCONV_PATH|GLIBC_TUNABLES|PYTHON.*|PERL5?(?:LIB|OPT|DB)|RUBY(?:LIB|OPT)|NODE_(?:OPTIONS|PATH)"
+    "|(?:JAVA_TOOL|_JAVA|JDK_JAVA)_OPTIONS|GIT_(?:SSH|SSH_COMMAND|ASKPASS|CONFIG.*|EXEC_PATH|TEMPLATE_DIR)|SSH_ASKPASS"
+    "|EDITOR|PAGER|(?i:(?:https?|all|no)_proxy)|SSL_CERT_(?:FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
+    "|GOOGLE_APPLICATION_CREDENTIALS|GOOGLE_API_.*|CLOUDSDK_.*|KUBECONFIG|DOCKER_(?:HOST|CONFIG)|(?:RAY|RUNTIME)_.*"
+    "|(?:CUDA|NVIDIA)_VISIBLE_DEVICES|(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)"
+    "|JAX_(?:COORDINATOR_ADDRESS|NUM_PROCESSES|PROCESS_ID)"
 )
-_TAKEN_PREFIXES: Final = ("RUNTIME_", "PYTHON", "LD_", "DYLD_", "BASH_FUNC_")
+"""Variables that make a program load code or settings from elsewhere, change who it is, or belong to Ray or to us."""
 
 
 def can_carry_secret(variable: str) -> bool:
@@ -232,11 +235,7 @@ def can_carry_secret(variable: str) -> bool:
     A variable that the system, Python, the loader or the runtime reads would let whoever can add a version of the secret
     choose what each attempt loads, or where its results go.
     """
-    return (
-        _VARIABLE.fullmatch(variable) is not None
-        and variable not in _TAKEN
-        and not variable.startswith(_TAKEN_PREFIXES)
-    )
+    return re.fullmatch(_VARIABLE, variable) is not None and re.fullmatch(_TAKEN, variable) is None
 
 
 _SETTINGS: Final = {"clusters": "heads", "network": "network", "published_url": "records"}

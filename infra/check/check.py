@@ -21,7 +21,7 @@ from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration
 from infra.check.validate import find_input_problems
 from infra.gcp.outputs import compute
 from infra.gcp.prices import Cost, find_costs
-from infra.policy.base import Bounds
+from infra.policy.base import Bounds, leaves
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
     InvalidStackFile,
@@ -34,7 +34,6 @@ from infra.settings.model import Settings
 from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
-from runtime.schema import join
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +206,14 @@ SUSPICIOUS_KEY: Final = re.compile(r"token|key|password|credential|passphrase", 
 
 
 def find_leaks(recording: Recording) -> Iterator[Finding]:
-    """Find secret values in outputs and in inputs of resources."""
+    """Find secret values in the outputs; a policy finds those in inputs of resources."""
     for path, why in leaks_in(recording.outputs):
         yield Finding("contract", "no-secret-output", path, why)
-    for each in recording.resources:
-        if not each.type.startswith("pulumi:providers:"):
-            for path, value in _leaves(each.inputs, ""):
-                if isinstance(value, str) and SECRET_VALUE.search(value):
-                    yield Finding("inputs", "no-secret-input", each.urn, f"`{path}` looks like a secret")
 
 
 def leaks_in(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield path and reason for every output that is a secret, or is named like one."""
-    for path, value in _leaves(outputs, ""):
+    for path, value in leaves(outputs):
         if isinstance(value, Secret):
             yield path, "is a secret value"
         elif isinstance(value, str) and SECRET_VALUE.search(value):
@@ -230,17 +224,6 @@ def leaks_in(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _is_resource_name(value: Any) -> bool:
     return isinstance(value, Unknown) or (isinstance(value, str) and value.startswith("projects/"))
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, join(path, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{index}]")
-    else:
-        yield path, value
 
 
 def find_contract_problems(contract: Any) -> Iterator[Finding]:

@@ -1,8 +1,10 @@
 """The identities of pipelines: federation without a key, one provider to deploy and one to preview.
 
 `PROJECT_ROLES` has the two accounts' roles in the project, each with its reason; the policies allow no other project roles.
-The deployer makes the stack's resources and reads none of their content: no message, no object, no secret value. In the
-project it grants only the stack's roles, so only a person can widen its own rights.
+The deployer makes the stack's resources, and none of its roles reads a message, an object or a secret value. That keeps
+mistakes small and is no boundary: it can change custom roles, its own included, grant on accounts, buckets and secrets, and
+start machines as any account, so a program that runs as the deployer can make itself the project's owner. The boundary is
+what may run on its branch and in its environment; docs/operations.md has a deny policy that takes the shortest ways away.
 """
 
 from __future__ import annotations
@@ -43,16 +45,18 @@ PROJECT_IAM_ADMIN: Final = "roles/resourcemanager.projectIamAdmin"
 
 PROJECT_ROLES: Final = (
     ProjectRole("roles/serviceusage.serviceUsageAdmin", "switches APIs on and makes their agents"),
-    ProjectRole("roles/iam.serviceAccountAdmin", "makes accounts and grants their use"),
-    ProjectRole("roles/iam.roleAdmin", "makes the custom roles of heads and pipelines"),
-    ProjectRole(PROJECT_IAM_ADMIN, "grants in the project, by its condition only what the stack grants"),
-    ProjectRole("roles/iam.workloadIdentityPoolAdmin", "keeps pool and providers", service="sts"),
+    ProjectRole(
+        "roles/iam.serviceAccountAdmin", "makes accounts and grants their use, of every account of the project"
+    ),
+    ProjectRole("roles/iam.roleAdmin", "makes and changes the custom roles of heads and pipelines, its own too"),
+    ProjectRole(PROJECT_IAM_ADMIN, "grants in the project the roles that the stack grants, custom ones among them"),
+    ProjectRole("roles/iam.workloadIdentityPoolAdmin", "keeps pool and providers, and their conditions", service="sts"),
     ProjectRole("roles/compute.networkAdmin", "makes network, router and NAT", service="compute"),
     ProjectRole("roles/compute.securityAdmin", "makes firewall rules", service="compute"),
     ProjectRole("roles/compute.instanceAdmin.v1", "makes heads and their disks", service="tpu"),
     ProjectRole(
         "roles/iam.serviceAccountUser",
-        "starts heads under their account, which may have been made in the same run",
+        "starts heads under their account, which may have been made in the same run, and so under any account",
         service="tpu",
     ),
     ProjectRole("roles/monitoring.alertPolicyEditor", "makes alerts", service="monitoring"),
@@ -85,7 +89,8 @@ PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "secretmanager": _each("secretmanager.secrets", *_MANAGE),
 }
 """API → permissions of the deployer's custom role. Google's own administrator roles of these services would read messages,
-objects and secret values too. The previewer's role has the permissions that only read."""
+objects and secret values too. Whoever has `setIamPolicy` can still grant that. The previewer's role has the permissions that
+only read."""
 
 READS: Final = frozenset({"get", "list", "getIamPolicy", "use"})
 """Last part of a permission that changes nothing."""
@@ -138,9 +143,10 @@ class CiIdentity(Part):
                 opts=pulumi.ResourceOptions(parent=self),
             )
         permissions = find_permissions(args.services)
-        self._grant_content("deployer", permissions, deployer)
+        self._grant_content("deployer", "Makes what a stack is made of, and grants on it", permissions, deployer)
         reading = tuple(each for each in permissions if each.rpartition(".")[2] in READS)
-        self._grant_content("previewer", reading, previewer)
+        reads = "Reads what a stack is made of, and nothing of what it holds"
+        self._grant_content("previewer", reads, reading, previewer)
         for granted in find_project_roles(args.services):
             if granted.service == "sts" and args.settings.pool is not None:
                 continue  # The stack that owns the pool grants these roles.
@@ -186,12 +192,14 @@ class CiIdentity(Part):
             )
         return pool.name
 
-    def _grant_content(self, role: str, permissions: tuple[str, ...], account: serviceaccount.Account) -> None:
+    def _grant_content(
+        self, role: str, description: str, permissions: tuple[str, ...], account: serviceaccount.Account
+    ) -> None:
         made = self._custom_role(
             f"{self._name}-{role}",
             role,
             shown_title(self._site, f"Pipeline {role}"),
-            "What a stack is made of, and nothing of what it holds",
+            description,
             permissions,
         )
         self._project_grant(f"{self._name}-{role}-custom", made.name, as_member(account.email))

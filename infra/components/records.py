@@ -16,7 +16,8 @@ from infra.settings.read import ensure_valid
 USER: Final = "roles/storage.objectUser"
 READER: Final = "roles/storage.objectViewer"
 CONTRACT: Final = "contract/"
-"""Object that holds the stack's published contract."""
+"""Prefix of the stack's published contract. Commands trust it with secrets and images, so those who write records, and
+the code of their tasks with them, do not write it."""
 LOGS: Final = "logs/"
 NOTES: Final = "attempts/"
 REWRITTEN: Final = ("workers/", "counters/", "control/")
@@ -33,7 +34,7 @@ class RecordsArgs:
     site: Site
     settings: RecordsSettings = RecordsSettings()
     users: Members = field(default_factory=dict)
-    """Label → IAM member that reads and writes objects."""
+    """Label → IAM member that reads all objects, and writes all but the contract."""
     readers: Members = field(default_factory=dict)
     publishers: Members = field(default_factory=dict)
     """Label → member that writes the contract, and nothing else."""
@@ -51,24 +52,13 @@ class Records(Part):
         bucket = self._make(args.settings)
         self.bucket = bucket.name
         self.url = pulumi.Output.concat("gs://", bucket.name)
-        for label, member in args.users.items():
-            self._grant(f"{name}-{label}-user", bucket, USER, member)
-        for label, member in args.readers.items():
+        for label, member in (*args.users.items(), *args.readers.items()):
+            # Lists the bucket, and reads the contract too; a condition on the other grant cannot take that away.
             self._grant(f"{name}-{label}-reader", bucket, READER, member)
+        for label, member in args.users.items():
+            self._grant(f"{name}-{label}-user", bucket, USER, member, contract=False)
         for label, member in args.publishers.items():
-            self._grant(
-                f"{name}-{label}-publisher",
-                bucket,
-                USER,
-                member,
-                condition=storage.BucketIAMMemberConditionArgs(
-                    title="contract-only",
-                    description="Writes the published contract and nothing else",
-                    expression=pulumi.Output.concat(
-                        'resource.name.startsWith("projects/_/buckets/', bucket.name, f'/objects/{CONTRACT}")'
-                    ),
-                ),
-            )
+            self._grant(f"{name}-{label}-publisher", bucket, USER, member, contract=True)
         self._register()
 
     def _make(self, settings: RecordsSettings) -> storage.Bucket:
@@ -106,8 +96,26 @@ class Records(Part):
         bucket: storage.Bucket,
         role: str,
         member: pulumi.Input[str],
-        condition: storage.BucketIAMMemberConditionArgs | None = None,
+        *,
+        contract: bool | None = None,
     ) -> None:
+        """Grant on all objects; with `contract`, on the contract alone, or on all objects but the contract."""
+        condition = None
+        if contract is not None:
+            # An object is `projects/_/buckets/BUCKET/objects/NAME`.
+            # https://cloud.google.com/iam/docs/conditions-resource-attributes#resource-name
+            condition = storage.BucketIAMMemberConditionArgs(
+                title="contract-only" if contract else "no-contract",
+                description="Writes the published contract and nothing else"
+                if contract
+                else "Writes everything but the published contract",
+                expression=pulumi.Output.concat(
+                    "" if contract else "!",
+                    'resource.name.startsWith("projects/_/buckets/',
+                    bucket.name,
+                    f'/objects/{CONTRACT}")',
+                ),
+            )
         storage.BucketIAMMember(
             name,
             bucket=bucket.name,

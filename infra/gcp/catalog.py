@@ -138,6 +138,14 @@ PULL_THROUGH_HOSTS: Final = frozenset(
 )
 """Public registries that Artifact Registry can cache."""
 
+IMAGE_SOURCES: Final = ("docker.io/rayproject", "rayproject")
+"""Where a head's image may come from besides the stack's registries: the images that Ray publishes."""
+
+BOOT_IMAGE_PROJECTS: Final = frozenset(
+    {"cos-cloud", "debian-cloud", "deeplearning-platform-release", "ml-images", "rocky-linux-cloud", "ubuntu-os-cloud"}
+)
+"""Projects of Google's public images. https://cloud.google.com/compute/docs/images/os-details"""
+
 
 def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from infra.check.recording import STACK_TYPE, Registration, Secret, Unknown
+from runtime.schema import join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,20 @@ class Bounds:
     storage_classes: frozenset[str] | None = None
     """Storage classes that claims may name; None: any. Leaving the class to the cluster is always allowed."""
     max_claim: str = "100Ti"
+    project: str | None = None
+    """The only project to make things in; None: any."""
+    lenders: frozenset[str] = frozenset()
+    """Projects whose repositories and secrets the stack grants to its own accounts."""
+    people: frozenset[str] | None = None
+    """Members outside of the stack that may be granted a role; None: every named group, person and domain."""
+    cidrs: frozenset[str] | None = None
+    """Ranges that a firewall may let in besides Google's proxy; None: every private one."""
+    subjects: frozenset[str] | None = None
+    """Subjects of cluster roles, such as `Group:lab`; None: every one that Kubernetes does not reserve."""
+    repository: tuple[int, int] | None = None
+    """Ids of the repository and its owner that may federate; None: any."""
+    pool: str | None = None
+    """Identity pool of another stack that this one federates with."""
 
 
 UNBOUNDED: Final = Bounds()
@@ -94,8 +109,15 @@ SECRET: Final = "gcp:secretmanager/secret:Secret"
 REPOSITORY: Final = "gcp:artifactregistry/repository:Repository"
 INSTANCE: Final = "gcp:compute/instance:Instance"
 FIREWALL: Final = "gcp:compute/firewall:Firewall"
+SUBNET: Final = "gcp:compute/subnetwork:Subnetwork"
 BUCKET: Final = "gcp:storage/bucket:Bucket"
+BUCKET_GRANT: Final = "gcp:storage/bucketIAMMember:BucketIAMMember"
+REPOSITORY_GRANT: Final = "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember"
+SECRET_GRANT: Final = "gcp:secretmanager/secretIamMember:SecretIamMember"
 ACCOUNT: Final = "gcp:serviceaccount/account:Account"
+ACCOUNT_GRANT: Final = "gcp:serviceaccount/iAMMember:IAMMember"
+IDENTITY_POOL: Final = "gcp:iam/workloadIdentityPool:WorkloadIdentityPool"
+IDENTITY_PROVIDER: Final = "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider"
 PROVIDER_PREFIX: Final = "pulumi:providers:"
 SERVICE: Final = "gcp:projects/service:Service"
 SERVICE_IDENTITY: Final = "gcp:projects/serviceIdentity:ServiceIdentity"
@@ -105,11 +127,9 @@ NAMESPACE: Final = "kubernetes:core/v1:Namespace"
 QUOTA: Final = "kubernetes:core/v1:ResourceQuota"
 CLAIM: Final = "kubernetes:core/v1:PersistentVolumeClaim"
 NETWORK_POLICY: Final = "kubernetes:networking.k8s.io/v1:NetworkPolicy"
-CLUSTER_GRANTS: Final = (
-    "kubernetes:rbac.authorization.k8s.io/v1:RoleBinding",
-    "kubernetes:rbac.authorization.k8s.io/v1:ClusterRoleBinding",
-)
-AGENT: Final = re.compile(r"serviceAccount:(service-\d+@|\d+@cloudservices)")
+CLUSTER_ROLE: Final = "kubernetes:rbac.authorization.k8s.io/v1:Role"
+CLUSTER_GRANT: Final = "kubernetes:rbac.authorization.k8s.io/v1:RoleBinding"
+AGENT: Final = re.compile(r"serviceAccount:(?:service-\d+@[a-z0-9-]+\.iam|\d+@cloudservices)\.gserviceaccount\.com")
 """Members that are agents of Google's services."""
 
 
@@ -129,3 +149,28 @@ def items_of(value: Any) -> list[Any]:
 def may_be(value: Any, wanted: str | bool) -> bool:
     """Whether `value` is the wanted one, or only the cloud knows it."""
     return value == wanted or isinstance(value, Unknown)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of everything in `value` that is no object and no list."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, join(path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+_ACCOUNT: Final = re.compile(r"serviceAccount:(?P<id>[a-z0-9-]+)@(?P<project>[a-z0-9-]+)\.iam\.gserviceaccount\.com")
+
+
+def is_own_account(graph: Graph, member: str) -> bool:
+    """Whether a member is an account that the stack makes."""
+    found = _ACCOUNT.fullmatch(member)
+    return found is not None and any(
+        may_be(each.inputs.get("accountId"), found["id"])
+        and may_be(each.inputs.get("project", found["project"]), found["project"])
+        for each in graph.of_type(ACCOUNT)
+    )

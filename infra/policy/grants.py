@@ -1,30 +1,71 @@
-"""The rules about keys, grants and roles."""
+"""The rules about who may do what: the resources that a program may register, its roles, members and federation.
+
+Each rule is a list of what is allowed, so that a type, role, permission or condition that nobody thought of is refused.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
-from infra.check.recording import Unknown
+from infra.check.recording import Registration, Unknown
 from infra.policy.base import (
+    ACCOUNT,
+    ACCOUNT_GRANT,
     AGENT,
-    CLUSTER_GRANTS,
+    BUCKET_GRANT,
+    CLUSTER_GRANT,
+    CLUSTER_ROLE,
     CUSTOM_ROLE,
+    IDENTITY_POOL,
+    IDENTITY_PROVIDER,
     PROJECT_GRANT,
+    REPOSITORY_GRANT,
+    SECRET_GRANT,
     SERVICE_IDENTITY,
+    SUBSCRIPTION_GRANT,
+    TOPIC_GRANT,
     Bounds,
     Finding,
     Graph,
     get,
+    is_own_account,
     items_of,
+    may_be,
 )
+from infra.settings.rules import MEMBER, PUBLIC_DOMAINS
 
 HEAD: Final = "runtime:ray:RayHead"
 
 PEOPLE: Final = "runtime:identity:Identity"
 
 PIPELINE: Final = "runtime:identity:CiIdentity"
+
+TYPES: Final = frozenset(
+    {
+        *("pulumi:providers:gcp", "pulumi:providers:kubernetes"),
+        *("gcp:artifactregistry/repository:Repository", "gcp:billing/budget:Budget", "gcp:compute/firewall:Firewall"),
+        *("gcp:compute/instance:Instance", "gcp:compute/network:Network", "gcp:compute/router:Router"),
+        *("gcp:compute/routerNat:RouterNat", "gcp:compute/subnetwork:Subnetwork", IDENTITY_POOL, IDENTITY_PROVIDER),
+        *("gcp:monitoring/alertPolicy:AlertPolicy", "gcp:monitoring/notificationChannel:NotificationChannel"),
+        *(CUSTOM_ROLE, PROJECT_GRANT, "gcp:projects/service:Service", SERVICE_IDENTITY),
+        *("gcp:pubsub/subscription:Subscription", SUBSCRIPTION_GRANT, "gcp:pubsub/topic:Topic", TOPIC_GRANT),
+        *("gcp:secretmanager/secret:Secret", SECRET_GRANT, ACCOUNT, ACCOUNT_GRANT, REPOSITORY_GRANT),
+        *("gcp:storage/bucket:Bucket", BUCKET_GRANT),
+        *("kubernetes:core/v1:LimitRange", "kubernetes:core/v1:Namespace", "kubernetes:core/v1:PersistentVolumeClaim"),
+        *("kubernetes:core/v1:ResourceQuota", "kubernetes:core/v1:ServiceAccount", CLUSTER_ROLE, CLUSTER_GRANT),
+        "kubernetes:networking.k8s.io/v1:NetworkPolicy",
+    }
+)
+"""Every resource that a program may register, besides components."""
+
+HINTS: Final[Mapping[str, str]] = {
+    r"iam(binding|policy)$|accesscontrol$|acl$": "it would replace or bypass the grants of others: use an IAM member",
+    r"key$": "no key is ever made: it leaks, and nobody sees who uses it; grant a role to an identity",
+    r"secret(version)?$|configmap$": "`runtime secrets put` takes values; Pulumi would keep them in its state",
+}
+"""Types that programs are tempted to use → the other way."""
 
 PROJECT_ROLES: Final[Mapping[tuple[str, str], str]] = {
     (HEAD, "roles/logging.logWriter"): "log entries have no resource to grant on",
@@ -39,108 +80,291 @@ PROJECT_ROLES: Final[Mapping[tuple[str, str], str]] = {
     (PIPELINE, "roles/compute.instanceAdmin.v1"): "the deployer makes heads",
     (PIPELINE, "roles/compute.networkAdmin"): "the deployer makes networks",
     (PIPELINE, "roles/compute.securityAdmin"): "the deployer makes firewalls",
-    (PIPELINE, "roles/iam.roleAdmin"): "the deployer makes custom roles",
-    (PIPELINE, "roles/iam.serviceAccountAdmin"): "the deployer makes accounts and their grants",
-    (PIPELINE, "roles/iam.serviceAccountUser"): "the deployer makes heads that run as an account",
+    (PIPELINE, "roles/iam.roleAdmin"): "the deployer makes custom roles, and can change its own",
+    (PIPELINE, "roles/iam.serviceAccountAdmin"): "the deployer makes accounts, and can grant the use of any",
+    (PIPELINE, "roles/iam.serviceAccountUser"): "the deployer makes heads that run as an account, whichever it is",
     (PIPELINE, "roles/iam.serviceAccountViewer"): "a preview reads accounts",
     (PIPELINE, "roles/iam.roleViewer"): "a preview reads custom roles",
-    (PIPELINE, "roles/iam.workloadIdentityPoolAdmin"): "the deployer makes its own federation",
+    (PIPELINE, "roles/iam.workloadIdentityPoolAdmin"): "the deployer makes its own federation, and can widen it",
     (PIPELINE, "roles/iam.workloadIdentityPoolViewer"): "a preview reads the federation",
     (PIPELINE, "roles/monitoring.alertPolicyEditor"): "the deployer makes alerts",
     (PIPELINE, "roles/monitoring.notificationChannelEditor"): "the deployer makes alerts",
     (PIPELINE, "roles/monitoring.viewer"): "a preview reads alerts",
-    (PIPELINE, "roles/resourcemanager.projectIamAdmin"): "the deployer grants what this table lists",
+    (
+        PIPELINE,
+        "roles/resourcemanager.projectIamAdmin",
+    ): "the deployer grants what heads and people have in this table, and custom roles",
     (PIPELINE, "roles/serviceusage.serviceUsageAdmin"): "the deployer switches APIs on",
     (PIPELINE, "roles/serviceusage.serviceUsageViewer"): "a preview reads which APIs are on",
     (PIPELINE, "roles/compute.viewer"): "a preview reads networks and heads",
 }
 """(Component, role) → reason to grant it on the project and not on one resource. Other roles are violations."""
 
-_DEPLOYERS: Final = re.compile(
-    r"^resourcemanager\..*\.setIamPolicy$|^iam\.serviceAccountKeys\.|^iam\.serviceAccounts\.(actAs|getAccessToken|sign)"
+ROLES: Final[Mapping[str, Mapping[str, str]]] = {
+    TOPIC_GRANT: {"roles/pubsub.publisher": "puts tasks, or dead letters"},
+    SUBSCRIPTION_GRANT: {
+        "roles/pubsub.subscriber": "takes tasks",
+        "roles/pubsub.viewer": "reads the settings of the subscription",
+    },
+    BUCKET_GRANT: {
+        "roles/storage.objectUser": "writes records, except the contract",
+        "roles/storage.objectViewer": "reads records and the contract",
+    },
+    REPOSITORY_GRANT: {
+        "roles/artifactregistry.reader": "pulls images",
+        "roles/artifactregistry.writer": "pushes images",
+    },
+    SECRET_GRANT: {
+        "roles/secretmanager.secretAccessor": "reads the value",
+        "roles/secretmanager.secretVersionManager": "puts values without reading them",
+        "roles/secretmanager.viewer": "sees versions and readers",
+    },
+    ACCOUNT_GRANT: {
+        "roles/iam.serviceAccountUser": "starts machines that run as the account",
+        "roles/iam.workloadIdentityUser": "lets pipelines be the account",
+    },
+}
+"""Type of grant → role → what its holder does with it."""
+
+_READ: Final = ("get", "getIamPolicy", "list")
+_MANAGE: Final = ("create", *_READ, "setIamPolicy", "update")
+
+PERMISSIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    HEAD: {
+        "compute.instances": ("get", "list", "setLabels"),
+        "compute.zoneOperations": ("get",),
+        "tpu.nodes": ("create", "delete", "get", "list", "update"),
+        "tpu.operations": ("get", "list"),
+    },
+    PIPELINE: {
+        "resourcemanager.projects": ("get", "getIamPolicy"),
+        "serviceusage.services": ("use",),
+        "pubsub.subscriptions": (*_MANAGE, "delete"),
+        "pubsub.topics": (*_MANAGE, "delete", "attachSubscription"),
+        "storage.buckets": _MANAGE,
+        "artifactregistry.repositories": (*_MANAGE, "delete"),
+        "secretmanager.secrets": (*_MANAGE, "delete"),
+    },
+}
+"""Component → permissions of its custom roles: nothing that reads content, makes keys or acts as another identity. The
+pipeline's `setIamPolicy` could grant all of that; see "What the deployer can reach" in docs/operations.md."""
+
+_ALL: Final = ("get", "list", "watch", "create", "update", "patch", "delete")
+
+VERBS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("batch", "jobs"): _ALL,
+    ("", "pods"): _ALL,
+    ("", "pods/log"): ("get",),
+    ("", "pods/exec"): ("get", "create"),
+    ("", "pods/eviction"): ("create",),
+    ("", "configmaps"): _ALL,
+    # A role that gets or lists secrets reads them; one that creates them reads none.
+    ("", "secrets"): ("create",),
+    ("", "services"): _ALL,
+    ("", "events"): ("get", "list", "watch"),
+    ("", "persistentvolumeclaims"): ("get", "list"),
+    ("", "resourcequotas"): ("get", "list"),
+    ("", "limitranges"): ("get", "list"),
+    ("coordination.k8s.io", "leases"): _ALL,
+}
+"""API group and resource → verbs of a role in a namespace."""
+
+ISSUER: Final = "https://token.actions.githubusercontent.com"
+_PINNED: Final = re.compile(
+    r"assertion\.repository_id == '(?P<repository>\d+)' && assertion\.repository_owner_id == '(?P<owner>\d+)'"
+    r" && assertion\.event_name != 'pull_request_target'"
+    r"(?P<deploys> && assertion\.ref == 'refs/(?:heads|tags)/[^'\\*]+' && assertion\.environment == '[^'\\*]+')?"
 )
-"""Permissions that no custom role may contain, not even the deploying pipeline's."""
+"""The only form of a federation's condition. Names of owners and repositories change hands, so the ids are pinned; whoever
+deploys is pinned to a branch and an environment too."""
+_MAPPING: Final = {"google.subject": ("assertion.sub",), "attribute.role": ("'deploy'", "'preview'")}
+_FEDERATED: Final = re.compile(
+    r"principalSet://iam\.googleapis\.com/(?P<pool>projects/[^/]+/locations/global/workloadIdentityPools/(?P<id>[a-z0-9-]+))"
+    r"/attribute\.role/(?:deploy|preview)"
+)
 
-_WIDE: Final = re.compile(rf"\.setIamPolicy$|{_DEPLOYERS.pattern}")
+_ONLY: Final = (
+    r"api\.getAttribute\('iam\.googleapis\.com/modifiedGrantsByRole', \[\]\)\.hasOnly\(\['[^']+'(?:, '[^']+')*\]\)"
+)
+_GRANTS_ONLY: Final = re.compile(rf"{_ONLY}(?: \|\| {_ONLY})*")
+_CUSTOM: Final = re.compile(r"projects/[^/]+/roles/(?P<id>\w+)")
 
-
-def find_keys(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """No key is ever made. It leaks, and nobody sees who uses it; people log in, machines have an identity, pipelines
-    federate."""
-    keys = {
-        "gcp:serviceaccount/key:Key": "a service account's key",
-        "gcp:storage/hmacKey:HmacKey": "an HMAC key",
-        "gcp:projects/apiKey:ApiKey": "an API key",
-        "gcp:apikeys/key:Key": "an API key",
-    }
-    for each in graph.of_type(*keys):
-        yield each, f"is {keys[each.type]}, and no key is ever made", "grant a role to an identity instead"
-
-
-def find_basic_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Owner, editor and viewer are nearly everything, and grow with each new API."""
-    for each in graph.made("gcp"):
-        role = each.inputs.get("role")
-        if role in ("roles/owner", "roles/editor", "roles/viewer"):
-            yield each, f"grants `{role}`, which is nearly everything", "grant the narrow roles of what is needed"
+_CONTRACT: Final = re.compile(r'!?resource\.name\.startsWith\("projects/_/buckets/[^/"]+/objects/contract/"\)')
+"""A condition that takes the contract out of a grant, or leaves nothing else in it."""
 
 
-def find_wholesale_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """A binding or policy takes away every grant that it does not list, those of other stacks and of people too."""
-    for each in graph.made("gcp"):
-        if re.search(r"iam(binding|policy)$", each.type, re.IGNORECASE):
-            yield (
-                each,
-                f"is a `{each.type.rpartition(':')[2]}`, which removes the grants of others",
-                "use the IAM member",
-            )
+def find_foreign_types(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """A program registers the types of resources in `TYPES`, and no other."""
+    for each in graph.resources:
+        if each.custom and each.type not in TYPES:
+            hints = (hint for form, hint in HINTS.items() if re.search(form, each.type, re.IGNORECASE))
+            hint = next(hints, "give it a line in `TYPES`, and rules of its own")
+            yield each, f"is a `{each.type}`, which no stack may make", hint
 
 
-def find_public_members(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Nothing is open to everybody."""
-    for each in graph.made("gcp"):
-        members = [each.inputs.get("member"), *items_of(each.inputs.get("members"))]
-        for member in members:
-            if member in ("allUsers", "allAuthenticatedUsers"):
-                yield each, f"grants to `{member}`, which is everybody", "grant to a group"
-    for each in graph.of_type(*CLUSTER_GRANTS):
-        for subject in items_of(each.inputs.get("subjects")):
-            name = get(subject, "name")
-            if name in ("system:authenticated", "system:unauthenticated", "system:anonymous", "system:serviceaccounts"):
-                yield each, f"grants to `{name}`, which is everybody", "grant to a group"
+def find_foreign_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Each type of grant has its roles, and an account of the stack is what a grant on an account is about."""
+    for each in graph.of_type(*ROLES):
+        role, allowed = each.inputs.get("role"), ROLES[each.type]
+        if role not in allowed:
+            yield each, f"grants `{role}`, allowed are {', '.join(allowed)}", "give it a reason in `ROLES`"
+        account = each.inputs.get("serviceAccountId")
+        known = isinstance(account, str) and is_own_account(graph, f"serviceAccount:{account.rpartition('/')[2]}")
+        made = isinstance(account, Unknown) and graph.behind(each, "serviceAccountId", ACCOUNT)
+        if each.type == ACCOUNT_GRANT and not (known or made):
+            yield each, f"grants on `{account}`, which is no account of this stack", None
 
 
 def find_project_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """Grants are on the resource, and on the project only those that have a reason. `PROJECT_ROLES` lists them."""
     for each in graph.of_type(PROJECT_GRANT):
         role = each.inputs.get("role")
-        if isinstance(role, Unknown) or graph.behind(each, "role", CUSTOM_ROLE):
-            if not graph.behind(each, "role", CUSTOM_ROLE):
-                yield each, "grants a role on the project that is not known before `up`", "name the role"
+        made = [found for urn in graph.behind(each, "role", CUSTOM_ROLE) if (found := graph.get(urn))]
+        if made and (isinstance(role, Unknown) or _is_custom(role, made)):
             continue
-        parent = graph.parent(each)
-        if (parent.type if parent else "", role) not in PROJECT_ROLES:
+        if isinstance(role, Unknown):
+            yield each, "grants a role on the project that is not known before `up`", "name the role"
+        elif (_component(graph, each), role) not in PROJECT_ROLES:
             hint = "grant it on the resource, or give the exception a reason in `PROJECT_ROLES`"
             yield each, f"grants `{role}` on the whole project", hint
-        elif role == "roles/resourcemanager.projectIamAdmin" and not each.inputs.get("condition"):
-            yield each, f"grants `{role}` without a condition, so its holder can grant anything", "list what it grants"
+        elif role == "roles/resourcemanager.projectIamAdmin" and not _limits(graph, each.inputs.get("condition")):
+            message = f"grants `{role}` without a condition that lists what its holder may grant"
+            yield each, message, "list roles that heads and people have in `PROJECT_ROLES`"
+
+
+def find_foreign_members(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """A role goes to an account of the stack, to Google's own agents, to its pipeline, or to people in the stack file."""
+    for each in graph.of_type(*ROLES, PROJECT_GRANT):
+        member = each.inputs.get("member")
+        agents = graph.behind(each, "member", SERVICE_IDENTITY)
+        if isinstance(member, Unknown):
+            if not (agents or graph.behind(each, "member", ACCOUNT) or graph.behind(each, "member", IDENTITY_POOL)):
+                yield each, "grants to a member that is not known before `up`", "name the member"
+        elif not (
+            isinstance(member, str) and (_is_known(graph, bounds, member) or (agents and AGENT.fullmatch(member)))
+        ):
+            hint = "name people under `access`, and make an account for a machine"
+            yield each, f"grants to `{member}`, which is not of this stack", hint
+
+
+def find_open_contract(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Whoever writes records cannot write the contract, which commands trust with secrets and images."""
+    for each in graph.of_type(BUCKET_GRANT):
+        writes = each.inputs.get("role") != "roles/storage.objectViewer"
+        expression = get(each.inputs.get("condition"), "expression")
+        if writes and not (isinstance(expression, Unknown) or _CONTRACT.fullmatch(str(expression))):
+            yield each, "lets its member write the contract with the records", "exclude `contract/` by a condition"
 
 
 def find_wide_custom_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """A custom role that may grant, make keys or act as anybody is an owner by another name.
-
-    The pipeline that deploys grants on what it makes, and on nothing else: not on the project, and not as anybody.
-    """
+    """A custom role has permissions of its component's line in `PERMISSIONS`, and no other."""
     for each in graph.of_type(CUSTOM_ROLE):
-        parent = graph.parent(each)
-        deploys = parent is not None and parent.type == PIPELINE
+        allowed = PERMISSIONS.get(_component(graph, each), {})
+        given = each.inputs.get("permissions")
         wide = [
-            permission
-            for permission in items_of(each.inputs.get("permissions"))
-            if isinstance(permission, str) and (_DEPLOYERS if deploys else _WIDE).search(permission)
+            str(permission)
+            for permission in ([given] if isinstance(given, Unknown) else items_of(given))
+            if (parts := str(permission).rpartition("."))[2] not in allowed.get(parts[0], ())
         ]
         if wide:
-            yield each, f"contains {', '.join(f'`{one}`' for one in wide)}", "grant that on the one resource it is for"
+            hint = "grant a role on the one resource, or give it a line in `PERMISSIONS`"
+            yield each, f"contains {', '.join(f'`{one}`' for one in wide)}", hint
+
+
+def find_loose_federation(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Tokens are accepted from one repository, and to deploy from one branch and environment of it."""
+    for each in graph.of_type(IDENTITY_PROVIDER):
+        condition, mapping = each.inputs.get("attributeCondition"), each.inputs.get("attributeMapping")
+        found = _PINNED.fullmatch(condition) if isinstance(condition, str) else None
+        others = sorted({"aws", "saml", "x509"} & {key for key, value in each.inputs.items() if value})
+        if each.inputs.get("oidc") != {"issuerUri": ISSUER}:
+            others.append("oidc")
+        for key in others:
+            yield each, f"accepts tokens by `{key}` of another issuer than {ISSUER}", None
+        if not isinstance(mapping, Mapping) or any(mapping.get(key) not in given for key, given in _MAPPING.items()):
+            yield (
+                each,
+                "takes its `attribute.role` from the token, or has none",
+                "make it the constant of this provider",
+            )
+        elif len(mapping) != len(_MAPPING):
+            yield each, f"maps other attributes than {', '.join(_MAPPING)}", None
+        elif found is None or (mapping["attribute.role"] == "'deploy'" and not found["deploys"]):
+            hint = "pin the ids of repository and owner; to deploy, branch and environment too"
+            yield each, "accepts tokens under another condition than `deploy_condition` and `preview_condition`", hint
+        elif bounds.repository and (int(found["repository"]), int(found["owner"])) != bounds.repository:
+            yield each, "accepts tokens of a repository that the stack file does not name", "put its ids under `ci`"
+
+
+def find_wide_cluster_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """A role in a namespace has the verbs of `VERBS`, and is bound by name to subjects that the stack file names."""
+    for each in graph.of_type(CLUSTER_ROLE):
+        for rule in items_of(each.inputs.get("rules")) or [each.inputs.get("rules")]:
+            pairs = [
+                (group, one) for group in items_of(get(rule, "apiGroups")) for one in items_of(get(rule, "resources"))
+            ]
+            verbs = items_of(get(rule, "verbs"))
+            wide = [
+                f"{verb} {one}" for group, one in pairs for verb in verbs if verb not in VERBS.get((group, one), ())
+            ]
+            if wide or not (pairs and verbs) or get(rule, "nonResourceURLs"):
+                yield each, f"allows {', '.join(f'`{one}`' for one in wide) or 'what is not listed'}", "see `VERBS`"
+    roles = [
+        (each.provider, _place(each), get(each.inputs.get("metadata"), "name")) for each in graph.of_type(CLUSTER_ROLE)
+    ]
+    for each in graph.of_type(CLUSTER_GRANT):
+        bound = each.inputs.get("roleRef")
+        if get(bound, "kind") != "Role" or not any(
+            (provider, namespace) == (each.provider, _place(each)) and may_be(name, get(bound, "name"))
+            for provider, namespace, name in roles
+        ):
+            yield each, f"binds the {get(bound, 'kind')} `{get(bound, 'name')}`, which is no role of this stack", None
+        for subject in items_of(each.inputs.get("subjects")) or [each.inputs.get("subjects")]:
+            written = _subject(subject)
+            named = written in bounds.subjects if bounds.subjects is not None else ":system:" not in written
+            if not named:
+                yield each, f"grants to `{written}`, which the stack file does not name", "name it under `launchers`"
+
+
+def _component(graph: Graph, resource: Registration) -> str:
+    parent = graph.parent(resource)
+    return parent.type if parent else ""
+
+
+def _place(resource: Registration) -> Any:
+    return get(resource.inputs.get("metadata"), "namespace")
+
+
+def _is_custom(role: Any, made: list[Registration]) -> bool:
+    found = _CUSTOM.fullmatch(str(role))
+    return found is not None and any(may_be(each.inputs.get("roleId"), found["id"]) for each in made)
+
+
+def _limits(graph: Graph, condition: Any) -> bool:
+    """Whether a condition lists the only roles that may be granted, and none of them grants or deploys."""
+    expression = str(get(condition, "expression"))
+    harmless = {role for component, role in PROJECT_ROLES if component != PIPELINE}
+    nodes = [each for each in graph.of_type(CUSTOM_ROLE) if _component(graph, each) != PIPELINE]
+    listed = re.findall(r"'((?:roles|projects)/[^']+)'", expression)
+    return bool(_GRANTS_ONLY.fullmatch(expression)) and all(
+        role in harmless or _is_custom(role, nodes) for role in listed
+    )
+
+
+def _is_known(graph: Graph, bounds: Bounds, member: str) -> bool:
+    if is_own_account(graph, member) or member in (bounds.people or ()):
+        return True
+    if federated := _FEDERATED.fullmatch(member):
+        pools = (each.inputs.get("workloadIdentityPoolId") for each in graph.of_type(IDENTITY_POOL))
+        return federated["pool"] == bounds.pool or federated["id"] in pools
+    person = MEMBER.fullmatch(member)
+    return bounds.people is None and person is not None and person["domain"] not in PUBLIC_DOMAINS
+
+
+def _subject(subject: Any) -> str:
+    """Return a subject as the stack file writes it."""
+    kind, name = get(subject, "kind"), get(subject, "name")
+    return f"{kind}:{get(subject, 'namespace')}/{name}" if kind == "ServiceAccount" else f"{kind}:{name}"
 
 
 def find_hasty_agent_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:

@@ -23,9 +23,12 @@ from infra.policy.base import (
     PROVIDER_PREFIX,
     QUOTA,
     REPOSITORY,
+    REPOSITORY_GRANT,
     SECRET,
+    SECRET_GRANT,
     SERVICE,
     SERVICE_IDENTITY,
+    SUBNET,
     SUBSCRIPTION,
     SUBSCRIPTION_GRANT,
     TOPIC,
@@ -34,10 +37,13 @@ from infra.policy.base import (
     Finding,
     Graph,
     get,
+    is_own_account,
     items_of,
+    leaves,
     may_be,
 )
-from infra.settings.rules import quantity
+from infra.settings.read import SECRET_VALUE
+from infra.settings.rules import PRIVATE, quantity
 
 HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ACCOUNT)
 """Types whose loss loses tasks, data or grants: a new service account under an old name has no grants."""
@@ -54,16 +60,14 @@ APIS: Final[Mapping[str, str]] = {
 
 def find_secret_values(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """No secret value passes through Pulumi. What it is given it keeps in its state."""
-    versions = (
-        "gcp:secretmanager/secretVersion:SecretVersion",
-        "gcp:secretmanager/regionalSecretVersion:RegionalSecretVersion",
-        "kubernetes:core/v1:Secret",
-    )
     for each in graph.resources:
-        if each.type in versions:
-            yield each, "holds a secret's value", "make the container only; `runtime secrets put` takes the value"
-        elif each.custom and (path := _find_secret(each.inputs)) is not None:
-            yield each, f"has a secret value in `{path}`", "refer to the secret by its name"
+        if not each.custom or each.type.startswith(PROVIDER_PREFIX):
+            continue
+        for path, value in leaves(each.inputs):
+            if isinstance(value, Secret):
+                yield each, f"has a secret value in `{path}`", "refer to the secret by its name"
+            elif isinstance(value, str) and SECRET_VALUE.search(value):
+                yield each, f"has what looks like a secret value in `{path}`", "refer to the secret by its name"
 
 
 def find_unlabelled(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
@@ -92,17 +96,20 @@ def find_unprotected(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 
 def find_strays(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Everything is in the regions that the stack file names."""
-    if bounds.regions is None:
-        return
-    for each in graph.made("gcp"):
+    """Everything is in the project and the regions that the stack file names."""
+    for each in (*graph.of_type(f"{PROVIDER_PREFIX}gcp"), *graph.made("gcp")):
+        project = each.inputs.get("project")
+        homes = {bounds.project, *(bounds.lenders if each.type in (REPOSITORY_GRANT, SECRET_GRANT) else ())}
+        if bounds.project and isinstance(project, str) and project not in homes:
+            yield each, f"is in the project `{project}`, allowed is {bounds.project}", "name it under `existing`"
+    for each in graph.made("gcp") if bounds.regions is not None else ():
         for key in ("region", "zone", "location"):
             place = each.inputs.get(key)
             if not isinstance(place, str) or place == "global":
                 continue
             region = place.rpartition("-")[0] if key == "zone" else place
-            if region.lower() not in bounds.regions:
-                allowed = ", ".join(sorted(bounds.regions))
+            if region.lower() not in (bounds.regions or ()):
+                allowed = ", ".join(sorted(bounds.regions or ()))
                 yield each, f"is in `{place}`, allowed are {allowed}", "name the region in the stack file"
 
 
@@ -145,18 +152,6 @@ def find_hasty(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, f"does not wait until {needed}.googleapis.com is on", f'depend on `apis.needs("{needed}")`'
 
 
-def _find_secret(value: Any, path: str = "") -> str | None:
-    """Return the path of the first value that is marked as secret."""
-    if isinstance(value, Secret):
-        return path
-    items: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, Mapping):
-        items = ((f"{path}.{key}" if path else str(key), item) for key, item in value.items())
-    elif isinstance(value, list | tuple):
-        items = ((f"{path}[{index}]", item) for index, item in enumerate(value))
-    return next((found for where, item in items if (found := _find_secret(item, where)) is not None), None)
-
-
 def _api(resource: Registration) -> str | None:
     """Return the API that makes `resource`; None for a resource that switches an API on."""
     if resource.type == SERVICE:
@@ -179,6 +174,14 @@ def find_missing_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]
     for each in graph.of_type(SUBSCRIPTION):
         if not get(each.inputs.get("deadLetterPolicy"), "deadLetterTopic") and not _topics(graph, each, "topic") & dead:
             yield each, "has no dead letters", "set `dead_letter_policy`"
+
+
+def find_leaving_tasks(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Workers pull tasks; a subscription that pushes or exports them sends them wherever it says."""
+    for each in graph.of_type(SUBSCRIPTION):
+        for key in ("pushConfig", "bigqueryConfig", "cloudStorageConfig"):
+            if each.inputs.get(key):
+                yield each, f"sends its tasks elsewhere by `{key}`", "let workers pull them"
 
 
 def find_lost_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
@@ -283,8 +286,20 @@ IAP_RANGE: Final = "35.235.240.0/20"
 """Addresses of Google's identity-aware proxy; https://cloud.google.com/iap/docs/using-tcp-forwarding."""
 
 
+METADATA: Final[Mapping[str, re.Pattern[str]]] = {
+    "block-project-ssh-keys": re.compile("true", re.IGNORECASE),
+    "enable-oslogin": re.compile("true", re.IGNORECASE),
+    "enable-guest-attributes": re.compile("true|false", re.IGNORECASE),
+    "serial-port-enable": re.compile("false", re.IGNORECASE),
+    "startup-script": re.compile("[^\0]*"),
+    "ray-*": re.compile("[^\0]*"),
+}
+"""Keys of a machine's metadata that a program may set, and their values. The guest agent obeys others, such as SSH keys.
+https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys"""
+
+
 def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Machines have no external address, are shielded, and take no SSH keys of the project."""
+    """Machines have no external address, are shielded, take no SSH keys, and run as an account of their stack."""
     for each in graph.of_type(INSTANCE):
         for interface in items_of(each.inputs.get("networkInterfaces")):
             if items_of(get(interface, "accessConfigs")) or items_of(get(interface, "ipv6AccessConfigs")):
@@ -294,27 +309,41 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             if not may_be(get(shield, key), True):
                 yield each, f"is not shielded: `{key}` is not true", "set `shielded_instance_config`"
         metadata = each.inputs.get("metadata")
-        blocked = get(metadata, "block-project-ssh-keys")
-        if not isinstance(blocked, Unknown) and str(blocked).lower() != "true":
+        if not isinstance(metadata, Unknown) and not get(metadata, "block-project-ssh-keys"):
             yield each, "accepts SSH keys of the whole project", "set the metadata `block-project-ssh-keys` to TRUE"
+        for key, value in metadata.items() if isinstance(metadata, Mapping) else ():
+            form = METADATA.get("ray-*" if key.startswith("ray-") else key)
+            if form is None:
+                allowed = ", ".join(f"`{one}`" for one in METADATA)
+                yield each, f"has the metadata `{key}`, allowed are {allowed}", "give it a line in `METADATA`"
+            elif not isinstance(value, Unknown) and not form.fullmatch(str(value)):
+                yield each, f"has another value of the metadata `{key}` than `{form.pattern}`", None
+        email = get(each.inputs.get("serviceAccount"), "email")
+        if isinstance(email, Unknown) and not graph.behind(each, "serviceAccount", ACCOUNT):
+            yield each, "runs as an account that is not known before `up`", "make an account for it"
+        elif isinstance(email, str) and not is_own_account(graph, f"serviceAccount:{email}"):
+            yield each, f"runs as `{email}`, which is no account of this stack", "make an account for it"
 
 
 def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Nothing is open to everybody, and SSH comes through the identity-aware proxy or from inside."""
+    """A firewall lets in Google's proxy and the machines of the stack's own range, and nobody else."""
+    ranges = PRIVATE if bounds.cidrs is None else [ipaddress.ip_network(each) for each in bounds.cidrs]
+    allowed = [ipaddress.ip_network(IAP_RANGE), *ranges]
     for each in graph.of_type(FIREWALL):
-        if each.inputs.get("direction", "INGRESS") != "INGRESS" or not each.inputs.get("allows"):
+        direction = each.inputs.get("direction", "INGRESS")
+        if may_be(direction, "EGRESS") or not each.inputs.get("allows"):
             continue
-        sources = items_of(each.inputs.get("sourceRanges"))
+        given = each.inputs.get("sourceRanges")
         tagged = each.inputs.get("sourceTags") or each.inputs.get("sourceServiceAccounts")
-        if not sources and not tagged and not isinstance(each.inputs.get("sourceRanges"), Unknown):
+        if not given and not tagged:
             yield each, "names no source, so it lets in everybody", "set `source_ranges`"
-        for source in sources:
+        for source in [given] if isinstance(given, Unknown) else items_of(given):
             if isinstance(source, Unknown):
-                continue
-            if _is_everybody(source):
-                yield each, f"lets in `{source}`, which is everybody", f"SSH comes through {IAP_RANGE}"
-            elif _opens_ssh(each) and source != IAP_RANGE and not ipaddress.ip_network(source, strict=False).is_private:
-                yield each, f"lets in SSH from `{source}`", f"SSH comes through {IAP_RANGE}, or from inside"
+                if not graph.behind(each, "sourceRanges", SUBNET):
+                    yield each, "lets in a range that is not known before `up`", "name the range"
+            elif not _is_within(source, allowed):
+                hint = f"allowed are ranges within {', '.join(map(str, allowed))}"
+                yield each, f"lets in `{source}`, which is not of this stack", hint
 
 
 def find_open_buckets(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
@@ -330,28 +359,21 @@ def find_open_buckets(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "does not say how long deleted objects stay", "set `soft_delete_policy`"
 
 
-def _is_everybody(source: str) -> bool:
+def _is_within(source: str, allowed: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
     try:
-        return ipaddress.ip_network(source, strict=False).prefixlen == 0
+        range_ = ipaddress.ip_network(source, strict=False)
     except ValueError:
-        return True
-
-
-def _opens_ssh(firewall: Registration) -> bool:
-    for allowed in items_of(firewall.inputs.get("allows")):
-        protocol, ports = get(allowed, "protocol"), get(allowed, "ports")
-        if protocol not in ("tcp", "all", "6"):
-            continue
-        if not ports:
-            return True
-        for port in items_of(ports):
-            low, _, high = str(port).partition("-")
-            if low.isdigit() and int(low) <= 22 <= int(high or low):
-                return True
-    return False
+        return False
+    return isinstance(range_, ipaddress.IPv4Network) and any(
+        isinstance(each, ipaddress.IPv4Network) and range_.subnet_of(each) for each in allowed
+    )
 
 
 # namespaces and claims of Kubernetes
+
+
+POD_SECURITY: Final = "pod-security.kubernetes.io/enforce"
+"""https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
 
 
 def find_wild_claims(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
@@ -373,7 +395,7 @@ def find_wild_claims(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 
 def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """A namespace that we make has a quota, and every one that we put something into denies traffic by default."""
+    """A namespace that we make has a quota and refuses pods with rights on their host; each one in use denies traffic."""
     limits = list(graph.of_type(QUOTA))
     denials = [each for each in graph.of_type(NETWORK_POLICY) if _denies(each.inputs.get("spec"))]
     for each in graph.of_type(NAMESPACE):
@@ -382,6 +404,13 @@ def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, f"makes the namespace `{name}` without a quota", "set `quota`"
         if not _any_in(denials, each.provider, name):
             yield each, f"makes the namespace `{name}` without a network policy that denies by default", None
+        enforced = get(get(each.inputs.get("metadata"), "labels"), POD_SECURITY)
+        if not any(may_be(enforced, level) for level in ("baseline", "restricted")):
+            yield (
+                each,
+                f"makes the namespace `{name}`, which admits privileged pods",
+                f"label it `{POD_SECURITY}: baseline`",
+            )
     for each in graph.of_type(CLAIM):
         name = _namespace(each)
         if not _any_in(denials, each.provider, name):

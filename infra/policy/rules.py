@@ -2,7 +2,9 @@
 
 A rule yields a finding for each resource that breaks it; the policy pack and `python -m infra check` both apply the rules.
 A rule judges the inputs that the program passed, never the values that a provider adds to a resource (an address, a
-default, a member). A value that only the cloud knows breaks no rule: the engine applies the rules again when it is known.
+default, a member). A value that only the cloud knows breaks no rule about settings: the engine applies the rules again
+when it is known. A role, member, permission or condition has to be known, or made from a resource of the stack: the second
+look comes when the grant is made.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ class Violation:
 
 
 RULES: Final[Mapping[str, Rule]] = {
-    "no-keys": grants.find_keys,
-    "no-basic-roles": grants.find_basic_roles,
-    "single-grants": grants.find_wholesale_grants,
-    "no-public-members": grants.find_public_members,
+    "allowed-types": grants.find_foreign_types,
+    "allowed-roles": grants.find_foreign_roles,
+    "allowed-members": grants.find_foreign_members,
     "project-grants": grants.find_project_grants,
     "narrow-custom-roles": grants.find_wide_custom_roles,
+    "narrow-cluster-roles": grants.find_wide_cluster_roles,
+    "pinned-federation": grants.find_loose_federation,
+    "closed-contract": grants.find_open_contract,
+    "tasks-stay": resources.find_leaving_tasks,
     "dead-letters": resources.find_missing_dead_letters,
     "dead-letters-kept": resources.find_lost_dead_letters,
     "dead-letters-arrive": resources.find_powerless_agents,
@@ -76,14 +81,20 @@ def bounds_of(settings: Settings) -> Bounds:
     regions |= {region for each in settings.registries.values() for region in each.existing}
     if settings.records is not None and settings.records.location is not None:
         regions.add(settings.records.location)
-    claims = [
-        claim
-        for cluster in settings.kubernetes.values()
-        for namespace in cluster.namespaces.values()
-        for claim in namespace.claims.values()
-    ]
+    namespaces = [each for cluster in settings.kubernetes.values() for each in cluster.namespaces.values()]
+    claims = [claim for namespace in namespaces for claim in namespace.claims.values()]
+    lent = [path for each in settings.registries.values() for path in each.existing.values()]
+    lent += [each.existing for each in settings.secrets.values() if each.existing]
+    ci = settings.ci
     return Bounds(
         protect=settings.protect,
         regions=frozenset(region.lower() for region in regions if region),
         storage_classes=frozenset(claim.storage_class for claim in claims if claim.storage_class),
+        project=settings.project,
+        lenders=frozenset(path.split("/")[1] for path in lent),
+        people=frozenset((*settings.access.operators, *settings.access.researchers)),
+        cidrs=frozenset([settings.network.cidr] if settings.network else []),
+        subjects=frozenset(launcher for namespace in namespaces for launcher in namespace.launchers),
+        repository=(ci.repository_id, ci.owner_id) if ci else None,
+        pool=ci.pool if ci else None,
     )

@@ -216,11 +216,14 @@ class AlertSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Facts that the dated tables of `gcp/catalog.py` do not have yet."""
+    """Values beyond the tables of `gcp/catalog.py`: newer facts, and other sources of images."""
 
     tpu_zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Accelerator family (`v4`, `v5litepod`) → further zones."""
     regions: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    """Further sources of the heads' images: `HOST/PATH`, and everything below."""
+    boot_image_projects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

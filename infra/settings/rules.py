@@ -50,7 +50,9 @@ _PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LABEL_KEY: Final = re.compile(r"[a-z](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?)?")
 _EMAIL: Final = re.compile(r"[^@\s:]+@[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
-_MEMBER: Final = re.compile(r"(?:group|user):(?P<email>.+)|domain:(?P<domain>.+)")
+MEMBER: Final = re.compile(r"(?:group|user):(?P<email>.+)|domain:(?P<domain>.+)")
+PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
+"""Domains in which everybody can have an account."""
 _DOMAIN: Final = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
 SUBNET: Final = re.compile(
@@ -66,7 +68,8 @@ _REPOSITORY_NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SECRET: Final = re.compile(r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!goog|.*google)[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
 IMAGE: Final = re.compile(r"(?P<name>[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+)@sha256:[0-9a-f]{64}")
-_BOOT_IMAGE: Final = re.compile(
+_IMAGE_SOURCE: Final = re.compile(r"[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+")
+BOOT_IMAGE: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z][a-z0-9-]*)"
 )
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -75,10 +78,10 @@ _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
 _MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
 _CI_POOL: Final = re.compile(r"projects/(?P<number>[^/]+)/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
 _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
-_REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\]+")
+_REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\']+")
 _ENVIRONMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}")
 _BILLING: Final = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
-_PRIVATE: Final = tuple(
+PRIVATE: Final = tuple(
     ipaddress.ip_network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
 _DOCKERS: Final = ipaddress.ip_network("172.17.0.0/16")
@@ -102,7 +105,7 @@ _PLAIN_QUOTAS: Final = frozenset(
 _QUOTA: Final = re.compile(
     r"requests\.[a-z0-9.-]+/[A-Za-z0-9._-]+|count/[a-z0-9.-]+|[a-z0-9.-]+\.storageclass\.storage\.k8s\.io/\S+"
 )
-_LAUNCHER: Final = re.compile(r"(?:User|Group):\S+|ServiceAccount:[a-z0-9-]+/[a-z0-9.-]+")
+_LAUNCHER: Final = re.compile(r"(?:User|Group):(?!system:)\S+|ServiceAccount:[a-z0-9-]+/[a-z0-9.-]+")
 
 READERS_OF: Final[Mapping[Role, str]] = {
     Role.WORKER: "queues",
@@ -138,8 +141,8 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     except ValueError:
         yield wrong(where, network.cidr, "an IPv4 range whose host bits are zero, such as `10.64.0.0/20`")
         return
-    if cidr.version != 4 or not any(cidr.subnet_of(each) for each in _PRIVATE if each.version == cidr.version):
-        private = ", ".join(str(each) for each in _PRIVATE)
+    if cidr.version != 4 or not any(cidr.subnet_of(each) for each in PRIVATE if each.version == cidr.version):
+        private = ", ".join(str(each) for each in PRIVATE)
         yield wrong(where, network.cidr, f"a private IPv4 range, within {private}")
     elif cidr.prefixlen > SMALLEST_SUBNET:
         yield wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
@@ -193,7 +196,7 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
     if not _VARIABLE.fullmatch(secret.env):
         yield wrong(where, secret.env, "the name of a variable: letters, digits and underscores, no digit first")
     elif not can_carry_secret(secret.env):
-        yield wrong(where, secret.env, "a variable that neither the system nor the runtime sets itself")
+        yield wrong(where, secret.env, "a variable that neither the system nor the runtime sets or obeys")
     for index, role in enumerate(secret.readers):
         if role not in READERS_OF:
             yield wrong(
@@ -246,7 +249,7 @@ def _machine_problems(machine_type: str, where: str) -> Iterator[Problem]:
 
 def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
     allowed = "one version of an image, `projects/P/global/images/NAME`"
-    found = _BOOT_IMAGE.fullmatch(image)
+    found = BOOT_IMAGE.fullmatch(image)
     if "/family/" in image or (
         found and found["project"] == "debian-cloud" and not re.search(r"-v\d{8}$", found["name"])
     ):
@@ -326,7 +329,10 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
             if member in ("allUsers", "allAuthenticatedUsers"):
                 yield Problem(path=where, message=f"is `{member}`, which is everybody", hint="name a group")
                 continue
-            found = _MEMBER.fullmatch(member)
+            found = MEMBER.fullmatch(member)
+            if found and (found["domain"] or "").lower() in PUBLIC_DOMAINS:
+                yield Problem(path=where, message=f"is `{member}`, which is everybody", hint="name a person or a group")
+                continue
             right = found and (
                 _EMAIL.fullmatch(found["email"]) if found["email"] else _DOMAIN.fullmatch(found["domain"])
             )
@@ -384,6 +390,14 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
         for index, zone in enumerate(zones):
             if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z0-9]+", zone):
                 yield wrong(f"{where}[{index}]", zone, "a zone such as `us-west4-a`")
+    forms = {
+        "images": (_IMAGE_SOURCE, "`HOST/PATH`, such as `ghcr.io/lab`"),
+        "boot_image_projects": (_PROJECT, "a project's id"),
+    }
+    for key, (form, allowed) in forms.items():
+        for index, value in enumerate(getattr(overrides, key)):
+            if not form.fullmatch(value):
+                yield wrong(f"{join(path, key)}[{index}]", value, allowed)
     for index, region in enumerate(overrides.regions):
         if not re.fullmatch(r"[a-z]+-[a-z]+\d+", region):
             yield wrong(f"{join(path, 'regions')}[{index}]", region, "a region such as `us-west4`")
@@ -435,14 +449,11 @@ def _namespace(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
         except ValueError:
             yield wrong(f"{join(path, 'egress_cidrs')}[{index}]", cidr, "a range such as `10.0.0.0/8`")
     for index, launcher in enumerate(namespace.launchers):
-        if not _LAUNCHER.fullmatch(launcher) or launcher in (
-            "Group:system:authenticated",
-            "Group:system:unauthenticated",
-        ):
+        if not _LAUNCHER.fullmatch(launcher):
             yield wrong(
                 f"{join(path, 'launchers')}[{index}]",
                 launcher,
-                "`User:NAME`, `Group:NAME` or `ServiceAccount:NAMESPACE/NAME`, and no group of everybody",
+                "`User:NAME`, `Group:NAME` or `ServiceAccount:NAMESPACE/NAME`, and no name of Kubernetes' own, `system:`",
             )
     yield from _storage_quota_problems(namespace, path)
 

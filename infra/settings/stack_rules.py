@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from infra.gcp import catalog
+from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
 from infra.naming import Names
 from infra.settings.model import AccessSettings, PoolSettings, Settings
 from infra.settings.rules import (
     ACCELERATOR,
+    BOOT_IMAGE,
     DAY_S,
     GOOGLES_ADDRESSES,
     IMAGE,
@@ -84,6 +86,7 @@ def _heads(settings: Settings) -> Iterator[Problem]:
                 allowed = f"a name in `secrets`: {', '.join(known) or 'there is none'}"
                 yield wrong(f"heads.{name}.environment[{index}]", secret, allowed, suggest(secret, known))
         yield from _head_image_problems(settings, f"heads.{name}.image", head.image)
+        yield from _boot_image_problems(settings, f"heads.{name}.boot_image", head.boot_image)
         for pool_name, pool in head.pools.items():
             yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
 
@@ -104,17 +107,31 @@ def _pool_zone_problems(settings: Settings, path: str, pool: PoolSettings) -> It
 
 
 def _head_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
-    """The nodes may not read a repository of our project that the stack does not know."""
-    found = IMAGE.fullmatch(image)
-    if not found or not settings.project or f"-docker.pkg.dev/{settings.project}/" not in image:
+    """Find an image of a stranger, or of a repository that the nodes may not read because the stack does not know it."""
+    if not IMAGE.fullmatch(image) or not settings.project:
         return
     known = sorted(repository_urls(settings))
-    if not any(image.startswith(f"{url}/") for url in known):
+    if any(image.startswith((f"{each}/", f"{each}@")) for each in (*known, *IMAGE_SOURCES, *settings.overrides.images)):
+        return
+    source = image.partition("@")[0].rpartition("/")[0]
+    own = f"-docker.pkg.dev/{settings.project}/" in image
+    yield Problem(
+        path=path,
+        message=f"is in a repository that is not of this stack{', so its nodes may not read it' if own else ''};"
+        f" allowed are images under {', '.join(known) or 'a registry in `registries`'}",
+        hint=suggest(source, known) if own else f"if you trust it: `overrides: {{images: [{source}]}}`",
+    )
+
+
+def _boot_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
+    found = BOOT_IMAGE.fullmatch(image)
+    known = sorted({*BOOT_IMAGE_PROJECTS, *settings.overrides.boot_image_projects, settings.project or ""} - {""})
+    if found and found["project"] not in known:
         yield Problem(
             path=path,
-            message=f"is in a repository that is not of this stack, so its nodes may not read it;"
-            f" allowed are images under {', '.join(known) or 'a registry in `registries`'}",
-            hint=suggest(image.rpartition("/")[0], known),
+            message=f"is an image of the project `{found['project']}`, allowed are {', '.join(known)}",
+            hint=suggest(found["project"], known)
+            or f"if you trust it: `overrides: {{boot_image_projects: [{found['project']}]}}`",
         )
 
 

@@ -68,6 +68,10 @@ def put(
     disable_older: Annotated[
         bool, Option("--disable-older", help="Switch off every older version afterwards.")
     ] = False,
+    project: Annotated[
+        str | None,
+        Option("--project", metavar="PROJECT", help="The secret's project, if it is not the stack's own."),
+    ] = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -75,7 +79,7 @@ def put(
 
     One newline at the end of standard input is dropped, so that `echo` and `pbpaste` work; a file is taken byte by
     byte. Readers get the new version when they start next; `--disable-older` ends the old one, which those that ask
-    for it by number then miss.
+    for it by number then miss. The value goes to the stack's own project only, unless `--project` names the secret's.
 
     \b
     Examples:
@@ -84,7 +88,7 @@ def put(
       runtime secrets put deploy-key --file key.pem --disable-older
     """
     from runtime.stack.google_api import GoogleApi
-    from runtime.stack.secrets import check_value, find_secret, put_secret
+    from runtime.stack.secrets import check_value, find_destination, put_secret
 
     if ctx.args:
         raise RequestRefused(
@@ -93,12 +97,13 @@ def put(
             hint="pipe the value in, name its file with `--file`, or type it when asked; `--help` lists the options",
         )
     settings, outputs = _find(stack)
-    find_secret(outputs, name)
+    secret = find_destination(outputs, name, project)
+    note(f"the value goes to `{secret.resource}`")
     # The connection comes first, so that no value is asked for in vain.
     with GoogleApi(server=settings.google_api) as api:
         value = _read_value(name, file)
         check_value(value, name)
-        made = put_secret(outputs, name, value, api, disable_older=disable_older)
+        made = put_secret(outputs, name, value, api, disable_older=disable_older, project=project)
     if output is Output.JSON:
         print_json(made)
         return

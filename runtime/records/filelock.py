@@ -12,6 +12,7 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.errors import StoreUnavailable
 from runtime.owners import user_name
+from runtime.terminal import Log
 from runtime.units import format_duration
 
 NOTE_AFTER_S: Final = 5.0
@@ -97,12 +98,10 @@ class _Wait:
 
 
 def _note(path: str, patience_s: float | None) -> None:
-    import logging
-
     holder = find_holder(path)
     limit = "" if patience_s is None else f", at most {format_duration(patience_s)}"
     held = f", held by {holder[1]}" if holder else ""
-    logging.getLogger(__name__).warning("waiting for the lock `%s`%s%s", path, held, limit)
+    Log(__name__).warning("waiting for the lock `%s`%s%s", path, held, limit)
 
 
 def find_holder(path: str) -> tuple[int, str] | None:

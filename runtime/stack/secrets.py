@@ -74,6 +74,10 @@ class InvalidSecret(RequestRefused):
     """A value that no secret can have; the message never has the value."""
 
 
+class NotTheProject(RequestRefused):
+    """A secret of the contract that lies in a project that the caller did not name."""
+
+
 class VersionNotVerified(InfrastructureFailure):
     """A version was added, and Google did not confirm its checksum."""
 
@@ -147,6 +151,24 @@ def find_secret(outputs: StackOutputs, name: str) -> SecretOutput:
     return secrets[name]
 
 
+def find_destination(outputs: StackOutputs, name: str, project: str | None = None) -> SecretOutput:
+    """Return the secret to put a value into: one in `project`, by default in the stack's own.
+
+    Raises what `find_secret` raises, and `NotTheProject` for a secret that the contract places elsewhere: a value
+    that was sent to a stranger's project is lost, and the contract is only as trustworthy as everybody who can write it.
+    """
+    secret = find_secret(outputs, name)
+    lies_in, expected = secret.resource.split("/")[1], project or outputs.project
+    if lies_in != expected:
+        raise NotTheProject(
+            f"secret `{name}` of stack `{outputs.stack}` lies in the project `{lies_in}`, "
+            + (f"not in `{expected}`" if expected else "and the contract names no project of the stack"),
+            facts=[f"resource: {secret.resource}", "no value was read or sent"],
+            hint=f"if that project is meant: `runtime secrets put {name} --project {lies_in}`",
+        )
+    return secret
+
+
 def check_value(value: bytes, name: str) -> None:
     """Raise `InvalidSecret` for a value that no variable can carry or Secret Manager does not take."""
     if not value.strip():
@@ -167,14 +189,20 @@ def check_value(value: bytes, name: str) -> None:
 
 
 def put_secret(
-    outputs: StackOutputs, name: str, value: bytes, api: GoogleApi, *, disable_older: bool = False
+    outputs: StackOutputs,
+    name: str,
+    value: bytes,
+    api: GoogleApi,
+    *,
+    disable_older: bool = False,
+    project: str | None = None,
 ) -> NewVersion:
     """Add `value` as the newest version; with `disable_older` disable the versions before it.
 
-    Two calls add two versions. Raises `InvalidSecret` before anything is sent; `VersionNotVerified` if the new version
-    may be damaged: then the older versions stay enabled.
+    Two calls add two versions. Raises `InvalidSecret` and what `find_destination` raises before anything is sent;
+    `VersionNotVerified` if the new version may be damaged: then the older versions stay enabled.
     """
-    secret = find_secret(outputs, name)
+    secret = find_destination(outputs, name, project)
     check_value(value, name)
     payload = {"data": base64.b64encode(value).decode(), "dataCrc32c": str(crc32c(value))}
     try:

@@ -132,6 +132,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "gcp:serviceaccount/iAMMember:IAMMember": Kind(
         api="iam", fixed=("serviceAccountId",), refers={"serviceAccountId": ACCOUNT}
     ),
+    # No stack makes one; a test sees the policies refuse it.
+    "gcp:serviceaccount/key:Key": Kind(api="iam", fixed=("serviceAccountId",)),
     ROLE: Kind(api="iam", fixed=("roleId",), soft_days=37, undeletes=7),
     "gcp:projects/iAMMember:IAMMember": Kind(api="cloudresourcemanager"),
     POOL: Kind(api="iam", fixed=("workloadIdentityPoolId", "mode"), soft_days=30),

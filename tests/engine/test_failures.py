@@ -105,23 +105,99 @@ def test_bad_program_is_blocked_by_the_policy_pack_before_it_is_made_and_once_it
     assert broken_rules(second) == BROKEN_RULES
 
 
+def test_program_that_lets_strangers_in_is_blocked_by_the_policy_pack_before_anything_is_made(lab: Lab) -> None:
+    lab.init("bad", file="dev")
+    (lab.project / "infra").unlink()
+    (lab.project / "infra").mkdir()
+    (lab.project / "infra" / "__main__.py").write_text(OPEN_PROGRAM)
+
+    refused = lab.run("up", "--yes", "--stack", "bad", *PACK, check=False)
+
+    assert refused.code != 0
+    assert lab.cloud.calls("create") == []
+    assert broken_rules(refused) >= OPENING_RULES, refused.text
+    named = {"open-key", "open-subnet", "open-admin"}
+    assert {name for name in named if name in refused.text} == named
+
+
 def broken_rules(said: Said) -> set[str]:
     return set(re.findall(r"\[mandatory\]  (\S+)  ", said.text))
 
 
 BROKEN_RULES = {
     "agent-first",
+    "allowed-members",
     "api-first",
     "buckets",
     "dead-letters",
     "labels",
-    "no-basic-roles",
     "no-expiry",
     "parented",
     "project-grants",
     "regions",
     "retention",
 }
+
+OPENING_RULES = {
+    "allowed-members",
+    "allowed-roles",
+    "allowed-types",
+    "closed-contract",
+    "closed-firewalls",
+    "closed-instances",
+    "narrow-custom-roles",
+    "pinned-federation",
+    "project-grants",
+}
+
+OPEN_PROGRAM = """
+import pulumi
+from pulumi_gcp import Provider, compute, iam, projects, serviceaccount, storage
+
+opts = pulumi.ResourceOptions(provider=Provider("google", project="my-lab-dev"))
+place = {"project": "my-lab-dev", "opts": opts}
+head = serviceaccount.Account("open-head", account_id="open-head", **place)
+serviceaccount.Key("open-key", service_account_id=head.name, opts=opts)
+compute.SubnetworkIAMMember(
+    "open-subnet", subnetwork="s", region="us-central1", role="roles/compute.networkUser", member="allUsers", **place
+)
+projects.IAMMember("open-admin", role="roles/owner", member=head.email.apply("serviceAccount:{}".format), **place)
+serviceaccount.IAMMember(
+    "open-token", service_account_id=head.name, role="roles/iam.serviceAccountTokenCreator", member="allUsers", opts=opts
+)
+storage.BucketIAMMember(
+    "open-writer", bucket="open-bucket", role="roles/storage.objectUser", member="allAuthenticatedUsers", opts=opts
+)
+projects.IAMCustomRole(
+    "open-role", role_id="open", title="Open", permissions=["secretmanager.versions.access"], **place
+)
+iam.WorkloadIdentityPoolProvider(
+    "open-provider",
+    workload_identity_pool_id="open-pool",
+    workload_identity_pool_provider_id="open-any",
+    attribute_mapping={"google.subject": "assertion.sub"},
+    oidc={"issuer_uri": "https://token.actions.githubusercontent.com"},
+    **place,
+)
+compute.Firewall(
+    "open-firewall",
+    name="open",
+    network="n",
+    source_ranges=["0.0.0.0/1", "128.0.0.0/1"],
+    allows=[{"protocol": "all"}],
+    **place,
+)
+compute.Instance(
+    "open-machine",
+    name="open",
+    machine_type="n2-standard-8",
+    zone="us-central1-a",
+    boot_disk={"initialize_params": {"image": "debian"}},
+    network_interfaces=[{"network": "n"}],
+    metadata={"ssh-keys": "root:ssh-ed25519 A"},
+    **place,
+)
+"""
 
 BAD_PROGRAM = """
 import pulumi

@@ -464,7 +464,7 @@ def test_report_on_secret_value_in_an_input_is_found_and_not_repeated() -> None:
         pubsub.Topic("t", name="t-1", project=LAB, labels={"a": "hf_" + "A" * 30}, opts=_provider())
 
     report = report_of(program)
-    assert ("inputs", "no-secret-input") in broken(report)
+    assert ("policy", "no-secret-values") in broken(report)
 
 
 def test_check_program_that_raises_is_a_finding_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

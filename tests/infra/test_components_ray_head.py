@@ -22,6 +22,7 @@ from infra.components.ray_head import (
     RayHeadArgs,
     SecretVariable,
 )
+from infra.policy.base import Bounds
 from infra.policy.rules import apply_rules
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import PORTS, Cluster, SecretReference
@@ -86,7 +87,8 @@ def test_head_passes_the_providers_types_and_every_policy() -> None:
         if each.custom and each.type.startswith("gcp:") and (found := find_input_problems(each.type, each.inputs))
     }
     assert problems == {}
-    assert apply_rules(recording.resources) == []
+    others = frozenset({*sample_args().reapers.values(), *sample_args().operators.values()})
+    assert apply_rules(recording.resources, Bounds(people=others)) == []
 
 
 def test_head_vm_is_closed_kept_and_what_ray_looks_for() -> None:

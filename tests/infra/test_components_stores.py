@@ -162,17 +162,15 @@ def test_records_grants_are_these_and_no_others() -> None:
     at = "bucket lab-1234-marin-records"
     assert find_grants(recording) == {
         (WORKER, "roles/storage.objectUser", at),
+        (WORKER, "roles/storage.objectViewer", at),
         (LAB, "roles/storage.objectViewer", at),
         ("serviceAccount:d@x.iam", "roles/storage.objectUser", at),
     }
     conditions = {
         each.name: each.inputs["condition"]["expression"] for each in recording.resources if "condition" in each.inputs
     }
-    assert conditions == {
-        "records-deployer-publisher": (
-            'resource.name.startsWith("projects/_/buckets/lab-1234-marin-records/objects/contract/")'
-        )
-    }
+    contract = 'resource.name.startsWith("projects/_/buckets/lab-1234-marin-records/objects/contract/")'
+    assert conditions == {"records-deployer-publisher": contract, "records-worker-user": f"!{contract}"}
 
 
 def test_records_that_survived_a_destroy_are_imported() -> None:

@@ -224,6 +224,14 @@ WRONG: list[tuple[str, Any, str, str]] = [
     # secrets
     ("secrets/hf-token/env", "HF-TOKEN", "secrets.hf-token.env", "the name of a variable"),
     ("secrets/hf-token/env", "PATH", "secrets.hf-token.env", "neither the system nor the runtime"),
+    *(
+        ("secrets/hf-token/env", name, "secrets.hf-token.env", "neither the system nor the runtime")
+        for name in (
+            *("BASH_ENV", "ENV", "IFS", "PS4", "LD_AUDIT", "LD_PRELOAD", "LD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES"),
+            *("PYTHONSTARTUP", "PYTHONPATH", "PYTHONHOME", "RAY_ADDRESS", "GOOGLE_APPLICATION_CREDENTIALS"),
+            *("CLOUDSDK_CONFIG", "GIT_SSH_COMMAND", "NODE_OPTIONS", "PERL5OPT", "HTTPS_PROXY", "SSL_CERT_FILE"),
+        )
+    ),
     ("secrets/hf-token/env", "RUNTIME_STACK", "secrets.hf-token.env", "neither the system nor the runtime"),
     ("secrets/hf-token/env", "LD_AUDIT", "secrets.hf-token.env", "neither the system nor the runtime"),
     ("secrets/hf-token/attempts", "some", "secrets.hf-token.attempts", "is `some`"),
@@ -238,6 +246,15 @@ WRONG: list[tuple[str, Any, str, str]] = [
     # heads and pools
     ("heads/main/image", "marin:latest", "heads.main.image", "write 64 zeros until there is one"),
     ("heads/main/image", f"us-west4-docker.pkg.dev/my-lab/marni/c@{DIGEST}", "heads.main.image", "not of this stack"),
+    ("heads/main/image", f"ghcr.io/stranger/c@{DIGEST}", "heads.main.image", "overrides: {images: [ghcr.io/stranger]}"),
+    ("heads/main/image", f"docker.io/rayprojects/ray@{DIGEST}", "heads.main.image", "overrides"),
+    ("heads/main/image", f"us-west4-docker.pkg.dev/stranger/r/c@{DIGEST}", "heads.main.image", "overrides"),
+    (
+        "heads/main/boot_image",
+        "projects/stranger/global/images/debian-12-v20260915",
+        "heads.main.boot_image",
+        "overrides: {boot_image_projects: [stranger]}",
+    ),
     ("heads/main/machine_type", "n2", "heads.main.machine_type", "a machine type such as"),
     ("heads/main/machine_type", "t2a-standard-8", "heads.main.machine_type", "an x86 machine"),
     ("heads/main/machine_type", "q7-standard-8", "heads.main.machine_type", "of the families"),
@@ -337,7 +354,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "kubernetes/lab/namespaces/train/launchers",
         ["Group:system:authenticated"],
         "kubernetes.lab.namespaces.train.launchers[0]",
-        "no group of everybody",
+        "no name of Kubernetes' own",
     ),
     (
         "kubernetes/lab/namespaces/train/egress_cidrs",
@@ -359,6 +376,22 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("access/project_grants", "none", "access.project_grants", "true or false"),
     ("ci/repository", "runtime", "ci.repository", "`owner/name`"),
     ("ci/repository_id", 0, "ci.repository_id", "a positive number"),
+    *(
+        ("ci/ref", ref, "ci.ref", "`refs/heads/BRANCH`")
+        for ref in ("refs/heads/*", "refs/heads/?", "refs/pull/1/merge")
+    ),
+    ("ci/ref", "refs/heads/it's", "ci.ref", "`refs/heads/BRANCH`"),
+    *(
+        (
+            "kubernetes/lab/namespaces/train/launchers",
+            [who],
+            "kubernetes.lab.namespaces.train.launchers[0]",
+            "`system:`",
+        )
+        for who in ("Group:system:masters", "Group:system:authenticated", "User:system:admin", "User:system:anonymous")
+    ),
+    ("access/operators", ["domain:gmail.com"], "access.operators[0]", "which is everybody"),
+    ("access/operators", ["domain:GMail.com"], "access.operators[0]", "which is everybody"),
     ("ci/ref", "main", "ci.ref", "did you mean `refs/heads/main`?"),
     ("ci/pool", "projects/my-lab/locations/global/workloadIdentityPools/p-ci", "ci.pool", "the project's number"),
     ("ci/pool", "p-ci", "ci.pool", "`projects/NUMBER/"),
@@ -371,6 +404,9 @@ WRONG: list[tuple[str, Any, str, str]] = [
     # overrides
     ("overrides/tpu_zones", {"v5e": ["us-west4-b"]}, "overrides.tpu_zones.v5e", "did you mean `v5litepod`?"),
     ("overrides/tpu_zones", {"v4": ["us-west4"]}, "overrides.tpu_zones.v4[0]", "a zone such as"),
+    ("overrides/images", ["ghcr.io/lab/"], "overrides.images[0]", "`HOST/PATH`"),
+    ("overrides/images", ["ghcr.io"], "overrides.images[0]", "`HOST/PATH`"),
+    ("overrides/boot_image_projects", ["*"], "overrides.boot_image_projects[0]", "a project's id"),
     ("overrides/regions", ["west"], "overrides.regions[0]", "a region such as"),
 ]
 
@@ -509,6 +545,35 @@ def test_a_zone_and_a_region_that_the_tables_lack_are_accepted_by_override() -> 
     values["registries"]["images"]["regions"] = ["us-west4", "us-north9"]
 
     assert parse_settings("west", values).heads["main"].pools["v5e"].accelerator == "v6e-4"
+
+
+@pytest.mark.parametrize(
+    ("image", "images"),
+    [
+        (f"docker.io/rayproject/ray@{DIGEST}", []),
+        (f"rayproject/ray@{DIGEST}", []),
+        (f"ghcr.io/lab/c@{DIGEST}", ["ghcr.io/lab"]),
+        (f"ghcr.io/lab/c@{DIGEST}", ["ghcr.io/lab/c"]),
+    ],
+)
+def test_image_of_ray_or_of_a_source_that_the_stack_file_names_is_accepted(image: str, images: list[str]) -> None:
+    values = changed("heads/main/image", image) | {"overrides": {"images": images}}
+
+    assert parse_settings("west", values).heads["main"].image == image
+
+
+@pytest.mark.parametrize(
+    ("image", "projects"),
+    [
+        ("projects/my-lab/global/images/own-7", []),
+        ("projects/cos-cloud/global/images/cos-113-18244-85-29", []),
+        ("projects/lab-images/global/images/own-7", ["lab-images"]),
+    ],
+)
+def test_boot_image_of_a_known_or_named_project_is_accepted(image: str, projects: list[str]) -> None:
+    values = changed("heads/main/boot_image", image) | {"overrides": {"boot_image_projects": projects}}
+
+    assert parse_settings("west", values).heads["main"].boot_image == image
 
 
 @pytest.mark.parametrize("capacity", ["preemptible", "spot", "on_demand"])

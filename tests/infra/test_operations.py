@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.components.ci_identity import PROJECT_ROLES
 from tests.commands_support import find_command_lines, find_problem
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,16 @@ def test_pages_that_a_page_points_to_exist(page: str) -> None:
     links = re.findall(r"\]\(([\w./-]+\.md)", (ROOT / "docs" / page).read_text())
 
     assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+
+
+def test_roles_by_which_the_deployer_could_widen_its_rights_are_named_on_the_page() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    section = text.partition("## What the deployer can reach")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(roles/[\w.]+)`", section)) - {"roles/editor", "roles/iam.denyAdmin"}
+
+    deploys = {each.role for each in PROJECT_ROLES if each.deploys}
+    harmless = ("serviceUsageAdmin", "networkAdmin", "securityAdmin", "alertPolicyEditor", "notificationChannelEditor")
+    assert named == {role for role in deploys if not role.endswith(harmless)}
 
 
 GCLOUD = """#!/usr/bin/env bash

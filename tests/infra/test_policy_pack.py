@@ -276,9 +276,9 @@ def test_resource_that_is_left_for_a_later_run_is_judged_by_that_one(pack: Pack)
 def test_value_that_is_marked_as_secret_is_judged_like_any_other(pack: Pack) -> None:
     recording = run(lambda lab: lab.project_grant(pulumi.Output.secret("roles/owner")))
 
-    found = pack.judge(recording, nothing, rule="no-basic-roles")
+    found = pack.judge(recording, nothing, rule="project-grants")
 
-    assert found == [("no-basic-roles", "lab-grant", "grants `roles/owner`, which is nearly everything")]
+    assert found == [("project-grants", "lab-grant", "grants `roles/owner` on the whole project")]
 
 
 def test_program_that_breaks_one_rule_is_reported_by_that_policy_alone(pack: Pack) -> None:
@@ -298,7 +298,13 @@ def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
     }
 
     assert stack_bounds({"PULUMI_STACK": "dev", "PULUMI_CONFIG": json.dumps(config)}) == Bounds(
-        protect=False, regions=frozenset({"us-central1"}), storage_classes=frozenset()
+        protect=False,
+        regions=frozenset({"us-central1"}),
+        storage_classes=frozenset(),
+        project="my-lab-dev",
+        people=frozenset(),
+        cidrs=frozenset(),
+        subjects=frozenset(),
     )
 
 

@@ -21,9 +21,12 @@ from tests.output_support import differences, documented
 
 CANARY = "hf_canary_31337"
 STACK = StackOutputs(
-    stack="dev", secrets={"hf-token": SecretOutput(resource="projects/p/secrets/dev-hf-token", env="HF_TOKEN")}
+    stack="dev",
+    project="p",
+    secrets={"hf-token": SecretOutput(resource="projects/p/secrets/dev-hf-token", env="HF_TOKEN")},
 )
 RESOURCE = "projects/p/secrets/dev-hf-token"
+GOES = f"the value goes to `{RESOURCE}`\n"
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -78,8 +81,47 @@ def test_put_takes_standard_input_without_one_newline_at_its_end(
 
     code, out, err = run("put", "hf-token", stdin=piped.encode())
 
-    assert (code, out, err) == (0, "", "secret `hf-token` has version 1 now, for `HF_TOKEN`\n")
+    assert (code, out, err) == (0, "", f"{GOES}secret `hf-token` has version 1 now, for `HF_TOKEN`\n")
     assert stored(google) == [value.encode()]
+
+
+@pytest.mark.parametrize("own", ["p", None], ids=["of another project", "of a stack without a project"])
+def test_put_into_a_secret_of_another_project_is_refused_before_the_value_is_read(
+    google: GoogleServer, run: Run, tmp_path: Path, own: str | None
+) -> None:
+    elsewhere = SecretOutput(resource="projects/other/secrets/hf-token", env="HF_TOKEN")
+    stack = replace(STACK, project=own, secrets={"hf-token": elsewhere})
+    (tmp_path / "dev.json").write_text(encode_outputs(stack))
+    code, _, err = run("put", "hf-token", "--file", "a-file-that-is-not-there")
+
+    assert code == 2
+    assert "projects/other/secrets/hf-token" in err
+    assert "runtime secrets put hf-token --project other" in err
+    assert google.calls() == []
+    assert run("put", "hf-token", "--project", "wrong", stdin=CANARY.encode())[0] == 2
+
+
+def test_put_into_a_secret_of_another_project_that_is_named_prints_the_resource_and_adds_the_value(
+    google: GoogleServer, run: Run, tmp_path: Path
+) -> None:
+    google.project = "other"
+    google.put_secret("hf-token")
+    elsewhere = SecretOutput(resource="projects/other/secrets/hf-token", env="HF_TOKEN")
+    (tmp_path / "dev.json").write_text(encode_outputs(replace(STACK, secrets={"hf-token": elsewhere})))
+
+    code, _, err = run("put", "hf-token", "--project", "other", stdin=CANARY.encode())
+
+    assert (code, err.splitlines()[0]) == (0, "the value goes to `projects/other/secrets/hf-token`")
+    assert stored(google) == [CANARY.encode()]
+
+
+def test_put_into_a_secret_of_the_stack_is_refused_if_another_project_is_named(google: GoogleServer, run: Run) -> None:
+    google.put_secret("dev-hf-token")
+
+    code, _, err = run("put", "hf-token", "--project", "other", stdin=CANARY.encode())
+
+    assert (code, google.calls()) == (2, [])
+    assert "lies in the project `p`, not in `other`" in err
 
 
 def test_put_takes_a_file_byte_by_byte_and_says_so(google: GoogleServer, run: Run, tmp_path: Path) -> None:
@@ -89,7 +131,7 @@ def test_put_takes_a_file_byte_by_byte_and_says_so(google: GoogleServer, run: Ru
     code, _, err = run("put", "hf-token", "--file", "key.pem")
 
     assert (code, stored(google)) == (0, [b"-----BEGIN\n\xff\n"])
-    assert err.startswith("the file ends with a newline, which is part of the value")
+    assert err.startswith(GOES + "the file ends with a newline, which is part of the value")
 
 
 def test_put_as_json_tells_the_version(google: GoogleServer, run: Run) -> None:
@@ -97,7 +139,7 @@ def test_put_as_json_tells_the_version(google: GoogleServer, run: Run) -> None:
 
     code, out, err = run("put", "hf-token", "--disable-older", "-o", "json", stdin=CANARY.encode())
 
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, GOES)
     assert json.loads(out) == {
         "name": "hf-token",
         "env": "HF_TOKEN",
@@ -135,7 +177,7 @@ def test_put_of_nothing_is_refused(google: GoogleServer, run: Run, stdin: bytes)
     code, _, err = run("put", "hf-token", stdin=stdin)
 
     assert code == 2
-    assert err.startswith("error: the value of secret `hf-token` is empty\n")
+    assert err.startswith(f"{GOES}error: the value of secret `hf-token` is empty\n")
     assert stored(google) == []
 
 

@@ -20,7 +20,9 @@ from tests.fakes.google import GoogleServer
 
 CANARY = b"hf_canary_31337"
 OUTPUTS = StackOutputs(
-    stack="dev", secrets={"hf-token": SecretOutput(resource="projects/p/secrets/dev-hf-token", env="HF_TOKEN")}
+    stack="dev",
+    project="p",
+    secrets={"hf-token": SecretOutput(resource="projects/p/secrets/dev-hf-token", env="HF_TOKEN")},
 )
 
 

