@@ -476,7 +476,7 @@ def _secret(check: str, name: str, secret: SecretOutput, outputs: StackOutputs, 
             return fail(check, text, f"run `pulumi up --stack {outputs.stack}`")
         if seen.may_read and seen.problem is not None and seen.versions is None and "may not see" in seen.problem:
             # The right that workers have, and need.
-            return ok(check, f"this identity may read it; it is the variable {secret.env} in attempts")
+            return ok(check, f"this identity may read it, and attempts get it as {secret.env}")
     if seen.problem is not None:
         # Most people may not look into a secret, and need not.
         hidden = seen.versions is None and seen.readers is None and seen.may_read is None

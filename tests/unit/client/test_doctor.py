@@ -259,7 +259,7 @@ def test_secret_for_attempts_needs_no_more_than_the_right_to_read_it(look: Exami
 
     line = look(replace(GIVEN, identities=WORKER))["secret hf-token"]
 
-    assert (line.verdict.value, line.text) == ("ok", "this identity may read it, for HF_TOKEN of attempts")
+    assert (line.verdict.value, line.text) == ("ok", "this identity may read it, and attempts get it as HF_TOKEN")
 
 
 def test_secret_whose_versions_are_hidden_is_a_warning_and_one_without_a_value_fails(
