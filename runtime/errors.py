@@ -181,6 +181,11 @@ class InfrastructureFailure(RuntimeFailure):
         self.retryable = retryable
 
 
+def may_pass(problem: Exception) -> bool:
+    """Whether another try may help."""
+    return isinstance(problem, InfrastructureFailure) and problem.retryable
+
+
 class QueueUnavailable(InfrastructureFailure):
     pass
 

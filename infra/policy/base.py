@@ -174,3 +174,7 @@ def is_own_account(graph: Graph, member: str) -> bool:
         and may_be(each.inputs.get("project", found["project"]), found["project"])
         for each in graph.of_type(ACCOUNT)
     )
+
+
+def namespace_of(resource: Registration) -> Any:
+    return get(resource.inputs.get("metadata"), "namespace")

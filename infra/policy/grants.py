@@ -33,6 +33,7 @@ from infra.policy.base import (
     is_own_account,
     items_of,
     may_be,
+    namespace_of,
 )
 from infra.settings.rules import MEMBER, PUBLIC_DOMAINS
 
@@ -310,12 +311,13 @@ def find_wide_cluster_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             if wide or not (pairs and verbs) or get(rule, "nonResourceURLs"):
                 yield each, f"allows {', '.join(f'`{one}`' for one in wide) or 'what is not listed'}", "see `VERBS`"
     roles = [
-        (each.provider, _place(each), get(each.inputs.get("metadata"), "name")) for each in graph.of_type(CLUSTER_ROLE)
+        (each.provider, namespace_of(each), get(each.inputs.get("metadata"), "name"))
+        for each in graph.of_type(CLUSTER_ROLE)
     ]
     for each in graph.of_type(CLUSTER_GRANT):
         bound = each.inputs.get("roleRef")
         if get(bound, "kind") != "Role" or not any(
-            (provider, namespace) == (each.provider, _place(each)) and may_be(name, get(bound, "name"))
+            (provider, namespace) == (each.provider, namespace_of(each)) and may_be(name, get(bound, "name"))
             for provider, namespace, name in roles
         ):
             yield each, f"binds the {get(bound, 'kind')} `{get(bound, 'name')}`, which is no role of this stack", None
@@ -329,10 +331,6 @@ def find_wide_cluster_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 def _component(graph: Graph, resource: Registration) -> str:
     parent = graph.parent(resource)
     return parent.type if parent else ""
-
-
-def _place(resource: Registration) -> Any:
-    return get(resource.inputs.get("metadata"), "namespace")
 
 
 def _is_custom(role: Any, made: list[Registration]) -> bool:

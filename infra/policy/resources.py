@@ -41,6 +41,7 @@ from infra.policy.base import (
     items_of,
     leaves,
     may_be,
+    namespace_of,
 )
 from infra.settings.read import SECRET_VALUE
 from infra.settings.rules import PRIVATE, quantity
@@ -412,19 +413,15 @@ def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
                 f"label it `{POD_SECURITY}: baseline`",
             )
     for each in graph.of_type(CLAIM):
-        name = _namespace(each)
+        name = namespace_of(each)
         if not _any_in(denials, each.provider, name):
             yield each, f"is in the namespace `{name}`, which has no network policy that denies by default", None
-
-
-def _namespace(resource: Registration) -> Any:
-    return get(resource.inputs.get("metadata"), "namespace")
 
 
 def _any_in(resources: Iterable[Registration], provider: str | None, namespace: Any) -> bool:
     """Whether a resource is, or may be, in this namespace of this cluster."""
     return any(
-        each.provider == provider and (isinstance(namespace, Unknown) or may_be(_namespace(each), namespace))
+        each.provider == provider and (isinstance(namespace, Unknown) or may_be(namespace_of(each), namespace))
         for each in resources
     )
 

@@ -537,6 +537,11 @@ def filesystem_kind(path: Path) -> str | None:
 # The moves that queue and records share; each within a transaction of the caller's.
 
 
+def list_queues(connection: sqlite3.Connection) -> list[str]:
+    """List the queues of a file that were ever put into or paused."""
+    return [name for (name,) in connection.execute("SELECT name FROM queues")]
+
+
 def queue_number(connection: sqlite3.Connection, name: str) -> int:
     row = connection.execute("SELECT id FROM queues WHERE name=?", (name,)).fetchone()
     if row is None:

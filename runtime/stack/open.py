@@ -109,9 +109,13 @@ class OpenStack:
         """Return the known queues of the file if `queue` is none of them; None if it is, or does not lie in a file."""
         if queue.traits.kind != "sqlite" or queue.name == DEFAULT_QUEUE:
             return None
-        from runtime.queues.sqlite.queue import SqliteQueue
+        from runtime.records.embedded import list_queues
+        from runtime.records.sqlite import SqliteRecords
 
-        known = {DEFAULT_QUEUE, *(queue.list_queues() if isinstance(queue, SqliteQueue) else ())}
+        known = {DEFAULT_QUEUE}
+        if isinstance(queue.records, SqliteRecords):
+            with queue.records.file.reading() as connection:
+                known.update(list_queues(connection))
         if queue.name not in known:
             known |= {seen.queue for seen in queue.records.workers()}
         return None if queue.name in known else sorted(known)

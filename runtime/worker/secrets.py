@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import InfrastructureFailure, InvalidContract, NotPossible, RequestRefused, RuntimeFailure
+from runtime.errors import InfrastructureFailure, InvalidContract, NotPossible, RequestRefused, RuntimeFailure, may_pass
 from runtime.outputs import StackOutputs
 from runtime.stack.attempt_secrets import NotGranted, check_named, choose, find_granted
 from runtime.stack.secret_values import decode_value, read_newest
@@ -82,7 +82,7 @@ class AttemptSecrets:
             self._kept[names] = values, asked_at + LIFETIME_S
             return values
         failure = _without_values(problem, names)
-        self._kept[names] = failure, now + (FAILED_FOR_S if is_passing(failure) else REFUSED_FOR_S)
+        self._kept[names] = failure, now + (FAILED_FOR_S if may_pass(failure) else REFUSED_FOR_S)
         return failure
 
     def _read(self, names: tuple[str, ...]) -> Values:
@@ -119,11 +119,6 @@ class AttemptSecrets:
         if self._find_outputs is not None and now >= self._looked_at + REFUSED_FOR_S:
             outputs = self._find_outputs()
             self._outputs, self._granted, self._looked_at = outputs, find_granted(outputs), now
-
-
-def is_passing(problem: RuntimeFailure) -> bool:
-    """Whether the service, and not this machine's identity or the stack, is the reason."""
-    return isinstance(problem, InfrastructureFailure) and problem.retryable
 
 
 def _without_values(problem: Exception | None, names: Sequence[str]) -> RuntimeFailure:

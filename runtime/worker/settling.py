@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from runtime import faults
-from runtime.errors import InfrastructureFailure
+from runtime.errors import InfrastructureFailure, may_pass
 from runtime.queues.base import Settled
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.verdict import backoff, failed_instead
@@ -128,7 +128,7 @@ class Settling:
         if problem is None:
             self.failures = 0
             self._outbox.announced.difference_update(one.lease.token for one in ended)
-        elif _may_pass(problem):
+        elif may_pass(problem):
             self._hand_again(ended, problem)
         else:
             self._hand_singly(ended)
@@ -166,7 +166,7 @@ class Settling:
         queue, handed = self._services.queue, Handed()
 
         def try_again(one: End, problem: Exception, blamed: Collection[str]) -> bool:
-            if _may_pass(problem):
+            if may_pass(problem):
                 handed.again.append(one)
             elif isinstance(problem, InfrastructureFailure) and one.lease.token not in blamed:
                 handed.stuck.append(one)
@@ -238,8 +238,3 @@ class Settling:
             return
         self._stuck_at = float("inf")
         self._hand_singly([each.ended for each in self._outbox.stuck.values()])
-
-
-def _may_pass(problem: Exception) -> bool:
-    """Whether another try may help, for any end."""
-    return isinstance(problem, InfrastructureFailure) and problem.retryable

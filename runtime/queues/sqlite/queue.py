@@ -90,11 +90,6 @@ class SqliteQueue:
         self._tokens = new_tokens()
         self._look_for_due_at = 0.0
 
-    def list_queues(self) -> list[str]:
-        """List the queues of the file that were ever put into or paused."""
-        with self._file.reading() as connection:
-            return [name for (name,) in connection.execute("SELECT name FROM queues")]
-
     # put
 
     def put(self, tasks: Sequence[Task]) -> base.PutResult:
