@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from typing import Final
 
-from runtime.secret_signs import is_secret
+from runtime.secret_signs import FORMS, is_secret
 
 _FILES: Final = (
     # Variables: https://github.com/motdotla/dotenv#readme
@@ -112,12 +112,7 @@ def _read(path: str) -> str:
 
 # text
 
-_IN_TEXT: Final = (
-    _PRIVATE_KEY
-    + r"[\s\S]{0,9999}"
-    # Well-known forms: https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
-    + r"|\bya29\.[\w-]{20}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30}|\bhf_[A-Za-z0-9]{20}|\bAKIA[0-9A-Z]{16}\b|\bsk-[\w-]{20}"
-)
+_IN_TEXT: Final = _PRIVATE_KEY + r"[\s\S]{0,9999}" + "|" + FORMS
 _ASSIGNED: Final = (
     # Every repetition has a limit, so that no text takes more than its length.
     r"""(?m)(?<![\w.-])([A-Za-z_][\w.-]{0,99})["']?\]?\s{0,9}[:=]\s{0,9}\(?\s{0,9}["']([^"'\n]{1,999})["']"""
