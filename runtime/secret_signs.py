@@ -131,13 +131,15 @@ def find_secret_argument(words: Sequence[str]) -> str | None:
     """
     if not may_hold_secret(words):
         return None
+    runs_text = False
     for place, word in enumerate(words):
+        runs_text = runs_text or (place > 0 and _runs_text(words[place - 1]))
         following = words[place + 1] if place + 1 < len(words) else ""
         name, equals, value = word.partition("=")
         if has_known_form(word):
             is_name = equals and re.fullmatch(_OPTION, name.lstrip("-+~")) and not has_known_form(name)
             return name if is_name else f"argument {place + 1}"
-        if place and words[place - 1] == "-c" and any(map(_runs_text, words[:place])):
+        if runs_text and words[place - 1] == "-c":
             continue  # A program. The turn of a shell has looked at its own.
         if equals:
             # The last part of a URL's query, or of a group as in `model/token=abc`; the rest may be a value.
@@ -154,7 +156,9 @@ def find_secret_argument(words: Sequence[str]) -> str | None:
         else:
             found = _find_in_table(word)
             if _runs_text(word) and "python" not in word:
-                found = next(filter(None, map(find_secret_in_shell, _find_programs(words[place + 1 :]))), None)
+                found = next(
+                    filter(None, map(find_secret_in_shell, _find_programs(words[place + 1 : place + 12]))), None
+                )
         if found:
             return found
     return None
