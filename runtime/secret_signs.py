@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 # Patterns are compiled on use: together that takes milliseconds, and many commands need none of them.
@@ -20,16 +20,19 @@ _OF_TEXT: Final = (
     "PAD|PADDING|BOS|EOS|UNK|UNKNOWN|CLS|SEP|SEPARATOR|MASK|STOP|START|END|BEGIN|SPECIAL|PREFIX|SUFFIX|MIDDLE|IMAGE|AUDIO|"
     "VIDEO|VISION|SPEECH|TEXT|PATCH|NEXT|LAST|FIRST|PER|MAX|MIN|NUM|N|EXTRA|CLASS|QUERY|REGISTER|POSITION|DECODER|FORCED|"
     "LABEL|THINK|NEWLINE|INITIALIZER|PLACEHOLDER|TRIGGER|INSTANCE|ANSWER|TURN|YES|NO|POSITIVE|NEGATIVE|ROLE|LANG|LANGUAGE|TASK|"
-    "MODALITY|OBSERVATION|ACTION|REWARD|VISUAL|SUMMARY|MEMORY|CONTEXT|PREDICTION|BLANK|SILENCE|WORD|PAUSE"
+    "MODALITY|OBSERVATION|ACTION|REWARD|VISUAL|SUMMARY|MEMORY|CONTEXT|PREDICTION|BLANK|SILENCE|WORD|PAUSE|"
+    "EOT|EOD|EOM|EOH|SINK|GLOBAL|VIRTUAL|SOFT|PROMPT|RESPONSE|LATENT|MODIFIER|SPEAKER|CONTROL|HUMAN|ASSISTANT"
 )
 """Words before `token` that make it one of a language model."""
 _MEASURES: Final = (
     "FILE|PATH|DIR|NAME|TYPES?|COUNT|LEN|LENGTH|LIMIT|BUDGET|SIZE|DIM|LEVEL|RATE|RATIO|MODE|FORMAT|STRATEGY|WEIGHTS?|LOSS|"
     "EMBED|EMBEDDINGS?|MIXER|MIXING|MERGE|MERGING|POOL|POOLING|DROP|DROPOUT|MASKING|PRUNING|SAMPLING|SELECTION|SHIFT|"
     "CLASSIFICATION|NOISE|PROB|IDS|REDUCTION|AGGREGATION|ENCODING|ENCODER|NORM|INIT|SCHEDULE|SCHEME|METHOD|KIND|STYLE|FN|LAYER|"
-    "HEAD|ATTENTION|LOGITS?|OVERLAP|WINDOW|STRIDE|THRESHOLD|BUCKETS?|FILTER|SPLIT|CHUNK|PACKING|REPLACEMENT|INDEX|COLUMN|ORDER"
+    "HEAD|ATTENTION|LOGITS?|OVERLAP|WINDOW|STRIDE|THRESHOLD|BUCKETS?|FILTER|SPLIT|CHUNK|PACKING|REPLACEMENT|INDEX|COLUMN|ORDER|"
+    "ENV|VAR|LIST|BIN|DTYPE|SHARDS|CACHE|DATASET|EMB|POS|REDUCER|SCORER|ABSTRACTION|SHARING|SHARER|GENERATION"
 )
 """Words after a sign that make the value a place, an amount or a kind, and no secret."""
+_PLACE: Final = r"_ID_(?:FILE|PATH|DIR|ENV|VAR)$"
 _PLAIN: Final = (
     # Numbers, and words of settings; a reference to a variable; a placeholder, or a special token of a language model.
     r"(?is)[-+]?(?=[\d.]{1,15}(?![\d.]))(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?|true|false|yes|no|on|off|none|null|auto|default|"
@@ -49,7 +52,7 @@ def find_sign(name: str) -> str | None:
     while found := pattern.search(words, start):
         before, sign, after = found.groups()
         of_text = sign == "TOKEN" and re.fullmatch(_OF_TEXT, before or "")
-        if not of_text and not re.fullmatch(_MEASURES, after or ""):
+        if not of_text and not re.fullmatch(_MEASURES, after or "") and not re.search(_PLACE, words):
             return sign
         start = found.end(2)  # The word after it may be a sign as well.
     return None
@@ -98,8 +101,19 @@ def find_secret(values: object, path: str = "", *, depth: int = 20) -> str | Non
 
 
 _LEAVES: Final = frozenset({str, int, float, bool, type(None)})
-_STEMS: Final = ("token", "secret", "passw", "credential", "key")
-_OPTION: Final = r"[A-Za-z_][\w.-]*"
+FORMS: Final = (
+    # https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
+    r"\bya29\.[\w-]{20}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30}|\bhf_[A-Za-z0-9]{20}|\bAKIA[0-9A-Z]{16}\b|"
+    r"\bsk-(?=[\w-]{0,99}\d)[\w-]{20}"
+)
+"""Forms of well-known tokens, which are secrets under any name."""
+_STEMS: Final = (
+    *("token", "secret", "passw", "credential", "key"),
+    *("ya29.", "aiza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "hf_", "akia", "sk-"),
+)
+_OPTION: Final = r"[A-Za-z_][\w.\[\]-]*"
+_LONG_OPTION: Final = r"--|-[A-Za-z][\w-]{3}"
+_IN_TABLE: Final = r"""["']?([A-Za-z_][\w.-]{0,99})["']?\s{0,9}:\s{0,9}["']?([^"',{}]{1,999})"""
 _PAIR: Final = r"[A-Za-z_][\w.-]*=[^=]"
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")
 
@@ -111,29 +125,63 @@ def may_hold_secret(words: Sequence[str]) -> bool:
 
 
 def find_secret_argument(words: Sequence[str]) -> str | None:
-    """Return the name of the first argument with a secret: `--name=value`, `--name value`, `NAME=value`, also in `sh -c`."""
+    """Return the name of the first argument with a secret: `--name=value`, `--name value`, `NAME=value`, also in `sh -c`.
+
+    An argument without a name that holds a well-known form of a token is named by its number.
+    """
     if not may_hold_secret(words):
         return None
+    runs_text = False
     for place, word in enumerate(words):
+        runs_text = runs_text or (place > 0 and _runs_text(words[place - 1]))
         following = words[place + 1] if place + 1 < len(words) else ""
         name, equals, value = word.partition("=")
-        if place and words[place - 1] == "-c" and any(map(_runs_text, words[:place])):
+        if has_known_form(word):
+            is_name = equals and re.fullmatch(_OPTION, name.lstrip("-+~")) and not has_known_form(name)
+            return name if is_name else f"argument {place + 1}"
+        if runs_text and words[place - 1] == "-c":
             continue  # A program. The turn of a shell has looked at its own.
         if equals:
+            # The last part of a URL's query, or of a group as in `model/token=abc`; the rest may be a value.
+            name = re.split(r"[/?&;]", name)[-1]
             if value[:1] != "=" and _is_option(name, value):
                 return name
             found = find_secret_argument(value.split(",")) if "=" in value else None
-        elif word.startswith("--"):
+            found = found or _find_in_table(value)
+        elif re.match(_LONG_OPTION, word):
             # A pair after an option, as in `--secret NAME=SOURCE`, is judged in its own turn.
-            if following[:1] != "-" and not re.match(_PAIR, following) and _is_option(name, following):
-                return name
+            if following[:1] != "-" and not re.match(_PAIR, following) and _is_option(word, following):
+                return word
             continue
         else:
-            is_shell = _runs_text(word) and "python" not in word and following[:1] == "-" and following[-1:] == "c"
-            found = find_secret_in_shell(words[place + 2]) if is_shell and place + 2 < len(words) else None
+            found = _find_in_table(word)
+            if _runs_text(word) and "python" not in word:
+                found = next(
+                    filter(None, map(find_secret_in_shell, _find_programs(words[place + 1 : place + 12]))), None
+                )
         if found:
             return found
     return None
+
+
+def has_known_form(text: object) -> bool:
+    """Whether a text holds a token of a well-known form, which is a secret under any name."""
+    return isinstance(text, str) and re.search(FORMS, text) is not None
+
+
+def _find_in_table(text: str) -> str | None:
+    """Return the name of the first secret in a table of JSON or YAML that is one argument."""
+    if not text.startswith("{"):
+        return None
+    return next((name for name, value in re.findall(_IN_TABLE, text) if is_secret(name, value)), None)
+
+
+def _find_programs(words: Sequence[str]) -> Iterator[str]:
+    """Yield the text that a shell runs, which follows `-c`, `-lc` and the like; options may come before."""
+    for place, word in enumerate(words[:-1]):
+        if re.fullmatch(r"-[a-z]*c", word):
+            yield words[place + 1]
+            return
 
 
 def _runs_text(word: str) -> bool:
@@ -144,12 +192,15 @@ def _runs_text(word: str) -> bool:
 
 def find_secret_in_shell(text: str) -> str | None:
     """Return the name of the first variable or option that a line of shell gives a secret."""
-    if not may_hold_secret((text,)) or ("=" not in text and "--" not in text):
+    if not may_hold_secret((text,)):
         return None
     import shlex
 
+    # An operator ends a command; a word of operators alone is the value of nothing.
+    split = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars="();<>|&\n")
+    split.whitespace, split.whitespace_split, split.commenters = " \t\r", True, ""
     try:
-        words = shlex.split(text)
+        words = [word.strip("();<>|&\n") and word for word in split]
     except ValueError:
         words = text.split()
     return find_secret_argument(words)
@@ -161,7 +212,8 @@ def find_secret_anywhere(value: object, *, depth: int = 9) -> str | None:
         return find_secret_in_shell(value)
     found = None
     if isinstance(value, Mapping):
-        found, value = find_secret(value), list(value.values())
+        found = find_secret(value) or next((str(name) for name, each in value.items() if has_known_form(each)), None)
+        value = list(value.values())
     if not found and depth and isinstance(value, list | tuple):
         found = find_secret_argument([each for each in value if isinstance(each, str)])
         found = found or next(filter(None, (find_secret_anywhere(each, depth=depth - 1) for each in value)), None)
@@ -173,5 +225,5 @@ ANY_VALUE: Final = "any-value"
 
 
 def _is_option(name: str, value: str) -> bool:
-    bare = name.lstrip("-+~")
+    bare = name.lstrip("-+~@").removesuffix("+")
     return find_sign(bare) is not None and re.fullmatch(_OPTION, bare) is not None and is_secret(bare, value)

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from typing import Final
 
-from runtime.secret_signs import is_secret
+from runtime.secret_signs import FORMS, is_secret
 
 _FILES: Final = (
     # Variables: https://github.com/motdotla/dotenv#readme
@@ -112,14 +112,10 @@ def _read(path: str) -> str:
 
 # text
 
-_IN_TEXT: Final = (
-    _PRIVATE_KEY
-    # Well-known forms: https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
-    + r"|\bya29\.[\w-]{20}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30}|\bhf_[A-Za-z0-9]{20}|\bAKIA[0-9A-Z]{16}\b|\bsk-[\w-]{20}"
-)
+_IN_TEXT: Final = _PRIVATE_KEY + r"[\s\S]{0,9999}" + "|" + FORMS
 _ASSIGNED: Final = (
     # Every repetition has a limit, so that no text takes more than its length.
-    r"""(?m)(?<![\w.-])([A-Za-z_][\w.-]{0,99})["']?\]?\s{0,9}[:=]\s{0,9}["']([^"'\n]{1,999})["']"""
+    r"""(?m)(?<![\w.-])([A-Za-z_][\w.-]{0,99})["']?\]?\s{0,9}[:=]\s{0,9}\(?\s{0,9}["']([^"'\n]{1,999})["']"""
     r"""|^[ \t]{0,99}(?:export[ \t]{1,9})?([A-Za-z_][\w.-]{0,99})(?:=|:[ \t]{1,9})([^\s"'(]{1,999})$"""
 )
 """A name and a literal in quotes, in most languages; a line `NAME=value` or `name: value`."""
@@ -128,10 +124,13 @@ _TYPES: Final = ("str", "bytes", "int", "float", "bool", "Any", "object")
 
 def holds_secret(text: str) -> bool:
     """Whether a text holds a private key, a well-known form of a token, or a name that is given a secret literal."""
-    if re.search(_IN_TEXT, text):
-        return True
-    return any(
-        is_secret(quoted_name or name, quoted or value)
-        for quoted_name, quoted, name, value in re.findall(_ASSIGNED, text)
-        if value not in _TYPES
-    )
+    return bool(find_secrets(text))
+
+
+def find_secrets(text: str) -> set[str]:
+    """Return the private keys, tokens of a well-known form, and literals for names of secrets in a text."""
+    found = {each.group() for each in re.finditer(_IN_TEXT, text)}
+    for quoted_name, quoted, name, value in re.findall(_ASSIGNED, text):
+        if value not in _TYPES and is_secret(quoted_name or name, quoted or value):
+            found.add(quoted or value)
+    return found

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.snapshots.cache import Seen, SnapshotCache
-from runtime.snapshots.secret_files import find_secret_files, holds_secret
+from runtime.snapshots.secret_files import find_secret_files, find_secrets
 from runtime.units import format_size
 from runtime.values import dataclass, field
 
@@ -45,8 +45,12 @@ _DIFF: Final = (
 )
 _NAMES_AT_ONCE: Final = 256 * 1024
 """Letters of names in the arguments of one call; systems take 1 MiB or more, variables included."""
-_OF_HOOKS: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-"""Variables that git sets for its hooks and aliases; they would lead it to another repository than the folder's."""
+_OF_HOOKS: Final = (
+    # Variables that git sets for its hooks and aliases; they would lead it to another repository than the folder's.
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"),
+    # Git refuses these together with literal names.
+    *("GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS"),
+)
 _READS: Final = 5
 """Times that a file is read if it keeps changing."""
 _BLOCK: Final = 512
@@ -243,7 +247,11 @@ def _read_diff(folder: Path, names: Sequence[str]) -> str:
 
 
 def _removes_secret(diff: str) -> bool:
-    return holds_secret("".join(re.findall(r"^-(.*\n?)", diff, flags=re.MULTILINE)))
+    # With the lines around, since only the body of a key changes when it is replaced.
+    before, after = (
+        find_secrets("".join(re.findall(rf"^[ {sign}](.*\n?)", diff, flags=re.MULTILINE))) for sign in "-+"
+    )
+    return not before <= after
 
 
 def _list_below(
@@ -254,10 +262,13 @@ def _list_below(
     if listed is None:
         yield from _walk(folder, prefix, [("", ignored)] if ignored else [], patience)
         return
+    real = {"": True}
     for raw in listed.split(b"\0"):
         name = os.fsdecode(raw).rstrip("/")
         if not name or (ignored and ignored(prefix + name)):
             continue
+        if not _is_inside(folder, name.rpartition("/")[0], real):
+            continue  # Git lists the files of a folder that was replaced by a link; these are others.
         try:
             status = os.lstat(f"{folder}/{name}")
         except (FileNotFoundError, NotADirectoryError):
@@ -268,6 +279,14 @@ def _list_below(
             # Git names a repository inside the tree and does not look into it. A repository without a commit, or a
             # submodule that was never fetched, counts as a plain folder.
             yield from _list_below(f"{folder}/{name}", f"{prefix}{name}/", ignored, patience)
+
+
+def _is_inside(folder: str, name: str, known: dict[str, bool]) -> bool:
+    """Whether the way from `folder` to a folder inside it has no link; `known` holds earlier answers."""
+    if name not in known:
+        above = name.rpartition("/")[0]
+        known[name] = _is_inside(folder, above, known) and not os.path.islink(f"{folder}/{name}")  # noqa: PTH114
+    return known[name]
 
 
 def _walk(

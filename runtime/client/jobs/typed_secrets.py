@@ -16,6 +16,7 @@ from runtime.secret_signs import (
     find_secret_anywhere,
     find_secret_argument,
     find_secret_in_shell,
+    has_known_form,
     may_hold_secret,
 )
 
@@ -43,6 +44,7 @@ def refuse_secrets(plan: LaunchPlan, *, source: str) -> None:
 
 def _find_in_spec(plan: LaunchPlan) -> Iterator[tuple[str, str | None]]:
     spec = plan.spec
+    yield "env", next((name for name, value in spec.env.items() if has_known_form(value)), None)
     yield "command", _find_in_command(spec, plan)
     yield "environment.setup", find_secret_anywhere(spec.environment.setup)
     yield "placement.selector", find_secret(spec.placement.selector)

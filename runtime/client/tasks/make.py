@@ -117,7 +117,7 @@ def function_entry(
                 facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
                 hint="pass a path or an id, and load the rest in the function",
             ) from None
-        refuse_secrets(entry)
+    refuse_secrets(entry)
     return entry
 
 

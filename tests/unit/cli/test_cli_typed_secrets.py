@@ -20,7 +20,12 @@ from runtime.tasks.model import CommandEntry, Task, WorkflowEntry
 from runtime.values import replace
 from tests.jobs_support import Terminal, open_terminal
 
+FORM = "hf_canary" + 20 * "a"
 LAUNCHES = {
+    "known form in a variable of any name": ["--env", f"AUTH={FORM}", "--", "true"],
+    "known form in an argument": ["--", "login", FORM],
+    "known form in a grid": ["--grid", f"auth={FORM}", "--", "true"],
+    "shell with options": ["--", "bash", "-euxo", "pipefail", "-c", "cd x&&HF_TOKEN=canary python main.py"],
     "env": ["--env", "HF_TOKEN=canary", "--", "true"],
     "option": ["--", "python", "main.py", "--token=canary"],
     "option of two words": ["--", "python", "main.py", "--api-key", "canary"],
@@ -42,6 +47,8 @@ LAUNCHES = {
     "job file": ["-f", "job.yaml"],
 }
 SUBMISSIONS = {
+    "known form in an argument": ["--", "curl", f"https://lab/?auth={FORM}"],
+    "known form in a grid": ["--grid", f"auth={FORM}", "--", "echo", "{auth}"],
     "option": ["--", "python", "main.py", "--token=canary"],
     "variable before a command": ["--", "env", "HF_TOKEN=canary", "true"],
     "grid": ["--grid", "token=5,canary", "--", "echo", "{token}"],
@@ -186,6 +193,9 @@ def train(**settings: object) -> None:
     [
         (train, {"kwargs": {"hf_token": "canary"}}),
         (train, {"args": [{"hub": {"password": "canary"}}]}),
+        (train, {"args": [["--lr", "1", "--token", "canary"]]}),
+        (train, {"args": ["--token", "canary"]}),
+        (train, {"kwargs": {"argv": ["--token=canary"]}}),
         (("mylab", "train", ["--token", "canary"]), {}),
         ({"command": ["true", "--token=canary"]}, {}),
         ([{"command": ["true"]}, {"function": "mylab:train", "kwargs": {"api_key": "canary"}}], {}),

@@ -452,3 +452,52 @@ def test_git_state_of_a_long_diff_is_cut_and_of_many_files_read_in_parts(
     assert cut is not None
     assert whole.diff.count("-1\n+2\n") == len(names)
     assert cut.diff == whole.diff[:300]
+
+
+def test_git_state_of_a_secret_whose_name_stays_shows_nothing_of_that_file(tmp_path: Path) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n"
+    password = "PASSWORD = (\n    {}\n)\n"
+    names = {"key.txt": key, "settings.py": password}
+    tree = make_repository(
+        tmp_path / "tree",
+        {**{name: text.format('"canary"') for name, text in names.items()}, "kept.py": 'TOKEN = "known"\nx = 1\n'},
+    )
+    for name, text in names.items():
+        (tree / name).write_text(text.format("other"))
+    (tree / "kept.py").write_text('TOKEN = "known"\nx = 2\n')
+
+    found = read_git_state(tree, [*names, "kept.py"])
+
+    assert found is not None
+    assert "canary" not in found.diff
+    assert "-x = 1\n+x = 2\n" in found.diff  # Its secret was there before, and is in the snapshot.
+
+
+def test_list_files_of_a_folder_that_became_a_link_takes_the_link_and_nothing_behind_it(tmp_path: Path) -> None:
+    tree = make_repository(tmp_path / "tree", {"data/in/a.txt": "1\n", "main.py": ""})
+    (tree / "data").rename(tmp_path / "outside")
+    (tmp_path / "outside" / "in" / "a.txt").write_text("canary")
+    (tree / "data").symlink_to(tmp_path / "outside")
+
+    made = make_snapshot(tree)
+
+    assert made.names == ("data", "main.py")
+    assert b"canary" not in made.archive
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("GIT_COMMON_DIR", "other/.git"), ("GIT_OBJECT_DIRECTORY", "other/.git/objects"), ("GIT_GLOB_PATHSPECS", "1")],
+)
+def test_git_state_is_of_the_folders_repository_whatever_variables_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    tree = make_repository(tmp_path / "tree", {"main.py": "1\n"})
+    make_repository(tmp_path / "other", {"other.py": ""})
+    (tree / "main.py").write_text("2\n")
+    monkeypatch.setenv(variable, value if value == "1" else str(tmp_path / value))
+
+    found = read_git_state(tree, ["main.py"])
+
+    assert found is not None
+    assert "-1\n+2\n" in found.diff
