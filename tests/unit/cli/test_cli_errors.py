@@ -246,7 +246,10 @@ def test_full_disk_under_stdout_is_said_once() -> None:
             check=False,
         )
 
-    assert (done.returncode, done.stderr) == (3, b"error: the machine refused: no space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        3,
+        b"error: the machine refused: no space left on device\nhint: free some space, and run it again\n",
+    )
 
 
 def test_closed_stdout_is_no_failure() -> None:
