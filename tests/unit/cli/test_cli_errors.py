@@ -320,3 +320,13 @@ def test_parser_stray_argument_is_refused(parser: Parser) -> None:
         parser.parse_args(["gpu"])
 
     assert refused.value.message == "`runtime worker` takes no argument `gpu`"
+
+
+def test_error_that_names_a_very_long_argument_shows_its_ends_and_the_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["results", "x" * 200_000])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert len(said) < 10_000
+    assert " more letters] " in said
+    assert "\nhint: " in said
