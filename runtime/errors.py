@@ -23,6 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MOST_LETTERS = 4_000
+"""A longer line of an error is shown without its middle."""
+
 
 class RuntimeFailure(Exception):
     """Base of everything the command line explains instead of showing a traceback."""
@@ -54,7 +57,15 @@ class RuntimeFailure(Exception):
         lines = [f"error: {self.message}", *(f"  {fact}" for fact in self.facts)]
         if self.hint:
             lines.append(f"hint: {self.hint}")
-        return "\n".join(line.replace("\n", "\n  ") for line in lines)
+        return "\n".join(_cut(line).replace("\n", "\n  ") for line in lines)
+
+
+def _cut(line: str) -> str:
+    """Return `line` without its middle if it repeats a very long argument, so that the hint stays in sight."""
+    if len(line) <= MOST_LETTERS:
+        return line
+    half = MOST_LETTERS // 2
+    return f"{line[:half]} [{len(line) - 2 * half} more letters] {line[-half:]}"
 
 
 def explain_briefly(problem: Exception) -> str:

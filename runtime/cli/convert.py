@@ -73,7 +73,9 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         said = getattr(problem, "strerror", None) or "it is no text"
-        raise NotPossible(f"cannot read `{path}`: {said.lower()}") from None
+        raise NotPossible(
+            f"cannot read `{path}`: {said.lower()}", hint="name the YAML file of the ReplicaSet"
+        ) from None
 
 
 def _load(path: Path) -> Any:

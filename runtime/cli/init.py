@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -103,17 +104,21 @@ def init(
             facts=["nothing was made"],
             hint="name a new folder: runtime init demo",
         )
+    made: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in FILES.items():
             with (folder / name).open("x", encoding="utf-8") as file:
+                made.append(folder / name)
                 file.write(text)
     except OSError as problem:
+        for path in made:  # Otherwise the next try would find them there.
+            path.unlink(missing_ok=True)
         raise NotPossible(
             f"cannot make `{problem.filename or folder}`: {(problem.strerror or str(problem)).lower()}",
             hint="name another folder",
         ) from problem
     print_list([{"path": str(folder / name)} for name in FILES], {"FILE": lambda row: row["path"]}, output)
-    first = f"cd {folder} && " if folder != Path() else ""
+    first = f"cd {shlex.quote(str(folder))} && " if folder != Path() else ""
     note(f"try: {first}runtime run train fit --seed=1")
     return 0

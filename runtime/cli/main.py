@@ -36,8 +36,18 @@ EXTRA_OF = {
     "urllib3": "kubernetes",
 }
 """The library's top-level name → the extra that installs it."""
-# Refusals of the machine, as opposed to faults of a program: no room, no right, no handle left.
-_MACHINE_ERRNOS = {"EACCES", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EPERM", "EROFS"}
+# Refusals of the machine, as opposed to faults of a program (no room, no right, no handle left), with the next step.
+_MACHINE_ERRNOS = {
+    "EACCES": "use a folder that you can read and write",
+    "EDQUOT": "free some of your quota, and run it again",
+    "EIO": "look at the disk's health: `dmesg`",
+    "EMFILE": "raise the limit of open files: `ulimit -n`",
+    "ENFILE": "close programs with many open files",
+    "ENOMEM": "free some memory, and run it again",
+    "ENOSPC": "free some space, and run it again",
+    "EPERM": "use a folder that you can read and write",
+    "EROFS": "use a folder that can be written",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,9 +132,9 @@ def explain(problem: BaseException) -> RuntimeFailure:
         return MissingExtra(f"library `{problem.name}`", extra)
     import errno
 
-    if isinstance(problem, OSError) and errno.errorcode.get(problem.errno or 0) in _MACHINE_ERRNOS:
+    if isinstance(problem, OSError) and (hint := _MACHINE_ERRNOS.get(errno.errorcode.get(problem.errno or 0, ""))):
         where = f"cannot use `{problem.filename}`" if problem.filename else "the machine refused"
-        return InfrastructureFailure(f"{where}: {os.strerror(problem.errno or 0).lower()}")
+        return InfrastructureFailure(f"{where}: {os.strerror(problem.errno or 0).lower()}", hint=hint)
     if "typer" in sys.modules:
         from runtime.cli.commands import explain_usage
 

@@ -118,17 +118,18 @@ _FIELDS = (
 def _write_csv(rows: Iterable[TaskResult]) -> None:
     """Write a line for each task. All are read first, because the metrics of all are the columns."""
     import csv
-    import io
+    from types import SimpleNamespace
 
     read = list(rows)
     metrics = list(dict.fromkeys(name for row in read for name in row.metrics))
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
+    lines: list[str] = []
+    # With another end of line than RFC 4180's, `csv` does not quote a carriage return, at which readers end the row.
+    writer = csv.writer(SimpleNamespace(write=lambda line: lines.append(line.removesuffix("\r\n") + "\n")))
     writer.writerow([*_FIELDS, *(f"metrics.{name}" for name in metrics)])
     for row in read:
         fields = [_csv_cell(getattr(row, name)) for name in _FIELDS]
         writer.writerow([*fields, *(row.metrics.get(name) for name in metrics)])
-    write_text(written.getvalue())
+    write_text("".join(lines))
 
 
 def _csv_cell(value: object) -> object:
@@ -136,4 +137,4 @@ def _csv_cell(value: object) -> object:
         return format_time(value)
     if value is None or type(value) in (int, float):
         return value
-    return format_value(value.value if isinstance(value, StrEnum) else value)
+    return format_value(value.value if isinstance(value, StrEnum) else value, strict=True)

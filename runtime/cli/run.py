@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from typer import Argument
 
 from runtime.cli.printing import note_block, say_block, write_json
-from runtime.cli.show import encode
 from runtime.errors import RuntimeFailure, WorkFailed
+from runtime.values import encode
 
 # Words after PROJECT WORKFLOW belong to the workflow, options and `--help` included.
 CONTEXT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False}

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from runtime.cli.printing import (
@@ -32,7 +31,7 @@ from runtime.cli.printing import (
 )
 from runtime.terminal import clean_line
 from runtime.units import format_duration, format_time
-from runtime.values import fields, is_dataclass
+from runtime.values import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -190,23 +189,6 @@ def confirm(question: str, *, yes: bool) -> None:
         raise NotPossible("not confirmed, nothing was done", hint="answer `y`, or pass `--yes`")
 
 
-def encode(value: object) -> object:
-    """Encode values that the standard encoder lacks; for `json.dumps(default=encode)`."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, datetime):
-        return format_time(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    raise TypeError(f"no JSON for {type(value).__name__}")
-
-
 class Progress(Protocol):
     """A bar, or lines now and then, for work of a known or unknown amount."""
 
@@ -349,9 +331,16 @@ def cut_line(line: str, limit: int = 500) -> str:
     return line if len(line) <= limit else f"{line[:limit]} [{len(line) - limit} more letters of this line]"
 
 
-def format_value(value: object) -> str | None:
-    """Return a task's value on one line: a text as it is, anything else as JSON; None for None."""
-    return value if value is None or isinstance(value, str) else _json(value)
+def format_value(value: object, *, strict: bool = False) -> str | None:
+    """Return a task's value on one line: a text as it is, anything else as JSON; None for None.
+
+    For people a NaN is `NaN`; with `strict` it is null, as JSON requires.
+    """
+    import json
+
+    if value is None or isinstance(value, str):
+        return value
+    return _json(value) if strict else json.dumps(value, default=encode, ensure_ascii=False)
 
 
 def table_lines(rows: Sequence[Mapping[str, object]]) -> list[str]:

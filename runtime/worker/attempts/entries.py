@@ -51,6 +51,16 @@ _scan = _decoder.raw_decode
 _encode_value = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
+def _encode_other(value: object) -> object:
+    from runtime.values import encode
+
+    return encode(value)
+
+
+_encode_returned = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=_encode_other).encode
+"""For a workflow, whose value is what `runtime run` prints: dataclasses, times, paths and enums too."""
+
+
 def parse_object(text: str) -> dict[str, Any]:
     """Parse a JSON object, at half the cost if the text begins with it."""
     parsed: dict[str, Any] = _scan(text)[0] if text.startswith("{") else _decoder.decode(text)
@@ -94,7 +104,7 @@ def _import_named(name: str) -> Any:
 def encode_value(value: object, *, strict: bool) -> str:
     """Return the JSON text of a returned value. A value without one raises `Failed`, or if not strict, is logged."""
     try:
-        text = _encode_value(value)
+        text = (_encode_value if strict else _encode_returned)(value)
         if len(text) <= wire.MOST_VALUE_BYTES:
             return text
         problem = f"which is {len(text) >> 20} MiB of JSON; the most is {wire.MOST_VALUE_BYTES >> 20} MiB"

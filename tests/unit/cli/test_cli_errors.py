@@ -246,7 +246,10 @@ def test_full_disk_under_stdout_is_said_once() -> None:
             check=False,
         )
 
-    assert (done.returncode, done.stderr) == (3, b"error: the machine refused: no space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        3,
+        b"error: the machine refused: no space left on device\nhint: free some space, and run it again\n",
+    )
 
 
 def test_closed_stdout_is_no_failure() -> None:
@@ -317,3 +320,13 @@ def test_parser_stray_argument_is_refused(parser: Parser) -> None:
         parser.parse_args(["gpu"])
 
     assert refused.value.message == "`runtime worker` takes no argument `gpu`"
+
+
+def test_error_that_names_a_very_long_argument_shows_its_ends_and_the_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["results", "x" * 200_000])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert len(said) < 10_000
+    assert " more letters] " in said
+    assert "\nhint: " in said

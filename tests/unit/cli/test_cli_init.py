@@ -63,6 +63,23 @@ def test_init_where_no_folder_can_be_is_refused(run: Run) -> None:
     assert err.startswith("error: cannot make `file/demo`: not a directory\n")
 
 
+def test_init_that_cannot_write_leaves_nothing_and_can_be_repeated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setitem(FILES, "missing/job.yaml", "")
+        code, _, err = run("init", "demo")
+
+    assert (code, err.partition("\n")[0]) == (
+        2,
+        "error: cannot make `demo/missing/job.yaml`: no such file or directory",
+    )
+    assert list(Path("demo").iterdir()) == []
+    assert run("init", "demo")[0] == 0
+
+
+def test_init_of_a_name_with_a_blank_prints_a_command_that_can_be_pasted(run: Run) -> None:
+    assert run("init", "my demo")[2] == "try: cd 'my demo' && runtime run train fit --seed=1\n"
+
+
 def test_submit_of_a_workflow_that_is_there_says_nothing_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("init", "demo")
     monkeypatch.chdir("demo")

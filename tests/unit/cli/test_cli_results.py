@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,6 +79,28 @@ def test_results_as_csv_have_a_column_for_each_metric(bench: Bench, run: Run) ->
     ]
     assert json.loads(rows[0]["value"]) == {"acc": 0.5}
     assert (rows[0]["duration_s"], rows[1]["message"]) == ("5.0", "ValueError: nan")
+
+
+def test_results_as_csv_keep_control_characters_and_formulas_in_their_cells(bench: Bench, run: Run) -> None:
+    texts = ["a\rb", "a\r\nb", "\n", 'a"b,c', "=1+1", "\x1b[31m", "a\tb"]
+    bench.put(*(sample_task(str(number), experiment="odd") for number in range(len(texts))))
+    for text in texts:
+        bench.succeed(bench.lease(), value=text)
+
+    _, out, _ = run("results", "odd", "-o", "csv")
+
+    assert [row["value"] for row in csv.DictReader(io.StringIO(out, newline=""))] == texts
+    assert "\r\n" not in out.replace("a\r\nb", "")
+
+
+def test_results_show_people_a_nan_and_programs_null(bench: Bench, run: Run) -> None:
+    bench.put(sample_task("a", experiment="odd"))
+    bench.succeed(bench.lease(), value={"loss": math.nan})
+
+    table, document = run("results", "odd")[1], run("results", "odd", "-o", "json")[1]
+
+    assert '{"loss": NaN}' in table
+    assert json.loads(document)[0]["value"] == {"loss": None}
 
 
 def test_results_as_json_have_the_values(bench: Bench, run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -40,7 +41,7 @@ from runtime.jobs.spec import (
     spec_schema,
 )
 from runtime.jobs.spec_fields import encode_spec, job_id, set_fields, spec_fields
-from runtime.jobs.spec_file import load_yaml, read_spec_file
+from runtime.jobs.spec_file import MOST_BYTES, load_yaml, read_spec_file
 from runtime.schema import Size
 
 GIB = 1024**3
@@ -370,6 +371,35 @@ def test_range_reads_what_it_writes(text: str) -> None:
 def test_range_that_is_none_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="a size such as"):
         Range.read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("env: " + "[" * 5000 + "]" * 5000, "is no YAML: it is nested too deeply"),
+        ("priority: " + "9" * 5000, "is no YAML: Exceeds the limit"),
+        ("env: &a {A: *a}", "is no YAML: an anchor refers to itself"),
+        (
+            "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 10}]\n" for i in range(1, 9)),
+            "is no YAML: its anchors stand for more than 1,000,000 values",
+        ),
+        ("#" * (MOST_BYTES + 1), "is no job file: it has more than 4 MiB"),
+    ],
+    ids=["deep", "digits", "circle", "bomb", "large"],
+)
+def test_reading_a_spec_that_would_exhaust_the_reader_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+
+    with pytest.raises(NotPossible, match=re.escape(said)) as refused:
+        read_spec_file(tmp_path / "job.yaml")
+
+    assert refused.value.hint
+
+
+def test_reading_a_spec_whose_anchors_repeat_values_is_no_bomb(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("a: &a [1, 2]\nb: *a\nc: {<<: &m {d: *a}, e: *m}\n")
+
+    assert read_spec_file(tmp_path / "job.yaml") == {"a": [1, 2], "b": [1, 2], "c": {"d": [1, 2], "e": {"d": [1, 2]}}}
 
 
 def test_reading_a_spec_of_a_file_that_is_none_says_so(tmp_path: Path) -> None:

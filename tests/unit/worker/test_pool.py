@@ -491,6 +491,27 @@ def test_workflow_value_that_is_no_json_is_dropped_with_a_note(bench: Bench, tmp
         assert b"the value is not kept" in ended.log
 
 
+def test_workflow_value_that_run_prints_is_kept(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("runtime.tasks.workflows")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "proj.py").write_text(
+        "import dataclasses, pathlib\n"
+        "@dataclasses.dataclass\n"
+        "class Run:\n"
+        "    loss: float\n"
+        "    at: pathlib.Path\n"
+        "def fit() -> list:\n"
+        "    return [Run(0.5, pathlib.Path('/a'))]\n"
+        "workflows = {'fit': fit}\n"
+    )
+    order = bench.order({"project": "proj", "workflow": "fit", "args": []}, code_dir=bench.tree(tmp_path / "code"))
+    bench.pool.slots[0].send([order])
+
+    ended = bench.wait(order)[0]
+
+    assert (ended.reason, ended.value) == (EndReason.SUCCEEDED, '[{"loss":0.5,"at":"/a"}]'), ended
+
+
 def test_modules_in_the_working_folder_do_not_reach_the_guardian(
     make: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
