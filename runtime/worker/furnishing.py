@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from runtime.errors import NotPossible, RuntimeFailure
+from runtime.errors import NotPossible, RuntimeFailure, may_pass
 from runtime.reasons import EndReason
 from runtime.stack.attempt_secrets import NotGranted
 from runtime.tasks.verdict import backoff, unstarted
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 PATIENT_S: Final = 1.0
 """How long tasks that wait for a call take room. After it, tasks that need the same secrets are given back at once."""
 LONGEST_BRAKE_S: Final = 30.0
+"""The longest pause between two leases of a worker that may not read a secret."""
+LONGEST_PAUSE_S: Final = 0.25
+"""The same while the service is away, for every worker alike: tasks behind, which need no secret, have to get their turn."""
 LONGEST_WAIT: Final = timedelta(minutes=1)
 """The longest time for which a task is given back."""
 
@@ -92,8 +95,8 @@ class Furnishing:
         elif now - fetch.began <= PATIENT_S:
             fetch.waiting.append(held)
         else:
-            self._brake()
-            self._outbox.give_back(held, backoff(2))
+            self._brake(LONGEST_PAUSE_S)
+            self._decline(held, "its secrets cannot be read now: the service does not answer", LONGEST_WAIT)
 
     def _fetched(self, names: tuple[str, ...], found: Values | RuntimeFailure) -> None:
         by_token = self._services.holdings.by_token
@@ -119,7 +122,7 @@ class Furnishing:
         """Give tasks back without spending anything: the service is away, or this worker may not read the secrets."""
         if tasks:
             self._services.say.trouble("secrets for attempts", problem)
-            self._brake()
+            self._brake(LONGEST_PAUSE_S if may_pass(problem) else LONGEST_BRAKE_S)
         for held in tasks:
             self._decline(held, problem.message, LONGEST_WAIT)
 
@@ -135,8 +138,8 @@ class Furnishing:
         )
         self._outbox.end_unstarted(held, settlement)
 
-    def _brake(self) -> None:
+    def _brake(self, longest_s: float) -> None:
         now = time.monotonic()
         if now >= self.slow_until:
             self._lacked += 1
-            self.slow_until = now + min(LONGEST_BRAKE_S, backoff(self._lacked).total_seconds())
+            self.slow_until = now + min(longest_s, backoff(self._lacked).total_seconds())
