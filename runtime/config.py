@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
-from runtime.owners import check_own, check_trusted, write_private
+from runtime.owners import check_own, check_size, check_trusted, read_file, write_private
 from runtime.values import dataclass, field, fields
 
 APP: Final = "research-runtime"
@@ -118,10 +118,11 @@ def _choose_stack(env: Mapping[str, str], project: Project, remembered: Path) ->
         return env.get("RUNTIME_STACK") or None
     if project.stack or project.outputs:
         return project.stack
-    chosen = _read_line(remembered)
-    if chosen is not None:
-        check_trusted(str(remembered), instead="set RUNTIME_STACK")
-    return chosen
+    found = read_file(str(remembered))
+    chosen = found[1].decode(errors="replace").strip() if found else ""
+    if found and chosen:
+        check_trusted(str(remembered), instead="set RUNTIME_STACK", opened=found[0])
+    return chosen or None
 
 
 def check_durability(value: str) -> Durability:
@@ -185,29 +186,19 @@ def _user_folder(env: Mapping[str, str], variable: str, fallback: str) -> Path:
     return folder / APP
 
 
-def _read_file(path: Path) -> bytes | None:
-    """The bytes of a regular file: another user's pipe would keep its reader waiting for ever."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:  # noqa: PTH123
-            return opened.read() if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else None
-    except OSError:
-        return None
-
-
-def _read_line(path: Path) -> str | None:
-    return (_read_file(path) or b"").decode(errors="replace").strip() or None
-
-
 def _read_table(path: Path, start: Path) -> Mapping[str, Any] | None:
-    data = _read_file(path)
-    if data is None:
+    found = read_file(str(path))
+    if found is None:
         return None
+    status, data = found
     in_pyproject = path.name == "pyproject.toml"
     # Most pyproject files have no such table; a look at the bytes saves loading a TOML parser for them.
     if in_pyproject and b"runtime" not in data:
         return None
     ends = f"an empty `runtime.toml` of your own in `{start}` ends the search there"
-    check_trusted(str(path), instead="work in a folder of your own" if path.parent == start else ends)
+    instead = "work in a folder of your own" if path.parent == start else ends
+    check_trusted(str(path), instead=instead, opened=status)
+    check_size(str(path), data)
     import tomllib
 
     try:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TRUST = "RUNTIME_TRUST"
 """Variable with folders, separated by colons, whose files are believed whoever owns them."""
 
+MOST_BYTES = 8 << 20
+"""The most of a file of settings."""
+
 
 def own_ids() -> "Set[int]":
     """The owners that are believed. As in git, the person behind `sudo` counts if we are root:
@@ -45,12 +48,16 @@ def is_ours(path: str, alone: bool = False) -> bool:
         return False
 
 
-def find_stranger(path: str) -> "Optional[Tuple[str, os.stat_result, str]]":
+def find_stranger(path: str, opened: "Optional[os.stat_result]" = None) -> "Optional[Tuple[str, os.stat_result, str]]":
     """The first of a file, its folder, and what they lead to that is not believed: its path, status and fault.
 
-    None if all are believed, or named by `TRUST`. Raises `OSError` if one of them cannot be looked at.
+    `opened` is the status of the open file, which counts even if the path leads elsewhere by now. None if all are
+    believed, or named by `TRUST`. Raises `OSError` if one of them cannot be looked at.
     """
     ids = own_ids()
+    fault = find_fault(opened, ids) if opened else ""
+    if opened and fault and not is_named(path):
+        return path, opened, fault
     places = [path, os.path.dirname(path) or "."]
     if os.path.islink(path):
         real = os.path.realpath(path)
@@ -58,12 +65,12 @@ def find_stranger(path: str) -> "Optional[Tuple[str, os.stat_result, str]]":
     for place in places:
         for status in (os.lstat(place), os.stat(place)):
             fault = find_fault(status, ids)
-            if fault and not _is_named(place):
+            if fault and not is_named(place):
                 return place, status, fault
     return None
 
 
-def _is_named(path: str) -> bool:
+def is_named(path: str) -> bool:
     """Whether `TRUST` names the path, or a folder above it."""
     for folder in os.environ.get(TRUST, "").split(os.pathsep):
         if os.path.isabs(folder):
@@ -73,10 +80,10 @@ def _is_named(path: str) -> bool:
     return False
 
 
-def check_trusted(path: str, *, instead: str) -> None:
+def check_trusted(path: str, *, instead: str, opened: "Optional[os.stat_result]" = None) -> None:
     """Raise `Untrusted` if a file that decides what runs or where things go is not believed; `instead` is another way."""
     try:
-        found = find_stranger(path)
+        found = find_stranger(path, opened)
     except OSError:
         return  # It is gone, or in a folder that we cannot look into: then it cannot be read either.
     if found is not None:
@@ -92,6 +99,28 @@ def check_trusted(path: str, *, instead: str) -> None:
             trust="%s=%s" % (TRUST, folder),
             instead=instead,
         )
+
+
+def read_file(path: str) -> "Optional[Tuple[os.stat_result, bytes]]":
+    """Status and bytes of a regular file, as of one moment; None if there is none.
+
+    Another user's pipe would keep its reader waiting for ever, and a large file would fill the memory: one byte more than
+    `MOST_BYTES` is read.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            status = os.fstat(opened.fileno())
+            return (status, opened.read(MOST_BYTES + 1)) if stat.S_ISREG(status.st_mode) else None
+    except OSError:
+        return None
+
+
+def check_size(path: str, content: bytes) -> None:
+    """Raise `RequestRefused` for a file of which `read_file` returned only the beginning."""
+    if len(content) > MOST_BYTES:
+        from runtime.errors import RequestRefused
+
+        raise RequestRefused("`%s` is too large for a file of settings: over %d MiB" % (path, MOST_BYTES >> 20))
 
 
 def user_name(uid: int) -> str:

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import InfrastructureFailure, NotPossible, StoreBroken, StoreUnavailable
+from runtime.errors import InfrastructureFailure, NotPossible, StoreBroken, StoreUnavailable, Untrusted
 from runtime.owners import check_trusted, close_file, make_folders
+from runtime.records.beside import check_beside, take_names
 from runtime.records.filelock import NOTE_AFTER_S, PATIENCE_S, LockBusy, take_lock
 from runtime.tasks.model import TaskState
 
@@ -299,16 +300,22 @@ class EmbeddedFile:
         if not self.path.exists():
             # SQLite would make it with the mode 0644 at most, and it gives its other files the mode of this one.
             os.close(os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if self.private else 0o666))
+        take_names(self._name)
+        check_beside(self._name)
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
         try:
             connection.text_factory = _as_text
             check_layout(self.path, connection)
             connection.execute("PRAGMA journal_mode=WAL")
+            check_beside(self._name)  # SQLite removes the logs of an empty file, and makes them again
             connection.execute("PRAGMA synchronous=FULL")
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 make_tables(connection)
             for statement in self._temporary:
                 connection.execute(statement)
+        except Untrusted:
+            _never_closed.append(connection)  # closing would write another user's log into the file
+            raise
         except BaseException:
             connection.close()
             raise

@@ -20,8 +20,8 @@ NOTE_AFTER_S: Final = 5.0
 PATIENCE_S: Final = 60.0
 """How long a command waits for a lock; a large submission or purge of somebody else holds it for seconds."""
 _TICK_S: Final = 0.25
-_PAUSES_S: Final = (0.0, 0.0001, 0.0001, 0.0002)
-"""A short transaction ends within these, and costs no thread to wait for."""
+_PAUSES_S: Final = (0.0, 0.0001, 0.0001, 0.0002, *[0.0005] * 8, *[0.001] * 40)
+"""A few short transactions end within these. A thread to wait for them costs two switches for which the lock is kept."""
 
 
 class LockBusy(StoreUnavailable):

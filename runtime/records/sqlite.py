@@ -18,6 +18,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.errors import InvalidTask, NotPossible, StoreUnavailable, explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, ManifestPart, StoredTask, Totals, is_unwritten
+from runtime.records.beside import check_beside
 from runtime.records.blobs import BlobInfo
 from runtime.records.codec import ENDED, encode_order, encode_text, unreadable_record
 from runtime.records.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
@@ -188,6 +189,7 @@ class SqliteBlobs:
         if self._file.private and not self._is_made:
             self._is_made = True
             self._files()
+            check_beside(str(self._file.path))
 
     def _files(self) -> FolderBlobs:
         from runtime.records.blobs.folder import FolderBlobs

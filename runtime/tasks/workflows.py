@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from runtime.errors import RequestRefused, UnknownName
-from runtime.owners import check_trusted
+from runtime.owners import check_size, check_trusted, read_file
 from runtime.tasks.model import CommandEntry, Entry, FunctionEntry, WorkflowEntry
 
 if TYPE_CHECKING:
@@ -261,14 +262,17 @@ def _load_env_file(name: str, project: Project) -> None:
         from runtime.config import load_project
 
         path = load_project(Path(child.environment.cwd)).root / name
-    if not path.is_file():
+    found = read_file(str(path))
+    if found is None:
         raise RequestRefused(
             f"no file `{path}` to load variables from",
             facts=[f"`env_files` of `{project.file}` names it"],
             hint="make the file, or take it out of `env_files`",
         )
-    check_trusted(str(path), instead="put a file of your own there")
-    load_dotenv(path)
+    status, content = found
+    check_trusted(str(path), instead="put a file of your own there", opened=status)
+    check_size(str(path), content)
+    load_dotenv(stream=io.StringIO(content.decode()))
 
 
 def _registries(

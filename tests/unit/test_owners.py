@@ -11,8 +11,9 @@ import pytest
 from runtime import owners
 from runtime.client.tasks.code import find_code_folder
 from runtime.config import files_looked_at, load_project, load_settings, remember_stack
-from runtime.errors import Untrusted
+from runtime.errors import RequestRefused, Untrusted
 from runtime.stack.find import cache_path, find_stack, read_cache, remember
+from runtime.tasks import workflows
 from tests.owners_support import STRANGER, give_away
 
 
@@ -328,3 +329,61 @@ def test_private_folder_whose_name_is_taken_gets_another_and_the_same_one_again(
     assert found != f"{path}-0"
     assert stat.S_IMODE(Path(found).stat().st_mode) == 0o700
     assert owners.private_folder(str(path)) == found
+
+
+class Swapped:
+    """Removes a file as soon as it was opened, like a user who watches the folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+        self._file, self._open = file, os.open
+        monkeypatch.setattr(os, "open", self)
+
+    def __call__(self, path: str, flags: int, mode: int = 0o777) -> int:
+        opened = self._open(path, flags, mode)
+        if path == str(self._file):
+            self._file.unlink()
+        return opened
+
+
+def test_project_file_that_is_removed_while_it_is_read_is_judged_by_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "runtime.toml"
+    file.write_text('stack = "theirs"\n')
+    file.chmod(0o666)
+    Swapped(monkeypatch, file)
+
+    with pytest.raises(Untrusted) as refused:
+        load_project(tmp_path)
+
+    assert refused.value.path == str(file)
+
+
+def test_env_file_that_is_removed_while_it_is_read_sets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "secrets.env"
+    file.write_text("THEIRS=1\n")
+    file.chmod(0o666)
+    (tmp_path / "runtime.toml").write_text('env_files = ["secrets.env"]\n')
+    project = load_project(tmp_path)
+    Swapped(monkeypatch, file)
+
+    with pytest.raises(Untrusted):
+        workflows._load_env_file("secrets.env", project)
+
+    assert "THEIRS" not in os.environ
+
+
+@pytest.mark.parametrize("name", ["runtime.toml", "pyproject.toml"])
+def test_project_file_larger_than_any_settings_is_refused_or_passed_over_without_being_read(
+    tmp_path: Path, name: str
+) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+
+    if name == "pyproject.toml":
+        assert load_project(tmp_path).file is None
+    else:
+        with pytest.raises(RequestRefused, match="too large"):
+            load_project(tmp_path)
