@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from infra.check.recording import Registration, Unknown
+from infra.check.recording import UNKNOWN, Registration, Unknown
 from infra.policy.base import (
     ACCOUNT,
     ACCOUNT_GRANT,
@@ -190,7 +190,9 @@ _ONLY: Final = (
 _GRANTS_ONLY: Final = re.compile(rf"{_ONLY}(?: \|\| {_ONLY})*")
 _CUSTOM: Final = re.compile(r"projects/[^/]+/roles/(?P<id>\w+)")
 
-_CONTRACT: Final = re.compile(r'!?resource\.name\.startsWith\("projects/_/buckets/[^/"]+/objects/contract/"\)')
+_CONTRACT: Final = re.compile(
+    r'(?P<keeps>!?)resource\.name\.startsWith\("projects/_/buckets/(?P<bucket>[^/"]+)/objects/contract/"\)'
+)
 """A condition that takes the contract out of a grant, or leaves nothing else in it."""
 
 
@@ -238,10 +240,16 @@ def find_foreign_members(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     for each in graph.of_type(*ROLES, PROJECT_GRANT):
         member = each.inputs.get("member")
         agents = graph.behind(each, "member", SERVICE_IDENTITY)
+        pipeline: object = graph.behind(each, "member", IDENTITY_POOL)
         if isinstance(member, Unknown):
-            if not (agents or graph.behind(each, "member", ACCOUNT) or graph.behind(each, "member", IDENTITY_POOL)):
+            if not (agents or graph.behind(each, "member", ACCOUNT) or pipeline):
                 yield each, "grants to a member that is not known before `up`", "name the member"
-        elif not (
+        else:
+            pipeline = _FEDERATED.fullmatch(str(member))
+        if bool(pipeline) != (each.inputs.get("role") == "roles/iam.workloadIdentityUser"):
+            # The role makes tokens of an account, and a pipeline is nothing but its account.
+            yield each, f"grants `{each.inputs.get('role')}` to `{member}`", "only a pipeline may be an account"
+        if not isinstance(member, Unknown) and not (
             isinstance(member, str) and (_is_known(graph, bounds, member) or (agents and AGENT.fullmatch(member)))
         ):
             hint = "name people under `access`, and make an account for a machine"
@@ -253,8 +261,15 @@ def find_open_contract(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     for each in graph.of_type(BUCKET_GRANT):
         writes = each.inputs.get("role") != "roles/storage.objectViewer"
         expression = get(each.inputs.get("condition"), "expression")
-        if writes and not (isinstance(expression, Unknown) or _CONTRACT.fullmatch(str(expression))):
+        if not writes or isinstance(expression, Unknown):
+            continue
+        found = _CONTRACT.fullmatch(str(expression))
+        bucket = each.inputs.get("bucket")
+        # A resource that the program no longer has shows its state, `b/BUCKET`.
+        if found is None or not (isinstance(bucket, Unknown) or str(bucket).removeprefix("b/") == found["bucket"]):
             yield each, "lets its member write the contract with the records", "exclude `contract/` by a condition"
+        elif not found["keeps"] and not str(each.inputs.get("member")).startswith(("serviceAccount:", repr(UNKNOWN))):
+            yield each, "lets people or any pipeline write the contract", "grant it to the deployer's account"
 
 
 def find_wide_custom_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:

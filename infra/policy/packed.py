@@ -127,7 +127,8 @@ def _is_for_later(resource: PolicyResource, inputs: Inputs) -> bool:
 def _plain(value: Any) -> Any:
     """Replace the proxies of the policy library, which raise on every unknown value, by values and `UNKNOWN`."""
     if isinstance(value, Mapping):
-        return {key: _item(value, key) for key in value}
+        # Google's provider lists the defaults that it filled in under this key, in every object.
+        return {key: _item(value, key) for key in value if key != "__defaults"}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_item(value, index) for index in range(len(value))]
     return value

@@ -305,6 +305,10 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         for interface in items_of(each.inputs.get("networkInterfaces")):
             if items_of(get(interface, "accessConfigs")) or items_of(get(interface, "ipv6AccessConfigs")):
                 yield each, "has an external address", "leave `access_configs` out"
+        if each.inputs.get("canIpForward") is True:
+            yield each, "forwards packets of other addresses", "leave `can_ip_forward` out"
+        if items_of(each.inputs.get("attachedDisks")) or isinstance(get(each.inputs.get("bootDisk"), "source"), str):
+            yield each, "has a disk that exists already", "start from an image"
         shield = each.inputs.get("shieldedInstanceConfig")
         for key in ("enableSecureBoot", "enableVtpm", "enableIntegrityMonitoring"):
             if not may_be(get(shield, key), True):
@@ -332,13 +336,17 @@ def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     allowed = [ipaddress.ip_network(IAP_RANGE), *ranges]
     for each in graph.of_type(FIREWALL):
         direction = each.inputs.get("direction", "INGRESS")
-        if may_be(direction, "EGRESS") or not each.inputs.get("allows"):
+        if direction == "EGRESS" or not each.inputs.get("allows"):
             continue
         given = each.inputs.get("sourceRanges")
-        tagged = each.inputs.get("sourceTags") or each.inputs.get("sourceServiceAccounts")
-        if not given and not tagged:
+        for key in ("sourceTags", "sourceServiceAccounts"):
+            if each.inputs.get(key):
+                yield each, f"lets in machines by `{key}`, which machines of others in its network may have", None
+        if not given:
             yield each, "names no source, so it lets in everybody", "set `source_ranges`"
-        for source in [given] if isinstance(given, Unknown) else items_of(given):
+        for source in items_of(given) or [given]:
+            if not source:
+                continue
             if isinstance(source, Unknown):
                 if not graph.behind(each, "sourceRanges", SUBNET):
                     yield each, "lets in a range that is not known before `up`", "name the range"
@@ -356,13 +364,15 @@ def find_open_buckets(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "could be made public", 'set `public_access_prevention="enforced"`'
         if not may_be(get(each.inputs.get("versioning"), "enabled"), True):
             yield each, "keeps no versions", "set `versioning`"
+        if each.inputs.get("hierarchicalNamespace"):
+            yield each, "has folders, which can be renamed past a condition on object names", None
         if not each.inputs.get("softDeletePolicy"):
             yield each, "does not say how long deleted objects stay", "set `soft_delete_policy`"
 
 
-def _is_within(source: str, allowed: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+def _is_within(source: Any, allowed: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
     try:
-        range_ = ipaddress.ip_network(source, strict=False)
+        range_ = ipaddress.ip_network(str(source), strict=False)
     except ValueError:
         return False
     return isinstance(range_, ipaddress.IPv4Network) and any(

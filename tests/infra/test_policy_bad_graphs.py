@@ -89,6 +89,11 @@ def bucket_grant(member: pulumi.Input[str], role: str = "roles/storage.objectVie
     return program
 
 
+def contract(sign: str, bucket: str) -> dict[str, str]:
+    expression = f'{sign}resource.name.startsWith("projects/_/buckets/{bucket}/objects/contract/")'
+    return {"title": "t", "expression": expression}
+
+
 def project_grant(role: str, **others: Any) -> Program:
     return lambda lab: lab.project_grant(role, **others)
 
@@ -233,6 +238,9 @@ BAD: dict[str, tuple[str, Program]] = {
         "allowed-members",
         account_grant(FEDERATED, f"{POOL}-2/attribute.role/deploy", pool=True),
     ),
+    "people-that-are-the-head": ("allowed-members", account_grant(FEDERATED, "group:lab@example.com")),
+    "account-that-is-the-head": ("allowed-members", account_grant(FEDERATED, None)),
+    "pipeline-without-account": ("allowed-members", account_grant(USER, f"{POOL}/attribute.role/preview", pool=True)),
     # grants on accounts and projects
     "token-creator-on-the-head": ("allowed-roles", account_grant("roles/iam.serviceAccountTokenCreator", None)),
     "stranger-acts-as-the-head": ("allowed-members", account_grant(USER, STRANGER)),
@@ -344,6 +352,15 @@ BAD: dict[str, tuple[str, Program]] = {
             "group:lab@example.com", "roles/storage.objectUser", condition={"title": "t", "expression": "true"}
         ),
     ),
+    "contract-closed-in-another-bucket": (
+        "closed-contract",
+        bucket_grant("group:lab@example.com", "roles/storage.objectUser", condition=contract("!", "other")),
+    ),
+    "contract-written-by-people": (
+        "closed-contract",
+        bucket_grant("group:lab@example.com", "roles/storage.objectUser", condition=contract("", "b")),
+    ),
+    "bucket-with-folders": ("buckets", lambda lab: lab.bucket(hierarchical_namespace={"enabled": True})),
     "bucket-administrator": ("allowed-roles", bucket_grant("group:lab@example.com", "roles/storage.admin")),
     # networks
     "half-of-everybody-twice": ("closed-firewalls", firewall(source_ranges=["0.0.0.0/1", "128.0.0.0/1"])),
@@ -355,6 +372,16 @@ BAD: dict[str, tuple[str, Program]] = {
     ),
     "private-range-of-others": ("closed-firewalls", firewall(source_ranges=["10.0.0.0/8"])),
     "anybody-beside-the-proxy": ("closed-firewalls", firewall(source_ranges=["35.235.240.0/20", "64.0.0.0/2"])),
+    "machines-by-tag": ("closed-firewalls", firewall(source_ranges=None, source_tags=["anybody"])),
+    "machines-by-account": (
+        "closed-firewalls",
+        firewall(source_ranges=None, source_service_accounts=["it@stranger-project.iam.gserviceaccount.com"]),
+    ),
+    "machine-that-forwards": ("closed-instances", lambda lab: lab.instance(can_ip_forward=True)),
+    "machine-from-a-disk": (
+        "closed-instances",
+        lambda lab: lab.instance(boot_disk={"source": "projects/stranger/zones/us-west4-a/disks/d"}),
+    ),
     # Kubernetes
     "rbac-all-verbs": ("narrow-cluster-roles", role_of(rule("batch", "jobs", "*"))),
     "rbac-all-resources": ("narrow-cluster-roles", role_of(rule("", "*", "get"))),
@@ -442,6 +469,9 @@ GOOD: dict[str, Program] = {
     "lab-acts-as-the-head": account_grant(USER, "group:lab@example.com"),
     "head-acts-as-itself": account_grant(USER, None),
     "group-reads": bucket_grant("group:lab@example.com"),
+    "group-writes-records": bucket_grant(
+        "group:lab@example.com", "roles/storage.objectUser", condition=contract("!", "b")
+    ),
     "binding": binding("Role", "r", LAB_GROUP),
     "proxy-and-inside": firewall(source_ranges=["35.235.240.0/20", "10.64.0.0/20"]),
     "machine": instance(**{"startup-script": "true", "enable-oslogin": "TRUE", "ray-settings": "{}"}),

@@ -320,3 +320,15 @@ def test_pack_file_names_the_virtual_environment_of_the_project() -> None:
     assert described["runtime"]["name"] == "python"
     assert (PACK / described["main"]).is_file()
     assert (PACK / virtualenv).resolve() == (PACK.parents[2] / ".venv").resolve()
+
+
+def test_as_registration_without_defaults_that_the_provider_lists_has_the_programs_inputs() -> None:
+    inputs = {
+        "__defaults": ["disabled"],
+        "oidc": {"__defaults": [], "issuerUri": "i"},
+        "metadata": [{"__defaults": []}],
+    }
+
+    found = as_registration(shown(TOPIC, "t", inputs))
+
+    assert found.inputs == {"oidc": {"issuerUri": "i"}, "metadata": [{}]}
