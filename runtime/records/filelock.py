@@ -20,6 +20,7 @@ NOTE_AFTER_S: Final = 5.0
 PATIENCE_S: Final = 60.0
 """How long a command waits for a lock; a large submission or purge of somebody else holds it for seconds."""
 _TICK_S: Final = 0.25
+_IDLE_TICKS: Final = 40
 _PAUSES_S: Final = (0.0, 0.0001, 0.0001, 0.0002, *[0.0005] * 8, *[0.001] * 40)
 """A few short transactions end within these. A thread to wait for them costs two switches for which the lock is kept."""
 
@@ -46,6 +47,9 @@ def take_lock(fd: int, path: str, *, clock: Clock, patience_s: float | None) -> 
 
     If anything is raised, the descriptor is spent: it is closed as soon as the lock is free.
     """
+    if patience_s is None:
+        _wait_for_ever(fd, path, clock)
+        return
     for pause_s in _PAUSES_S:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,6 +58,67 @@ def take_lock(fd: int, path: str, *, clock: Clock, patience_s: float | None) -> 
         else:
             return
     _Wait(fd).wait(path, clock, patience_s)
+
+
+def _wait_for_ever(fd: int, path: str, clock: Clock) -> None:
+    """Wait in this thread: to be handed a lock that another thread has got takes longer than most transactions do."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _watch.begin(path, clock)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        finally:
+            _watch.end()
+
+
+class _Watch:
+    """A thread that names the holder of a lock for which a thread of this process waits in a call without a limit.
+
+    It starts with the first such wait, and ends when there was none for a while.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._waits: dict[int, tuple[str, Clock, float]] = {}
+        """Thread → the lock that it waits for, and since when; without those that were noted."""
+        self._running = False
+
+    def begin(self, path: str, clock: Clock) -> None:
+        self._waits[threading.get_ident()] = path, clock, clock.boottime()
+        with self._mutex:
+            starts, self._running = not self._running, True
+        if starts:
+            threading.Thread(target=self._look, name="lock", daemon=True).start()
+
+    def end(self) -> None:
+        self._waits.pop(threading.get_ident(), None)
+
+    def _look(self) -> None:
+        idle = 0
+        while True:
+            time.sleep(_TICK_S)
+            for thread, (path, clock, since) in list(self._waits.items()):
+                if clock.boottime() - since >= NOTE_AFTER_S:
+                    self._waits.pop(thread, None)
+                    _note(path, None)
+            idle = 0 if self._waits else idle + 1
+            with self._mutex:
+                if idle >= _IDLE_TICKS and not self._waits:
+                    self._running = False
+                    return
+
+
+_watch = _Watch()
+
+
+def _after_fork_in_child() -> None:
+    """Forget the parent's thread, which the child does not have."""
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _Wait:
@@ -73,12 +138,12 @@ class _Wait:
                 return
         self._drop()
 
-    def wait(self, path: str, clock: Clock, patience_s: float | None) -> None:
+    def wait(self, path: str, clock: Clock, patience_s: float) -> None:
         since, silent = clock.boottime(), True
         try:
             while not self._taken.wait(_TICK_S):
                 waited_s = clock.boottime() - since
-                if patience_s is not None and waited_s >= patience_s:
+                if waited_s >= patience_s:
                     raise LockBusy(path, waited_s)
                 if silent and waited_s >= NOTE_AFTER_S:
                     silent = False

@@ -112,16 +112,18 @@ def test_command_that_has_written_ends_though_the_lock_is_kept(tmp_path: Path) -
 def test_worker_waits_on_for_a_lock_that_is_kept_with_one_note(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Hasty()
-    queue, _ = open_sqlite(tmp_path / "db", clock=clock)
+    queue, _ = open_sqlite(tmp_path / "db", clock=Hasty())
     queue.join("w-1")
     queue.put([sample_task()])
     other = os.open(tmp_path / "db-lock", os.O_RDWR)
     fcntl.flock(other, fcntl.LOCK_EX)
-    clock.on_look = {clock.looks + 4: lambda: fcntl.flock(other, fcntl.LOCK_UN)}
+    gives_up = logging.Handler()
+    gives_up.emit = lambda record: fcntl.flock(other, fcntl.LOCK_UN)  # type: ignore[method-assign]
+    logging.getLogger().addHandler(gives_up)
 
     with caplog.at_level(logging.WARNING):
         (lease,) = queue.lease(1, worker="w-1", ttl=timedelta(hours=9))
+    logging.getLogger().removeHandler(gives_up)
 
     assert lease.task == sample_task()
     (said,) = [each.getMessage() for each in caplog.records]
