@@ -272,7 +272,15 @@ def _load_env_file(name: str, project: Project) -> None:
     status, content = found
     check_trusted(str(path), instead="put a file of your own there", opened=status)
     check_size(str(path), content)
-    load_dotenv(stream=io.StringIO(content.decode()))
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise RequestRefused(
+            f"`{path}` holds no lines of variables: it is no text",
+            facts=[f"`env_files` of `{project.file}` names it"],
+            hint="name a file with lines such as NAME=value",
+        ) from None
+    load_dotenv(stream=io.StringIO(text))
 
 
 def _registries(

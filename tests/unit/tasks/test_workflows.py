@@ -318,6 +318,13 @@ def test_environment_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         run("any", "any", settings=project(tmp_path, env_files=(".env.none",)))
 
 
+def test_environment_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".env.odd").write_bytes(b"\xff\xfe\0")
+
+    with pytest.raises(RequestRefused, match="it is no text"):
+        run("any", "any", settings=project(tmp_path, env_files=(".env.odd",)))
+
+
 def test_working_directory_is_importable_as_with_python_m(tmp_path: Path) -> None:
     """Runs in a separate process, since the tests' own path may contain the folder."""
     (tmp_path / "herelab.py").write_text(MODULE)
