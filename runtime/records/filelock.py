@@ -187,12 +187,7 @@ def find_holder(path: str) -> tuple[int, str] | None:
     if not held:
         return None
     pid = int(held[0][4])
-    if pid <= 0:
-        return 0, "a process in another container"
-    if owner_of(pid) is None:
-        # The system keeps the number of the process that took the lock, and another may have that number by now.
-        return 0, f"a process that process {pid} started, which has ended"
-    return pid, describe_process(pid)
+    return (pid, describe_process(pid)) if pid > 0 else (0, "a process in another container")
 
 
 def describe_process(pid: int) -> str:

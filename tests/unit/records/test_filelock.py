@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -145,26 +143,6 @@ def test_lock_is_taken_as_soon_as_it_is_free(tmp_path: Path, holder: int) -> Non
     with pytest.raises(BlockingIOError):
         fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(fd)
-
-
-def test_lock_that_outlived_the_process_that_took_it_names_no_process_to_kill(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    code = (
-        "import fcntl, os, sys\n"
-        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
-        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
-        "if os.fork():\n    os._exit(0)\n"
-        "os.close(1)\n"
-        "os.read(0, 1)\n"
-    )
-    ended = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE)
-    ended.wait()
-
-    holder = find_holder(str(path))
-    assert ended.stdin is not None
-    ended.stdin.close()
-
-    assert holder == (0, f"a process that process {ended.pid} started, which has ended")
 
 
 def test_holder_of_a_file_that_nobody_locks_is_none(tmp_path: Path) -> None:
