@@ -74,18 +74,25 @@ def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
     look_at_file(path, may_be_empty=True)
     if not path.exists():
         raise NotPossible(f"there is no task file `{path}`", hint="name another with `--file`")
+    path = path.resolve()
+    lock = path.with_name(path.name + "-lock")
+    in_use = lock.exists()
     with _alone(path):
-        path = path.resolve()
         for left in path.parent.glob(f".{path.name}.recovering-*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.recovering-", dir=path.parent) as scratch:
             try:
-                return _recover(path, Path(scratch), now or datetime.now(UTC))
+                done = _recover(path, Path(scratch), now or datetime.now(UTC), in_use=in_use)
+            except NotPossible:
+                if not in_use:
+                    lock.unlink(missing_ok=True)
+                raise
             except sqlite3.DatabaseError as problem:
                 raise explain_sqlite(path, problem) from problem
+    return done
 
 
-def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
+def _recover(path: Path, scratch: Path, now: datetime, *, in_use: bool) -> Recovered | None:
     # The second name that an interrupted recovery gave the file.
     kept = next((each for each in path.parent.glob(f"{path.name}.damaged-*") if each.samefile(path)), None)
     copy = scratch / "damaged.db"
@@ -95,7 +102,6 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
             return None
         # Closing the copy has merged the readable part of its log.
         _copy(path, copy)
-    kept = kept or _keep(path, now)
     found = _Found()
     made = scratch / "new.db"
     with closing(sqlite3.connect(made, isolation_level=None)) as new:
@@ -108,6 +114,13 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
         _put_in_order(new, found)
         new.execute("COMMIT")
         found.count(new)
+    if not (in_use or found.named or any(found.counts.values()) or _begins_as_database(path)):
+        raise NotPossible(
+            f"`{path}` is no task file",
+            facts=["it does not begin like a SQLite database, and holds nothing that can be read as a task"],
+            hint="if it was one, move it away: the next command makes a new one",
+        )
+    kept = kept or _keep(path, now)
     shutil.copymode(path, made)
     with suppress(PermissionError):
         os.chown(made, path.stat().st_uid, path.stat().st_gid)
@@ -186,6 +199,11 @@ def _is_whole(copy: Path, path: Path) -> bool:
             return True
     except (sqlite3.Error, StoreBroken):
         return False
+
+
+def _begins_as_database(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(16) in (b"", b"SQLite format 3\0")
 
 
 def _keep(path: Path, now: datetime) -> Path:

@@ -42,6 +42,8 @@ class OpenStack:
         self.found = found
         self.outputs = found.outputs
         self.settings = settings
+        if queue == "":
+            raise InvalidValue("queue", queue, "the name of a queue", hint="leave it out for the stack's default queue")
         self.default_queue = queue or settings.queue or DEFAULT_QUEUE
         if self.default_queue not in self.outputs.queues:
             _check_name(self.default_queue)

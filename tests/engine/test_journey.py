@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.harness import Lab
 from tests.fakes.gcs import GcsServer
+from tests.fakes.google import GoogleServer
 from tests.services_support import PubsubEmulator
 
 TASKS = 5
@@ -23,16 +24,26 @@ def gcs() -> Iterator[GcsServer]:
     server.stop()
 
 
+@pytest.fixture
+def google() -> Iterator[GoogleServer]:
+    server = GoogleServer("my-lab-dev")
+    server.start()
+    yield server
+    server.stop()
+
+
 def test_tasks_run_on_the_queue_and_records_that_the_stack_made(
-    lab: Lab, pubsub_emulator: PubsubEmulator, gcs: GcsServer, tmp_path: Path
+    lab: Lab, pubsub_emulator: PubsubEmulator, gcs: GcsServer, google: GoogleServer, tmp_path: Path
 ) -> None:
-    lab.environment |= pubsub_emulator.environment | gcs.environment
+    lab.environment |= pubsub_emulator.environment | gcs.environment | google.environment
     lab.init("dev")
     lab.up("dev")
+    # Secrets exist only in the simulated Google too; this server stores values.
+    google.put_secret("dev-hf-token", b"hf-1")
     # Buckets exist only in the simulated Google; this server stores objects.
     [bucket] = lab.cloud.ids(":Bucket")
     gcs.make_bucket(bucket)
-    command = ["sh", "-c", 'echo "{\\"ran\\": true}" > "$RUNTIME_OUTPUT_DIR/answer.json"']
+    command = ["sh", "-c", 'test "$HF_TOKEN" = hf-1 && echo "{\\"ran\\": true}" > "$RUNTIME_OUTPUT_DIR/answer.json"']
     lines = [json.dumps({"command": command, "key": f"task-{number}"}) for number in range(TASKS)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines) + "\n")
 

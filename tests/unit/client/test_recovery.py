@@ -325,6 +325,17 @@ def test_database_of_something_else_is_refused_everywhere(path: Path) -> None:
     assert digest(path) == before
 
 
+@pytest.mark.parametrize("content", [b"hello\n", b"PK\x03\x04" + b"\0\1" * 4096])
+def test_file_of_another_kind_is_refused_and_left_alone(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+
+    with pytest.raises(NotPossible, match="no task file"):
+        recover(path)
+    assert path.read_bytes() == content
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
 def test_recovery_is_refused_while_a_worker_lives(path: Path) -> None:
     fill(path)
     queue, _ = open_sqlite(path)

@@ -494,6 +494,13 @@ def test_local_stack_takes_tasks_and_its_queue_shares_the_records(settings: Sett
         assert [task.id for task in again.queue().peek(10)] == [sample_task().id]
 
 
+def test_queue_without_a_name_is_refused(settings: Settings) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        open_stack(queue="", settings=settings)
+
+    assert refused.value.field == "queue"
+
+
 def test_local_stack_makes_a_queue_of_any_name(settings: Settings) -> None:
     with open_stack(settings=settings, queue="gpu") as opened:
         assert opened.queue().name == "gpu"
