@@ -28,9 +28,13 @@ pytest.register_assert_rewrite("runtime.testing.launchers")
 # The duration of an example depends more on the machine than on the code. Examples are the same in each run, so that a
 # change is judged by itself; `--hypothesis-profile=fresh` draws others, as nightly.yml does. What they find is pinned
 # with `@example`.
-for name, same_each_time in (("fresh", False), ("tests", True)):
+for name, same_each_time, examples in (("fresh", False, 500), ("tests", True, 50)):
     hypothesis.settings.register_profile(
-        name, deadline=None, derandomize=same_each_time, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        name,
+        deadline=None,
+        derandomize=same_each_time,
+        max_examples=examples,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
 hypothesis.settings.load_profile("tests")
 

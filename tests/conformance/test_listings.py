@@ -152,7 +152,7 @@ def count_pages(place: Place, call: Call) -> tuple[Any, int]:
 
 def some(place: Place, pages: int) -> list[int]:
     """Return all of few pages, else the first, the last and some between; fewer for a server in another process."""
-    most = 8 if place.opened[0].url.startswith("gs:") else 3
+    most = 5 if place.opened[0].url.startswith("gs:") else 3
     return sorted({number * (pages - 1) // (most - 1) for number in range(most)})
 
 

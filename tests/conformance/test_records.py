@@ -873,7 +873,7 @@ def test_orders_that_several_processes_give_at_once_are_all_kept(place: Place, s
     if not place.processes:
         pytest.skip("memory is one process's own")
     # The server that stands in for S3 takes a third of a second per order.
-    givers, each = 4, 25 if store.url.startswith("s3:") else 100
+    givers, each = 4, 25 if store.url.startswith("s3:") else 50
     start_at = SystemClock().now().timestamp() + 2
     processes = [
         subprocess.Popen(

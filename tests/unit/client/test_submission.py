@@ -502,11 +502,11 @@ print(done.new, rss() - before)
 
 
 @pytest.mark.slow
-def test_million_tasks_stream_in_16_bytes_each() -> None:
-    ran = subprocess.run([sys.executable, "-c", MEASURE, "1000000"], capture_output=True, text=True, check=True)
+def test_tasks_of_a_long_input_stream_in_16_bytes_each() -> None:
+    ran = subprocess.run([sys.executable, "-c", MEASURE, "200000"], capture_output=True, text=True, check=True)
     new, grown = map(int, ran.stdout.split())
 
-    assert new == 1_000_000
+    assert new == 200_000
     assert grown / new <= 16
 
 
