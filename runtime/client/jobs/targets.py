@@ -18,13 +18,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
 from runtime.config import Settings
-from runtime.errors import InvalidValue, StoreUnavailable, UnknownName
+from runtime.errors import InvalidValue, RequestRefused, StoreUnavailable, UnknownName
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import PlanContext, Target
@@ -40,6 +40,17 @@ def list_targets(settings: Settings) -> list[Target]:
     """List every target that can be named, `local` first. Raises `InvalidValue` for a malformed one."""
     named = [read_target(name, settings) for name in sorted(settings.project.targets)]
     return named if any(each.name == LOCAL for each in named) else [Target(name=LOCAL, kind=LOCAL), *named]
+
+
+def list_usable_targets(settings: Settings, *, tell: Callable[[str], None] = lambda text: None) -> list[Target]:
+    """List the targets that are well formed, `local` first; a malformed one hides no other, and `tell` gets its fault."""
+    found = []
+    for name in dict.fromkeys([LOCAL, *sorted(settings.project.targets)]):
+        try:
+            found.append(read_target(name, settings))
+        except RequestRefused as problem:
+            tell(f"target `{name}` cannot be used here: {problem.message}")
+    return found
 
 
 def find_target(name: str, settings: Settings) -> Target:
@@ -162,19 +173,3 @@ class KnownRoot:
             facts=[*facts, "nothing was made or started, and nothing is known of its jobs"],
             hint=f"bring it back; if it was removed on purpose: runtime targets check {self._target} --new-records",
         )
-
-
-def remember_job(job: str, target: str, settings: Settings, *, records: str | None = None) -> None:
-    """Note on this machine where a job lies. The note is a cache, so a folder that cannot be written stops no launch.
-
-    `records` is a record root other than the target's own.
-    """
-    path = settings.data_dir / "launched" / job
-    with contextlib.suppress(OSError):
-        write_private(path, f"{target}\n{records or ''}")
-
-
-def forget_job(job: str, settings: Settings) -> None:
-    """Drop the note of `remember_job`, when a job is removed."""
-    with contextlib.suppress(OSError):
-        (settings.data_dir / "launched" / job).unlink()
