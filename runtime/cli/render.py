@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 LISTED = 10
 JOBS_LISTED: Final = 20
 BAR: Final = 24
+EXPENDABLE: Final = ("OWNER", "LAUNCHED", "FAILED")
+"""Columns of the table of jobs that a narrow terminal does without."""
 FRESH_S: Final = 5.0
 """Age of a fact about a job that needs no mention."""
 _STYLES: Final[Mapping[str, str]] = {
@@ -333,7 +335,8 @@ def _job_table(jobs: Sequence[JobLine], left_out: int, now: datetime, *, every: 
     # What is the same for all of them, or known of none, takes no room.
     idle = {"OWNER": all(each.owner == me for each in shown), "AS OF": all(_is_fresh(each, now) for each in shown)}
     idle |= {name: all(row[name] is None for row in rows) for name in ("GPUS", "TIME", "FAILED")}
-    lines = table_lines([{name: cell for name, cell in row.items() if not idle.get(name)} for row in rows])
+    kept = [{name: cell for name, cell in row.items() if not idle.get(name)} for row in rows]
+    lines = table_lines(kept, expendable=EXPENDABLE)
     if (more := len(jobs) - len(shown) + left_out) > 0:
         lines.append(f"and {count_noun(more, 'older job')}: `runtime status --all`")
     failed = [each for each in jobs if each.state is JobState.FAILED]

@@ -181,10 +181,10 @@ def _read_filter(
 
     named = [part.strip() for text in states or () for part in text.split(",")]
     known = [state.value for state in JobState]
-    if unknown := next((each for each in named if each not in known), None):
-        raise UnknownName("state", unknown, known, where="of jobs")
-    if "" in named or name == "":
-        raise InvalidValue("state" if "" in named else "name", "", ", ".join(known) if "" in named else "a pattern")
+    if unknown := [each for each in named if each not in known]:
+        raise UnknownName("state", unknown[0], known, where="of jobs")
+    if name == "":
+        raise InvalidValue("name", name, "a name or a pattern, such as train-*")
     return JobFilter(
         all=all_,
         states=frozenset(map(JobState, named)),
@@ -254,6 +254,7 @@ def _job_status(
     from runtime.cli.jobs import open_job
     from runtime.client.jobs.handle import TargetSilent
     from runtime.client.jobs.status import read_job
+    from runtime.config import load_settings
 
     try:
         opened = open_job(what, on)
@@ -266,7 +267,7 @@ def _job_status(
             say(f"{silent.job} · {place.name} ({place.kind}) · unknown")
         raise
     with opened as job:
-        read = partial(read_job, job, index=index, failed_only=failed)
+        read = partial(read_job, job, index=index, failed_only=failed, settings=load_settings())
         if watch:
             return _watch(read, remote=job.target.kind != "local")
         seen = read()

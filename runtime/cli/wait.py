@@ -82,6 +82,8 @@ def wait(
 
 
 def _wait_for_job(text: str, span: timedelta | None, on: str | None, output: Output) -> int:
+    from runtime.client.jobs.status import note_status
+    from runtime.config import load_settings
     from runtime.jobs.spec import JobState
 
     with open_job(text, on) as job:
@@ -92,6 +94,7 @@ def _wait_for_job(text: str, span: timedelta | None, on: str | None, output: Out
             return INTERRUPTED
         except TimeoutError:
             status = job.status()
+        note_status(job, status, load_settings())
     if output is Output.JSON:
         print_json({"job": job.id, "state": status.state, "reason": status.reason, "complete": status.state.terminal})
     note(f"job {job.id} {describe_state(status.state, status.reason)}")

@@ -243,6 +243,11 @@ def save_target(target: Target, jobs: Sequence[JobLine], settings: Settings, *, 
         part.replace(path)
 
 
+def is_noted(target: Target, settings: Settings) -> bool:
+    """Whether the target was read from here before."""
+    return _target_file(target, settings).exists()
+
+
 def save_job(target: Target, line: JobLine, settings: Settings) -> None:
     """Remember one job of a target that was read before, in place of what was known of it."""
     known = read_target_note(target, settings)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from runtime.client.jobs.gc import tidy
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.known import JobFilter, JobLine, read_target_note, save_target
+from runtime.client.jobs.known import JobFilter, JobLine, is_noted, read_target_note, save_job, save_target
 from runtime.client.jobs.targets import LOCAL, OpenTarget
 from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, RuntimeFailure
@@ -163,6 +163,14 @@ def read_target(
     )
 
 
+def note_status(job: JobHandle, status: JobStatus, settings: Settings) -> None:
+    """Let this machine's overview know what was seen of a job on a target that it does not ask."""
+    if job.target.name != LOCAL and status.state is not JobState.UNKNOWN and is_noted(job.target, settings):
+        now = datetime.now(UTC)
+        times = read_times(job.files, [status]).get(job.id, Times())
+        save_job(job.target, _line(status, times, None, now), settings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """When a job began and ended, as far as its runs wrote it down."""
@@ -229,11 +237,19 @@ def totals_of(counts: Mapping[JobState, int]) -> dict[JobState, int]:
     return {state: counts.get(state, 0) for state in JobState}
 
 
-def read_job(job: JobHandle, *, index: Sequence[str] | None = None, failed_only: bool = False) -> JobView:
-    """Read a job in full, with the attempts of the runs that `index` lists."""
+def read_job(
+    job: JobHandle,
+    *,
+    index: Sequence[str] | None = None,
+    failed_only: bool = False,
+    settings: Settings | None = None,
+) -> JobView:
+    """Read a job in full, with the attempts of the runs that `index` lists. With `settings` this machine remembers it."""
     silent: list[InfrastructureFailure] = []
     status, said = job.look(tell=silent.append)
     tidy([status], job, owner=owner_name())
+    if settings is not None and not silent:
+        note_status(job, status, settings)
     entry = status.entry
     chosen = choose_indices(entry, index) or ((entry.first_index,) if entry.indices == 1 else ())
     indices = [each for each in status.indices if entry.indices == 1 or each.state is not JobState.SUCCEEDED]
