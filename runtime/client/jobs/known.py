@@ -198,6 +198,18 @@ def list_launched(settings: Settings) -> list[Launched]:
     return sorted(found, key=lambda each: each.at, reverse=True)
 
 
+def list_names(settings: Settings) -> list[tuple[str, str]]:
+    """Id and name of every job that this machine knows, the newest launch from here first; no target is asked."""
+    found = {each.job: each.name for each in list_launched(settings)}
+    for entry in _scan(settings.data_dir / "known" / "targets"):
+        jobs = _read_json(Path(entry.path)).get("jobs")
+        for each in jobs if isinstance(jobs, list) else ():
+            job, name = (each.get("job"), each.get("name")) if isinstance(each, dict) else (None, None)
+            if isinstance(job, str) and isinstance(name, str):
+                found.setdefault(job, name)
+    return list(found.items())
+
+
 def find_from_terminal(settings: Settings) -> Launched | None:
     """The job that was launched last from the terminal of this process."""
     here = name_terminal()
