@@ -22,9 +22,10 @@ app = new_app("Places to launch on: what they are, what they can keep, and wheth
 
 @app.command("list")
 def list_(output: OutputOption = Output.TEXT) -> None:
-    """Every target of the project and of your own file, `~/.config/runtime/config.toml`, and where each comes from.
+    """Every target, `local` first, and the file that each comes from.
 
-    A target of the project goes before one of yours with the same name.
+    They are those of the project and those of your own file, `~/.config/runtime/config.toml`. A target of the project
+    goes before one of yours with the same name.
 
     \b
     Examples:
