@@ -26,8 +26,8 @@ def is_job(text: str | None, *, on: str | None = None, stack: str | None = None,
     """Whether `text` means a job: an id or its beginning, the name of a known job, or `last` while the user's newest work
     is a job.
 
-    An experiment goes before a job of the same name, which is noted. With `acting`, raises `NotPossible` if it cannot be
-    found out whether there is such an experiment.
+    An experiment goes before a job of the same name, which is noted. With `acting`, raises `NotPossible` if an
+    experiment may be meant: by the beginning of its name, or because the stack does not answer.
     """
     if text is None or looks_like_job(text):
         return text is not None
@@ -70,7 +70,7 @@ def _is_experiment(text: str, stack: str | None, *, acting: bool) -> bool:
 
     try:
         with open_stack(stack) as opened:
-            found = any(seen.name == text for seen in opened.records.experiments())
+            alike = [seen.name for seen in opened.records.experiments() if seen.name.startswith(text)]
     except RuntimeFailure as problem:
         if not acting:
             return False
@@ -79,9 +79,15 @@ def _is_experiment(text: str, stack: str | None, *, acting: bool) -> bool:
             facts=[problem.message],
             hint="name the job by its id, or its target with `--on`; `runtime status` shows both",
         ) from problem
-    if found:
+    if text in alike:
         note(f"`{text}` is an experiment and the name of a job; this is the experiment, `--on TARGET` means the job")
-    return found
+    elif alike and acting:
+        raise NotPossible(
+            f"`{text}` is the name of a job, and the beginning of the name of an experiment",
+            facts=[f"it may be: {', '.join(sorted(alike)[:10])}"],
+            hint="write the whole name of the experiment, or the id of the job",
+        )
+    return text in alike
 
 
 def open_job(text: str, on: str | None = None, *, acting: bool = False) -> JobHandle:

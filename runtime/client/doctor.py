@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from runtime import __version__
 from runtime.clock import describe_skew
-from runtime.errors import InvalidContract, NotPossible, RuntimeFailure
+from runtime.errors import InvalidContract, MissingExtra, NotPossible, RuntimeFailure
 from runtime.outputs import (
     ClusterOutput,
     KubernetesOutput,
@@ -194,11 +194,16 @@ def _targets(settings: Settings) -> Iterator[Line]:
 
     try:
         definitions = {name: each for name, each in read_definitions(settings).items() if each.file}
-        for name in definitions:
-            find_target(name, settings)
     except RuntimeFailure as problem:
         yield failed("targets", problem)
         return
+    for name in definitions:
+        try:
+            find_target(name, settings)
+        except MissingExtra as problem:
+            yield warn(f"target {name}", problem.message, problem.hint)  # another machine may use it
+        except RuntimeFailure as problem:
+            yield failed(f"target {name}", problem)
     files = dict.fromkeys(each.file for each in definitions.values())
     named = [
         f"{', '.join(name for name, each in definitions.items() if each.file == file)} of {file}" for file in files

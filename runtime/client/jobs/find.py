@@ -19,6 +19,7 @@ from runtime.client.jobs.targets import find_target, list_usable_targets, make_c
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger
+from runtime.jobs.ledger import job_folder
 from runtime.jobs.plan import Target, owner_name
 from runtime.jobs.spec import JobState
 from runtime.jobs.spec_fields import ID_LETTERS
@@ -75,7 +76,7 @@ def open_job(
     if text == LAST:
         text = _last_here(settings, target) if acting else _last(settings, target)
     elif not _WHOLE_ID.fullmatch(text):
-        known = _list_candidates(settings, target)
+        known = _list_candidates(settings, target, text)
         named = _named(text, known, settings, target, acting=acting)
         if named:
             chosen = _choose(text, named, acting=acting, tell=tell)
@@ -103,7 +104,7 @@ def is_known_name(text: str, settings: Settings) -> bool:
     if any(each.name == text for each in list_launched(settings)):
         return True
     folder = settings.data_dir / "known" / "targets"
-    return _mentions(folder, text) and any(each.name == text for each in _list_candidates(settings, None))
+    return _mentions(folder, text) and any(each.name == text for each in _list_candidates(settings, None, text))
 
 
 def _mentions(folder: Path, text: str) -> bool:
@@ -159,14 +160,12 @@ def _named(
     here ask the targets.
     """
     named = [each for each in known if each.name == text]
-    if named and not acting and target is None:
+    if (named and not acting and target is None) or (not named and re.fullmatch("j-[0-9a-f]*", text)):
         return _own(named)
     if target is not None:
         places = [find_target(target, settings)]
     elif named:
         places = list({(each.target.name, each.target.records): each.target for each in named}.values())
-    elif re.fullmatch("j-[0-9a-f]*", text):
-        return []
     else:
         places = list_usable_targets(settings)
     found: list[Candidate] = []
@@ -184,9 +183,11 @@ def _named(
 def _ask(name: str, target: Target, settings: Settings, *, judge: bool) -> Iterator[Candidate]:
     """Read the jobs of this name from a target's record root; with `judge` the backend is asked where they stand."""
     with open_target(target, make_context(settings)) as place:
-        entries = [
-            each for each in ledger.read_many_entries(place.files, ledger.list_jobs(place.files)) if each.name == name
-        ]
+        folders = {f"{job_folder(job)}/intent.json": job for job in ledger.list_jobs(place.files)}
+        intents = ledger.read_objects(place.files, folders)
+        entries = ledger.read_many_entries(
+            place.files, [folders[file] for file, intent in intents.items() if intent.get("name") == name]
+        )
         states: dict[str, JobState] = {}
         if judge:
             judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=None)
@@ -221,10 +222,16 @@ def _choose(text: str, named: Sequence[Candidate], *, acting: bool, tell: Callab
     return chosen
 
 
-def _list_candidates(settings: Settings, target: str | None) -> list[Candidate]:
-    """The jobs that this machine knows of, on one target or on all that can be used here."""
+def _list_candidates(settings: Settings, target: str | None, text: str = "") -> list[Candidate]:
+    """The jobs that this machine knows of, on one target or on all that can be used here: all of them, or those that
+    `text` may mean."""
+
+    def fits(job: str, name: str) -> bool:
+        return job.startswith(text) or name == text
+
     targets = [each for each in list_usable_targets(settings) if target is None or each.name == target]
-    return [_candidate(each, known.target) for known in list_known(targets, settings) for each in known.jobs]
+    known = list_known(targets, settings, fits=fits)
+    return [_candidate(each, place.target) for place in known for each in place.jobs if fits(each.job, each.name)]
 
 
 def _candidate(line: JobLine, target: Target) -> Candidate:

@@ -14,8 +14,9 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ NEWEST: Final = 10
 """Number of newest jobs that an overview shows in any state."""
 RECENT: Final = timedelta(days=1)
 KEPT: Final = 500
-"""Ended jobs of a target that are remembered, the newest; all others are."""
+"""Ended jobs of a target that are remembered, and launches that are shown without a look at their target: the newest."""
 _NOTE_BYTES: Final = 8 << 20
 _TERMINALS_READ: Final = 1000
 
@@ -286,10 +287,16 @@ def read_target_note(target: Target, settings: Settings) -> KnownTarget | None:
     return KnownTarget(target=target, jobs=jobs, as_of=at)
 
 
-def list_known(targets: Sequence[Target], settings: Settings, *, leave_out: Iterable[str] = ()) -> list[KnownTarget]:
+def list_known(
+    targets: Sequence[Target],
+    settings: Settings,
+    *,
+    leave_out: Iterable[str] = (),
+    fits: Callable[[str, str], bool] = lambda job, name: True,
+) -> list[KnownTarget]:
     """What is known of targets without asking them, also of record roots of their own that jobs were imported with.
 
-    Jobs in `leave_out` are left out.
+    Jobs in `leave_out` are left out, and launches whose id and name do not fit.
     """
     places = {target.name: target for target in targets}
     notes = {(target.name, target.records): read_target_note(target, settings) for target in targets}
@@ -297,9 +304,10 @@ def list_known(targets: Sequence[Target], settings: Settings, *, leave_out: Iter
     oldest = min((known.as_of for known in notes.values() if known and known.as_of), default=None)
     since = oldest if all(notes.values()) else None
     launched: dict[tuple[str, str | None], list[JobLine]] = {}
-    for each in list_launched(settings):
-        if each.job in read:
-            continue
+    # Of more launches nobody has asked for, and each costs the reading of two files.
+    for each in islice(
+        (each for each in list_launched(settings) if each.job not in read and fits(each.job, each.name)), KEPT
+    ):
         place = read_place(each.job, settings)
         if place is None or place[0] not in places:
             continue

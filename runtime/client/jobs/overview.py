@@ -16,7 +16,7 @@ from runtime.client.jobs.known import JobFilter, KnownTarget, list_known
 from runtime.client.jobs.status import TargetJobs, read_target
 from runtime.client.jobs.targets import LOCAL, list_usable_targets, make_context, open_target
 from runtime.config import Settings
-from runtime.errors import RuntimeFailure
+from runtime.errors import RequestRefused, RuntimeFailure
 from runtime.jobs.plan import Target
 from runtime.launchers.registry import get_launcher
 from runtime.values import replace
@@ -36,7 +36,7 @@ def read_overview(
     now = datetime.now(UTC)
     targets = list_usable_targets(settings, tell=tell)
     local = [target for target in targets if target.name == LOCAL]
-    look = partial(_look, settings=settings, wanted=wanted, looked_at=looked_at, now=now)
+    look = partial(_look, settings=settings, wanted=wanted, looked_at=looked_at, now=now, tell=tell)
     found = [seen for target in local for seen in [look(KnownTarget(target=target))]]
     here = {each.job for seen in found for each in seen.jobs} | _names(settings.data_dir / "jobs" / "jobs")
     known = [
@@ -71,11 +71,20 @@ def read_one(
 
 
 def _look(
-    known: KnownTarget, *, settings: Settings, wanted: JobFilter, looked_at: datetime | None, now: datetime
+    known: KnownTarget,
+    *,
+    settings: Settings,
+    wanted: JobFilter,
+    looked_at: datetime | None,
+    now: datetime,
+    tell: Callable[[str], None],
 ) -> TargetJobs:
     try:
         get_launcher(known.target.kind).check_settings(known.target)
         return read_one(known.target, settings, wanted=wanted, looked_at=looked_at, now=now)
+    except RequestRefused as problem:
+        tell(f"target `{known.target.name}` cannot be used here: {problem.message}")
+        return show_known(known, wanted, now)
     except RuntimeFailure as problem:
         return replace(show_known(known, wanted, now), problem=problem.message)
 

@@ -104,6 +104,18 @@ def test_name_of_an_experiment_and_a_job_is_the_experiment_and_on_means_the_job(
     assert run("status", "sweep", "--on", "local", "-o", "json").json["job"] == job
 
 
+def test_name_that_begins_an_experiments_is_not_cancelled(run: Terminal) -> None:
+    job = run.launch("sleep 600", "--name", "train")
+    assert run("submit", "--experiment", "train-all", "proj", "train").code == 0
+
+    refused = run("cancel", "train", "--yes")
+
+    assert refused.code == 2
+    assert "  it may be: train-all\n" in refused.err
+    assert run("status", "train", "-o", "json").json["job"] == job
+    assert run("cancel", "train", "--on", "local").code == 0
+
+
 def test_name_while_the_stack_does_not_answer_is_looked_at_but_not_cancelled(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

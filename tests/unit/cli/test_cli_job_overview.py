@@ -93,7 +93,7 @@ def test_malformed_target_hides_no_other(run: Terminal) -> None:
     assert said.code == 0
     assert [each["name"] for each in said.json["jobs"]] == ["there"]
     assert "target `odd` cannot be used here: `3` is no valid targets.odd.records" in said.err
-    assert "target `wrong` " in said.err
+    assert "target `wrong` cannot be used here: " in said.err
     assert run("status", "there", "-o", "json").json["state"] == "succeeded"
 
 

@@ -178,6 +178,14 @@ def test_doctor_says_where_targets_come_from_and_what_is_wrong_there(run: Termin
     assert "RUNTIME_TRUST" in bad["fix"]
 
 
+def test_doctor_names_a_target_that_cannot_be_used(run: Terminal) -> None:
+    write_user_file(run, box(run) + "[targets.odd]\nkind = 'local'\npartition = 'x'\n")
+
+    lines = {line["check"]: line["verdict"] for line in run("doctor", "-o", "json").json}
+
+    assert (lines["target odd"], lines["targets"]) == ("fail", "ok")
+
+
 def test_doctor_without_targets_has_no_line_of_them(run: Terminal) -> None:
     assert [line for line in run("doctor", "-o", "json").json if line["check"] == "targets"] == []
 
