@@ -196,9 +196,10 @@ def _read_filter(
 
 def _read_since(text: str) -> datetime:
     """A time ago, a day of this machine's calendar, or a time."""
-    with suppress(InvalidValue, OverflowError):
-        return datetime.now(UTC) - parse_duration(text, field="since")
     try:
+        if not text.strip().isdigit():  # seconds elsewhere, but here as likely a day without its dashes
+            with suppress(InvalidValue):
+                return datetime.now(UTC) - parse_duration(text, field="since")
         return datetime.fromisoformat(text.strip()).astimezone(UTC)
     except (ValueError, OverflowError):
         allowed = "a time ago such as 90m or 2d, a day such as 2026-11-01, or a time such as 2026-11-01T12:00:00Z"

@@ -165,6 +165,8 @@ def test_overview_out_of_all_jobs_is_chosen_by_state_name_time_and_owner(run: Te
     assert set(rows(run, "--since", "2h")) == {"train-a", "train-b", "eval"}
     assert set(rows(run, "--since", "0s")) == set()
     assert set(rows(run, "--since", "2999-01-01")) == set()
+    assert set(rows(run, "--since", "29990101")) == set()
+    assert set(rows(run, "--since", "2026-01-01T00:00:00Z")) == {"train-a", "train-b", "eval"}
     assert set(rows(run, "--since", (NOW - timedelta(days=2)).date().isoformat())) == {"train-a", "train-b", "eval"}
     assert set(rows(run, "--on", "local", "--name", "eval")) == {"eval"}
     assert run("status", "--name", "none-*").out == "no such jobs are known; `--refresh` asks every target\n"
@@ -204,6 +206,7 @@ def put_ended(run: Terminal, count: int) -> None:
         (["--since", "yesterday"], "error: `yesterday` is no valid since"),
         (["--since", "2026-13-01"], "error: `2026-13-01` is no valid since"),
         (["--since", "9999999999d"], "error: `9999999999d` is no valid since"),
+        (["--since", "7"], "error: `7` is no valid since"),
         (["--since", ""], "error: `` is no valid since"),
         (["--name", ""], "error: `` is no valid name"),
         (["j-91c0", "--all"], "error: `--refresh`, `--all`"),
