@@ -366,7 +366,7 @@ def _job_row(each: JobLine, now: datetime) -> dict[str, object]:
         "TIME": format_duration(round(each.elapsed_s)) if each.elapsed_s is not None else None,
         "OWNER": each.owner,
         "LAUNCHED": each.launched_at,
-        "AS OF": "now" if _is_fresh(each, now) else each.as_of,
+        "AS OF": format_ago(each.as_of, now) if each.as_of and not _is_fresh(each, now) else "now",
     }
 
 

@@ -24,7 +24,7 @@ from runtime.jobs.plan import Target, owner_name
 from runtime.jobs.spec import JobState
 from runtime.jobs.spec_fields import ID_LETTERS
 from runtime.launchers.standing import judge_jobs
-from runtime.units import format_duration
+from runtime.units import count_noun, format_duration
 from runtime.values import dataclass, replace
 
 SHOWN: Final = 10
@@ -209,7 +209,7 @@ def _choose(text: str, named: Sequence[Candidate], *, acting: bool, tell: Callab
         living = [each for each in named if each.state is not None and not each.state.terminal]
         if len(living) > 1:
             raise AmbiguousJob(
-                f"`{text}` is the name of {len(living)} jobs that have not ended, and this takes one",
+                f"`{text}` is the name of {count_noun(len(living), 'job')} that have not ended, and this takes one",
                 living,
                 hint=f"name one by its id, such as {living[0].job[:10]}",
             )
@@ -218,7 +218,9 @@ def _choose(text: str, named: Sequence[Candidate], *, acting: bool, tell: Callab
         chosen = named[0]
     if len(named) > 1:
         which = "the only one that has not ended" if acting and living else "the newest"
-        tell(f"`{text}` is the name of {len(named)} jobs; this is {which}, {chosen.job[:10]} on {chosen.target.name}")
+        tell(
+            f"`{text}` is the name of {count_noun(len(named), 'job')}; this is {which}, {chosen.job[:10]} on {chosen.target.name}"
+        )
     return chosen
 
 
