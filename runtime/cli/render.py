@@ -363,7 +363,7 @@ def _job_row(each: JobLine, now: datetime) -> dict[str, object]:
         "FAILED": each.totals[JobState.FAILED] or None,
         "TARGET": each.target,
         "GPUS": f"{each.gpus:g}" if each.gpus else None,
-        "TIME": format_duration(round(each.elapsed_s)) if each.elapsed_s is not None else None,
+        "TIME": format_duration(max(1, round(each.elapsed_s))) if each.elapsed_s is not None else None,
         "OWNER": each.owner,
         "LAUNCHED": each.launched_at,
         "AS OF": format_ago(each.as_of, now) if each.as_of and not _is_fresh(each, now) else "now",

@@ -26,10 +26,13 @@ def choose_indices(entry: LedgerEntry, texts: Iterable[str] | None) -> tuple[int
             found = re.fullmatch(rf"\s*([0-9]{{1,{_LONGEST}}})\s*(?:-\s*([0-9]{{1,{_LONGEST}}})\s*)?", part)
             low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
             if low > high and not re.fullmatch(r"\s*[0-9]+\s*", part):
+                has = f"the runs of job `{entry.id}` are {known}"
+                if entry.indices == 1:
+                    has = f"job `{entry.id}` is no array and has run {first} alone"
                 raise InvalidValue(
                     "list of runs",
                     text if len(text) <= 100 else f"{text[:100]}…",
-                    f"numbers and ranges such as 3, 8,9 or 0-3,7; the runs of job `{entry.id}` are {known}",
+                    f"numbers and ranges such as 3, 8,9 or 0-3,7; {has}",
                 )
             if not first <= low <= high <= last:
                 name = part.strip() if len(part) <= 50 else f"{part.strip()[:50]}…"

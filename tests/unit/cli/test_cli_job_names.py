@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -318,3 +319,23 @@ def test_open_job_of_several_with_a_name_tells_the_caller(run: Terminal) -> None
         run.launch(f"sleep {seconds}", "--name", "train")
     with pytest.raises(AmbiguousJob):
         open_job("train", settings=load_settings(), acting=True)
+
+
+@pytest.mark.parametrize("words", [["train", "--failed"], ["--failed", "train"]])
+def test_retry_of_what_failed_takes_the_name_of_a_job(run: Terminal, words: list[str]) -> None:
+    job = run.finish("exit 3", "--name", "train")
+
+    assert run("retry", *words, "-o", "json").json[0]["job"] == job
+
+
+def test_status_of_a_name_that_only_one_of_two_users_jobs_has_is_ones_own(run: Terminal) -> None:
+    job = run.finish("true", "--name", "train")
+    twin = run.data / "jobs" / "jobs" / "j-0123456789abcdef01234567"
+    twin.mkdir(mode=0o700)
+    intent = {"name": "train", "owner": "mia", "target": "local", "kind": "local", "indices": 1, "offset": 0}
+    (twin / "intent.json").write_text(json.dumps({**intent, "at": "2999-01-01T00:00:00Z", "parts": ["p"]}))
+
+    said = run("status", "train", "--on", "local", "-o", "json")
+
+    assert said.json["job"] == job
+    assert said.err == ""

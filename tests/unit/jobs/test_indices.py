@@ -82,3 +82,11 @@ def test_range_of_a_hundred_thousand_million_takes_no_memory() -> None:
     tracemalloc.stop()
 
     assert most < 1_000_000
+
+
+def test_indices_of_a_job_that_is_no_array_are_its_one_run() -> None:
+    assert choose_indices(array(1), ["0"]) == (0,)
+    with pytest.raises(InvalidValue) as refused:
+        choose_indices(array(1), ["x"])
+
+    assert refused.value.allowed.endswith("; job `j-91c0` is no array and has run 0 alone")
