@@ -38,9 +38,8 @@ def logs(
 
     Of a task that was tried several times it is the newest attempt, of a job all of them in turn; `runtime status`
     lists them. Of an array it is the first run, with `--follow` every run, and with several runs in `--index` those, each
-    line with its index. Of an
-    experiment it is every task, each line with the task's key or the beginning of its id. Ctrl-C while following leaves
-    the work alone.
+    line with its index. Of an experiment it is every task, each line with the task's key or the beginning of its id.
+    Ctrl-C while following leaves the work alone.
 
     \b
     Examples:

@@ -175,8 +175,12 @@ def _named(
         except RuntimeFailure as problem:
             if named or target is not None:
                 # It may be the one that is meant, and it may live.
-                silent = isinstance(problem, InfrastructureFailure)
-                raise (TargetSilent(text, place, problem) if silent else problem) from problem  # type: ignore[arg-type]
+                if not isinstance(problem, InfrastructureFailure):
+                    raise
+                silent = TargetSilent(text, place, problem)
+                if target is None:
+                    silent.facts = (*silent.facts, "a job of this name was known there; `--on TARGET` chooses another")
+                raise silent from problem
     return _own(found)
 
 

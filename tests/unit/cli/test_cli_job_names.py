@@ -173,6 +173,19 @@ def test_cancel_by_a_name_of_jobs_on_two_targets_counts_both(run: Terminal) -> N
     end_all(run, here)
 
 
+def test_cancel_by_a_name_that_a_silent_target_may_have_too_is_refused_until_one_is_chosen(run: Terminal) -> None:
+    add_box(run)
+    here = run.launch("sleep 600", "--name", "train")
+    run("launch", "--on", "box", "--name", "train", "--", "sh", "-c", "true")
+    (run.tree.parent / "box").rename(run.tree.parent / "gone")
+
+    refused = run("cancel", "train")
+
+    assert refused.code == 3
+    assert "`--on TARGET` chooses another" in refused.err
+    assert run("cancel", "train", "--on", "local", "-o", "json").json[0]["name"] == here
+
+
 def test_job_of_another_machine_is_found_by_name_on_a_named_target(run: Terminal) -> None:
     add_box(run)
     job = run("launch", "--on", "box", "--name", "train", "--", "true").out.strip()
