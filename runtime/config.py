@@ -19,6 +19,7 @@ from runtime.values import dataclass, field, fields
 
 APP: Final = "research-runtime"
 DEFAULT_STACK_FILE: Final = "default-stack"
+USER_FILE: Final = "runtime/config.toml"
 Durability = Literal["full", "normal"]
 
 
@@ -68,6 +69,11 @@ class Settings:
     def default_stack_file(self) -> Path:
         """Holds the stack that `runtime stack use` chose."""
         return self.config_dir / DEFAULT_STACK_FILE
+
+    @property
+    def user_file(self) -> Path:
+        """The user's own settings, which count in every folder: `~/.config/runtime/config.toml`."""
+        return self.config_dir.parent / USER_FILE
 
     @property
     def keeps_data_private(self) -> bool:
@@ -198,17 +204,21 @@ def _read_table(path: Path, start: Path) -> Mapping[str, Any] | None:
     ends = f"an empty `runtime.toml` of your own in `{start}` ends the search there"
     instead = "work in a folder of your own" if path.parent == start else ends
     check_trusted(str(path), instead=instead, opened=status)
-    check_size(str(path), data)
-    import tomllib
-
-    try:
-        table = tomllib.loads(data.decode())
-    except ValueError as problem:
-        raise RequestRefused(f"`{path}` cannot be read: {problem}", hint="correct the file there") from None
+    table = _parse_table(str(path), data)
     if not in_pyproject:
         return table
     found = table.get("tool", {}).get("runtime")
     return found if isinstance(found, dict) else None
+
+
+def _parse_table(path: str, data: bytes) -> dict[str, Any]:
+    check_size(path, data)
+    import tomllib
+
+    try:
+        return tomllib.loads(data.decode())
+    except ValueError as problem:
+        raise RequestRefused(f"`{path}` cannot be read: {problem}", hint="correct the file there") from None
 
 
 _SETTABLE: Final = tuple(each.name for each in fields(Project) if each.name not in ("root", "file"))
@@ -240,6 +250,32 @@ def _checked(value: object, kind: type, what: str, allowed: str) -> Any:
     if not isinstance(value, kind) or value == "":
         raise InvalidValue(what, value, allowed)
     return value
+
+
+def read_user_targets(settings: Settings) -> Mapping[str, Any]:
+    """The targets in the user's own file, as written; none without a file.
+
+    Raises `Untrusted` for another user's file, and `RequestRefused` for one that cannot be read, naming file and key.
+    It is read by commands that name targets alone, so a mistake in it stops no other.
+    """
+    path = str(settings.user_file)
+    found = read_file(path)
+    if found is None:
+        if os.path.lexists(path):
+            raise RequestRefused(
+                f"`{path}` cannot be read: it is no file, or not open to you", hint="mend or remove it"
+            )
+        return {}
+    status, data = found
+    check_trusted(path, instead="set XDG_CONFIG_HOME to a folder of your own", opened=status)
+    table = _parse_table(path, data)
+    for name, value in table.items():
+        if name != "targets":
+            hint = "this file has `[targets.NAME]` alone; other settings stand in a project's runtime.toml"
+            raise UnknownName("setting", name, ["targets"], where=f"in `{path}`", hint=hint)
+        _checked(value, dict, f"targets in `{path}`", "a table for each target")
+    targets: Mapping[str, Any] = table.get("targets", {})
+    return targets
 
 
 def remember_stack(name: str, settings: Settings) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
+from runtime.cli.jobs import IndexOption, OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, note_skew, print_list
 from runtime.client.identify import Kind, identify, recall_last
@@ -34,7 +34,7 @@ def cancel(
         list[str], Argument(metavar="TASK|EXPERIMENT|JOB...", help="Ids or their beginnings, names, or `last`.")
     ],
     yes: YesOption = False,
-    index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of a job's array.")] = None,
+    index: IndexOption = None,
     release: Annotated[bool, Option("--release", help="With `--index`: give up a run on a node that is gone.")] = False,
     others: OthersOption = False,
     on: OnOption = None,
@@ -46,16 +46,18 @@ def cancel(
     A queued task will not run; a running one is stopped within 10 s and what it wrote is not recorded. What has ended
     already stays as it is, and that is success too. An experiment is asked about first: everything submitted to it
     until now is cancelled, however much that is. Of a job it is verified that nothing is left; what is left over is
-    said, with exit code 3.
+    said, with exit code 3. `last` is the job that was launched last from this terminal, and a name has to fit one job
+    that has not ended.
 
     \b
     Examples:
       runtime cancel t-3f2a
       runtime cancel sweep --yes
       runtime cancel last
-      runtime cancel j-91c0 --index 3
+      runtime cancel train-7b
+      runtime cancel j-91c0 --index 0-3,7
     """
-    jobs = [text for text in what if is_job(text)]
+    jobs = [text for text in what if is_job(text, on=on, stack=stack, acting=True)]
     if not jobs and (index or release or others or on):
         raise RequestRefused(
             "`--index`, `--release`, `--others` and `--on` are of jobs", hint="runtime cancel j-91c0 --index 3"
@@ -97,25 +99,24 @@ class CancelledJob:
 
 
 def _cancel_job(
-    text: str, indices: Sequence[int], *, release: bool, others: bool, on: str | None, yes: bool
+    text: str, index: Sequence[str], *, release: bool, others: bool, on: str | None, yes: bool
 ) -> CancelledJob:
     from runtime.client.jobs.handle import check_owner
-    from runtime.jobs.ledger import check_index
+    from runtime.jobs.indices import choose_indices
     from runtime.jobs.spec import JobState
     from runtime.launchers.base import Sweeps
     from runtime.reasons import EndReason
 
-    with open_job(text, on) as job:
+    with open_job(text, on, acting=True) as job:
         status, _ = job.look()
         check_owner(status.entry, others=others, verb="cancel")
-        for each in indices:
-            check_index(status.entry, each)
+        indices = choose_indices(status.entry, index)
         # A run that was lost may have left processes.
         gone = {each.index for each in status.indices if each.reason is EndReason.LOST} - set(status.entry.outcomes)
         gone = set() if isinstance(job.launcher, Sweeps) else gone  # there `sweep` finds it by its labels
         left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
         ended = not [each for each in left_runs if each.index in indices or not indices]
-        made = functools.partial(CancelledJob, name=job.id, kind="job", indices=tuple(indices))
+        made = functools.partial(CancelledJob, name=job.id, kind="job", indices=indices)
         if ended and not release:
             strays = () if indices else tuple(job.end_strays())
             return made(state=status.state, already=True, left_over=strays)

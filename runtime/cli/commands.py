@@ -98,6 +98,9 @@ OutputOption = Annotated[
 YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 StackOption = Annotated[str | None, Option("--stack", envvar="RUNTIME_STACK", metavar="NAME", help="Stack to use.")]
 
+_COMPLETE = "_RUNTIME_COMPLETE"
+"""Variable with which a shell asks for completions."""
+
 _LEAN: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
@@ -163,17 +166,29 @@ def load_command(name: str) -> _click.Command:
         app.command(name, cls=getattr(module, "COMMAND_CLASS", None), context_settings=settings)(function)
     command = _build(app)
     command.name = name
+    if _COMPLETE in os.environ:
+        from runtime.cli.completion import add_candidates
+
+        add_candidates(command)
     return command
+
+
+def _complete(instruction: str) -> int:
+    """Answer a shell; what goes wrong leaves it without an answer, for the person is in the middle of a line."""
+    from typer._completion_classes import completion_init
+    from typer.completion import shell_complete
+
+    try:
+        completion_init()
+        return shell_complete(_build_root(), {}, "runtime", _COMPLETE, instruction)
+    except Exception:
+        return 1
 
 
 def run(args: Sequence[str]) -> int:
     """Parse `args`, run the command they name and return its exit code. Errors are raised for `main` to print."""
-    if instruction := os.environ.get("_RUNTIME_COMPLETE"):
-        from typer._completion_classes import completion_init
-        from typer.completion import shell_complete
-
-        completion_init()
-        return shell_complete(_build_root(), {}, "runtime", "_RUNTIME_COMPLETE", instruction)
+    if instruction := os.environ.get(_COMPLETE):
+        return _complete(instruction)
     # The root is built only for its help and for misspelt commands; a known command needs nothing of it.
     named = args[:1] and args[0] in COMMANDS
     command, path, rest = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -39,14 +40,21 @@ def explain(
       runtime explain last
       runtime explain w-node3-81
       runtime explain t-3f2a -o json | jq -r .next_step
-      runtime explain j-91c0 --index 3
+      runtime explain train-7b
+      runtime explain j-91c0 --index 3-5
     """
-    if is_job(what):
+    if is_job(what, on=on, stack=stack):
         from runtime.client.jobs.explain import explain as explain_job
         from runtime.client.jobs.explain import read_facts as read_job_facts
+        from runtime.jobs.indices import choose_indices
 
         with open_job(what, on) as job:
-            return _print("job", job.id, explain_job(read_job_facts(job, index, watch=note)), output)
+            chosen = choose_indices(job.entry(), index)
+            if len(chosen) < 2:
+                one = chosen[0] if chosen else None
+                return _print("job", job.id, explain_job(read_job_facts(job, one, watch=note)), output)
+            why = [(each, explain_job(read_job_facts(job, each, watch=note))) for each in chosen]
+            return _print_runs(job.id, why, output)
     if index is not None or on is not None:
         raise RequestRefused(
             f"`--index` and `--on` are of jobs, and `{what}` is none", hint="runtime explain j-91c0 --index 3"
@@ -64,12 +72,33 @@ def explain(
 
 
 def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
-    explanation = replace(found, evidence=tuple(cut_line(line) for line in found.evidence))
+    explanation = _shorten(found)
     if output is Output.JSON:
-        fields = {"sentence": explanation.sentence, "evidence": explanation.evidence, "next_step": explanation.hint}
-        print_json({"kind": kind, "name": name, **fields})
+        print_json({"kind": kind, "name": name, **_fields(explanation)})
         return 0
+    _say(explanation)
+    return 0
+
+
+def _print_runs(job: str, found: Sequence[tuple[int, Explanation]], output: Output) -> int:
+    """Print an explanation for each of several runs; in JSON, an array of them."""
+    if output is Output.JSON:
+        print_json([{"kind": "job", "name": job, "index": index, **_fields(_shorten(each))} for index, each in found])
+        return 0
+    for _, each in found:
+        _say(_shorten(each))
+    return 0
+
+
+def _shorten(found: Explanation) -> Explanation:
+    return replace(found, evidence=tuple(cut_line(line) for line in found.evidence))
+
+
+def _fields(found: Explanation) -> dict[str, object]:
+    return {"sentence": found.sentence, "evidence": found.evidence, "next_step": found.hint}
+
+
+def _say(explanation: Explanation) -> None:
     say(paint(explanation.sentence, "bold"), *(f"  {line}" for line in explanation.evidence))
     if explanation.hint:
         say(f"next: {explanation.hint}")
-    return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.jobs import OnOption, is_job, open_job, short
+from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job, short
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, format_count, print_list, progress
 from runtime.errors import RuntimeFailure
@@ -25,7 +25,7 @@ COLUMNS: Columns = {"FILE": "path", "SIZE": lambda one: format_size(one.size_byt
 def fetch(
     what: Annotated[str, Argument(metavar="JOB|TASK|EXPERIMENT", help="A name, an id or its beginning, or `last`.")],
     to: Annotated[Path | None, Argument(metavar="[DIR]", help="Folder; one named like the work by default.")] = None,
-    index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of a job's array.")] = None,
+    index: IndexOption = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace files that differ.")] = False,
     on: OnOption = None,
     stack: StackOption = None,
@@ -40,13 +40,15 @@ def fetch(
     \b
     Examples:
       runtime fetch j-91c0
-      runtime fetch j-91c0 results --index 3
+      runtime fetch train-7b
+      runtime fetch j-91c0 results --index 0-3,7
       runtime fetch t-3f2a results
       runtime fetch sweep
     """
     from runtime.client.fetch import check_name, list_outputs, list_task
+    from runtime.jobs.indices import choose_indices
 
-    if not is_job(what):
+    if not is_job(what, on=on, stack=stack):
         from runtime.client.identify import recall_last
         from runtime.stack.open import open_stack
 
@@ -56,7 +58,7 @@ def fetch(
         return _fetch(lists, to or Path(name), overwrite=overwrite, output=output)
     with open_job(what, on) as job:
         entry = job.entry()
-        listed = list_outputs(job.files, entry, index or ())
+        listed = list_outputs(job.files, entry, choose_indices(entry, index))
         if not listed:
             print_list([], COLUMNS, output)
             note(f"job {short(job.id)} wrote nothing to its output folder; `runtime status {short(job.id)}` says where")

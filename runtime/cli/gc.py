@@ -46,7 +46,8 @@ def gc(
       runtime gc --on hpc --older-than 90d
     """
     from runtime.client.jobs.gc import find_garbage, fold, remove
-    from runtime.client.jobs.targets import find_target, forget_job, make_context, open_target
+    from runtime.client.jobs.known import drop_jobs, forget_job
+    from runtime.client.jobs.targets import find_target, make_context, open_target
     from runtime.config import load_settings
     from runtime.jobs.plan import owner_name
 
@@ -68,6 +69,7 @@ def gc(
                 kept.append(each)
             elif each.kind == "job":
                 forget_job(each.name, settings)
+        drop_jobs(place.target, [each.name for each in found if each not in kept and not dry_run], settings)
         if folded := 0 if dry_run else fold(place, owner=owner):
             note(f"{count_noun(folded, 'ended job')} {'is' if folded == 1 else 'are'} in fewer files now")
     done, gone = "would go" if dry_run else "removed", [each for each in found if each not in kept]

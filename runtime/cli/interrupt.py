@@ -22,7 +22,7 @@ PATIENCE_S: Final = 180.0
 
 
 def interrupt(
-    job: Annotated[str, Argument(metavar="JOB", help="Its id, or the beginning.")],
+    job: Annotated[str, Argument(metavar="JOB", help="Its id, its beginning, its name, or `last` of this terminal.")],
     as_: Annotated[str, Option("--as", metavar="|".join(WAYS), help="What happens to it.")],
     index: IndexOption = None,
     others: OthersOption = False,
@@ -38,22 +38,22 @@ def interrupt(
     \b
     Examples:
       runtime interrupt j-91c0 --as preempt
-      runtime interrupt j-91c0 --as timeout --index 3
+      runtime interrupt j-91c0 --as timeout --index 3-5
     """
     from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import start_anew
     from runtime.config import load_settings
-    from runtime.jobs.ledger import check_index, newest_natives
+    from runtime.jobs.indices import choose_indices
+    from runtime.jobs.ledger import newest_natives
     from runtime.jobs.plan import Fidelity
     from runtime.launchers.base import Interrupts
 
     if as_ not in WAYS:
         raise InvalidValue("--as", as_, ", ".join(WAYS))
-    with open_job(job, on) as found:
+    with open_job(job, on, acting=True) as found:
         entry = found.entry()
         check_owner(entry, others=others, verb="interrupt")
-        if index is not None:
-            check_index(entry, index)
+        indices = choose_indices(entry, index)
         launcher = found.launcher
         support = launcher.interrupts.get(as_) if isinstance(launcher, Interrupts) else None
         if not isinstance(launcher, Interrupts) or support is None or support.fidelity is Fidelity.REFUSED:
@@ -63,19 +63,21 @@ def interrupt(
         if all(each.state.terminal for each in states):
             raise NotPossible(f"job `{found.id}` does not run", hint=f"runtime status {short(found.id)}")
         natives = [each.native_id for each in newest_natives(entry)]
-        if index is not None:
+        for chosen in indices:
             # The native job that serves the index if the backend reports it; otherwise the first one.
-            natives = ([each.native_id for each in states if each.index == index] or natives)[:1]
-        for native in natives:
-            launcher.interrupt(found.target, native, index, as_, found.host)
+            native = ([each.native_id for each in states if each.index == chosen] or natives)[0]
+            launcher.interrupt(found.target, native, chosen, as_, found.host)
+        for native in () if indices else natives:
+            launcher.interrupt(found.target, native, None, as_, found.host)
         again = None
-        if as_ == "preempt" and index is None and support.fidelity is Fidelity.CLIENT:
+        if as_ == "preempt" and not indices and support.fidelity is Fidelity.CLIENT:
             _wait_until_gone(found.natives)
             again = start_anew(found, load_settings(), progress=note)
     fields = {
         "job": found.id,
         "as": as_,
-        "index": index,
+        "index": indices[0] if len(indices) == 1 else None,
+        "indices": indices,
         "kept": support.fidelity,
         "how": support.how,
         "started_anew": again.native_id if again else None,

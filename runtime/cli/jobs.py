@@ -1,4 +1,4 @@
-"""Jobs as arguments of the verbs: their options, their ids, and messages while a job is followed."""
+"""Jobs as arguments of the verbs: their options, ids and names, and messages while a job is followed."""
 
 from __future__ import annotations
 
@@ -16,29 +16,86 @@ if TYPE_CHECKING:
     from runtime.jobs.ledger import JobStatus
 
 OnOption = Annotated[str | None, Option("--on", metavar="TARGET", help="Target of the job, or to look at.")]
-IndexOption = Annotated[int | None, Option("--index", metavar="I", help="This run of a job's array.")]
+IndexOption = Annotated[
+    list[str] | None, Option("--index", metavar="I", help="These runs of a job's array: 3, 8,9 or 0-3,7.")
+]
 OthersOption = Annotated[bool, Option("--others", help="Also where the job is somebody else's.")]
 
 
-def is_job(text: str | None) -> bool:
+def is_job(text: str | None, *, on: str | None = None, stack: str | None = None, acting: bool = False) -> bool:
+    """Whether `text` means a job: an id or its beginning, the name of a known job, or `last` while the user's newest work
+    is a job.
+
+    An experiment goes before a job of the same name, which is noted. With `acting`, raises `NotPossible` if an
+    experiment may be meant: by the beginning of its name, or because the stack does not answer.
+    """
+    if text is None or looks_like_job(text):
+        return text is not None
+    if on is not None and _is_name(text):
+        return True
+    return may_be_job(text) and not _is_experiment(text, stack, acting=acting)
+
+
+def looks_like_job(text: str) -> bool:
     """Whether `text` is the id of a job or its beginning, or `last` while the user's newest work is a job."""
-    return text is not None and (re.fullmatch("j-[0-9a-f]*", text) is not None or _last_job(text) is not None)
+    return re.fullmatch("j-[0-9a-f]*", text) is not None or (text == "last" and _is_newest())
 
 
-def open_job(text: str, on: str | None = None) -> JobHandle:
-    """Find the job by its id, its beginning or `last`. Raises `UnknownName`."""
-    from runtime.client.jobs.handle import find_job
+def may_be_job(text: str) -> bool:
+    """Whether `text` is like a job's id, or the name of a known job; there may be an experiment of that name."""
+    if looks_like_job(text):
+        return True
+    if not _is_name(text):
+        return False
+    from runtime.client.jobs.find import is_known_name
+    from runtime.config import load_settings
 
-    return find_job(_last_job(text) or text, target=on)
+    return is_known_name(text, load_settings())
 
 
-def _last_job(text: str) -> str | None:
-    if text != "last":
-        return None
+def _is_name(text: str) -> bool:
+    return text != "last" and not text.startswith(("t-", "w-")) and re.fullmatch(r"[\w-]+", text) is not None
+
+
+def _is_newest() -> bool:
     from runtime.client.identify import newest_job
     from runtime.config import load_settings
 
-    return newest_job(load_settings().data_dir)
+    return newest_job(load_settings().data_dir) is not None
+
+
+def _is_experiment(text: str, stack: str | None, *, acting: bool) -> bool:
+    from runtime.errors import NotPossible, RuntimeFailure
+    from runtime.stack.open import open_stack
+
+    try:
+        with open_stack(stack) as opened:
+            alike = [seen.name for seen in opened.records.experiments() if seen.name.startswith(text)]
+    except RuntimeFailure as problem:
+        if not acting:
+            return False
+        raise NotPossible(
+            f"`{text}` is the name of a job, and it is not known whether there is an experiment of that name",
+            facts=[problem.message],
+            hint="name the job by its id, or its target with `--on`; `runtime status` shows both",
+        ) from problem
+    if text in alike:
+        note(f"`{text}` is an experiment and the name of a job; this is the experiment, `--on TARGET` means the job")
+    elif alike and acting:
+        raise NotPossible(
+            f"`{text}` is the name of a job, and the beginning of the name of an experiment",
+            facts=[f"it may be: {', '.join(sorted(alike)[:10])}"],
+            hint="write the whole name of the experiment, or the id of the job",
+        )
+    return text in alike
+
+
+def open_job(text: str, on: str | None = None, *, acting: bool = False) -> JobHandle:
+    """Find the job by its id, its name, the beginning of its id, or `last`; with `acting` as strictly as commands that
+    change it need."""
+    from runtime.client.jobs.find import open_job as find
+
+    return find(text, target=on, acting=acting, tell=note)
 
 
 def short(job: str) -> str:

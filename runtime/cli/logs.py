@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -17,6 +19,7 @@ from runtime.errors import InvalidValue, RequestRefused
 from runtime.stack.open import open_stack
 
 if TYPE_CHECKING:
+    from runtime.client.jobs.handle import JobHandle
     from runtime.records.base import RecordStore
 
 
@@ -34,9 +37,9 @@ def logs(
     """What a task or a job printed: its standard output and error as they came.
 
     Of a task that was tried several times it is the newest attempt, of a job all of them in turn; `runtime status`
-    lists them. Of an array it is the first run, and with `--follow` every run, each line with its index. Of an
-    experiment it is every task, each line with the task's key or the beginning of its id. Ctrl-C while following leaves
-    the work alone.
+    lists them. Of an array it is the first run, with `--follow` every run, and with several runs in `--index` those, each
+    line with its index. Of an experiment it is every task, each line with the task's key or the beginning of its id.
+    Ctrl-C while following leaves the work alone.
 
     \b
     Examples:
@@ -45,9 +48,11 @@ def logs(
       runtime logs t-3f2a --attempt 91c0
       runtime logs t-3f2a | grep -i loss
       runtime logs sweep | grep -i warning
+      runtime logs train-7b
       runtime logs j-91c0 --index 3 --attempt 2
+      runtime logs j-91c0 --index 0-3,7
     """
-    if is_job(task):
+    if is_job(task, on=on, stack=stack):
         return _job_logs(task, follow=follow_, attempt=attempt, rank=rank, index=index, on=on)
     if rank is not None or index is not None or on is not None:
         raise RequestRefused(
@@ -86,24 +91,28 @@ def _experiment_logs(records: RecordStore, experiment: str, *, follow: bool, att
 
 
 def _job_logs(
-    text: str, *, follow: bool, attempt: str | None, rank: int | None, index: int | None, on: str | None
+    text: str, *, follow: bool, attempt: str | None, rank: int | None, index: list[str] | None, on: str | None
 ) -> int:
     from runtime.client.jobs.handle import check_log, follow_all, read_unbegun
-    from runtime.jobs.ledger import check_index
+    from runtime.jobs.indices import choose_indices
 
     if attempt is not None and not attempt.isdigit():
         raise InvalidValue("attempt", attempt, "its number, such as 2: attempts of a job are counted")
     number = int(attempt) if attempt else None
     with open_job(text, on) as job:
         entry = job.entry()
-        chosen = entry.first_index if index is None else check_index(entry, index)
-        check_log(job, chosen, number, rank or 0)
+        runs = choose_indices(entry, index)
+        chosen = runs[0] if runs else entry.first_index
+        for each in runs or (chosen,):
+            check_log(job, each, number, rank or 0)
         try:
-            if follow and entry.indices > 1 and index is None and not rank and number is None:
-                for run, line in follow_all(job, tell=stuck_teller(job.id)):
+            if follow and entry.indices > 1 and len(runs) != 1 and not rank and number is None:
+                for run, line in follow_all(job, runs, tell=stuck_teller(job.id)):
                     write_log([b"[%d] %s\n" % (run, line)])
                 return 0
-            if entry.indices > 1 and index is None:
+            if len(runs) > 1:
+                return _runs_logs(job, runs, follow=follow, attempt=number, rank=rank or 0)
+            if entry.indices > 1 and not runs:
                 note(f"-- run {chosen} of {entry.indices}; `--index` shows another")
             printed = write_log(
                 job.logs(index=chosen, rank=rank or 0, attempt=number, follow=follow, tell=stuck_teller(job.id))
@@ -117,6 +126,18 @@ def _job_logs(
         except KeyboardInterrupt:
             detached(job.id)
             return INTERRUPTED
+    return 0
+
+
+def _runs_logs(job: JobHandle, runs: Sequence[int], *, follow: bool, attempt: int | None, rank: int) -> int:
+    if follow:
+        raise RequestRefused(
+            "`--follow` with `--rank` or `--attempt` follows one run", hint=f"runtime logs -f {short(job.id)} --index 3"
+        )
+    from runtime.client.jobs.handle import read_labelled
+
+    if not write_log(chain.from_iterable(read_labelled(job, run, rank=rank, attempt=attempt) for run in runs)):
+        note(f"nothing was printed; `runtime explain {short(job.id)}` says how it stands")
     return 0
 
 

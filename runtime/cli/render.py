@@ -32,11 +32,16 @@ from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.status import AttemptView, JobLine, JobView, TargetJobs
+    from runtime.client.jobs.known import JobLine
+    from runtime.client.jobs.status import AttemptView, JobView, TargetJobs
 
 LISTED = 10
 JOBS_LISTED: Final = 20
 BAR: Final = 24
+EXPENDABLE: Final = ("OWNER", "LAUNCHED", "FAILED")
+"""Columns of the table of jobs that a narrow terminal does without."""
+FRESH_S: Final = 5.0
+"""Age of a fact about a job that needs no mention."""
 _STYLES: Final[Mapping[str, str]] = {
     "succeeded": "green",
     "failed": "red",
@@ -48,24 +53,29 @@ _STYLES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The overview: the stack's tasks, and the jobs of this machine."""
+    """The overview: the stack's tasks, and the jobs of all targets."""
 
     tasks: Overview
-    jobs: TargetJobs | None
-    elsewhere: tuple[str, ...] = ()
-    """Further targets of the project, which are not asked because they may answer slowly."""
+    jobs: tuple[TargetJobs, ...]
+    """The jobs of each target, as they were read or are known."""
 
 
-Seen = Union[Board, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """The jobs that were asked for, of every target."""
+
+    jobs: tuple[TargetJobs, ...]
+
+
+Seen = Union[Board, JobList, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
 
 
 def render(seen: Seen, now: datetime) -> list[str]:
     if isinstance(seen, Board):
-        jobs = target_lines(seen.jobs, now, whole=False) if seen.jobs else []
-        if seen.elsewhere:
-            more = ", ".join(seen.elsewhere)
-            jobs = [*jobs, f"jobs on {more}: `runtime status --on {seen.elsewhere[0]}`"]
+        jobs = _list_lines(seen.jobs, now)
         return [*_overview_lines(seen.tasks, now, nothing=not jobs), *(["", *jobs] if jobs else [])]
+    if isinstance(seen, JobList):
+        return _list_lines(seen.jobs, now, every=True) or ["no such jobs are known; `--refresh` asks every target"]
     if isinstance(seen, Overview):
         return _overview_lines(seen, now)
     if isinstance(seen, ExperimentStatus):
@@ -82,8 +92,10 @@ def render(seen: Seen, now: datetime) -> list[str]:
 def summarise(seen: Seen) -> str:
     """One line for logs."""
     if isinstance(seen, Board):
-        running = sum(not each.state.terminal for each in seen.jobs.jobs) if seen.jobs else 0
+        running = _count_running(seen.jobs)
         return summarise(seen.tasks) + (f", {count_noun(running, 'unfinished job')}" if running else "")
+    if isinstance(seen, JobList):
+        return count_noun(_count_running(seen.jobs), "unfinished job")
     if isinstance(seen, ExperimentStatus):
         left = f", {format_duration(seen.eta_s)} left" if seen.eta_s else ""
         rate = f", {_rate(seen.rate_per_s)}" if seen.rate_per_s else ""
@@ -281,22 +293,53 @@ def _rate(per_s: float) -> str:
     return f"{per_s:.2g}/s" if per_s >= 0.1 else f"{per_s * 60:.2g}/min" if per_s else "0/s"
 
 
-def target_lines(seen: TargetJobs, now: datetime, *, whole: bool = True) -> list[str]:
-    """Render the jobs of a target; `whole` if nothing else is on the page."""
-    from runtime.jobs.spec import JobState
+def _count_running(targets: Sequence[TargetJobs]) -> int:
+    return sum(not each.state.terminal for seen in targets for each in seen.jobs)
 
+
+def _list_lines(targets: Sequence[TargetJobs], now: datetime, *, every: bool = False) -> list[str]:
+    """Render the jobs of several targets as one table, and name the targets of which nothing is known."""
+    lines = [f"target `{seen.target}` does not answer: {seen.problem}" for seen in targets if seen.problem]
+    jobs = sorted((each for seen in targets for each in seen.jobs), key=lambda each: each.launched_at, reverse=True)
+    lines += _job_table(jobs, sum(seen.left_out for seen in targets), now, every=every)
+    if unread := [seen.target for seen in targets if seen.as_of is None and not seen.problem]:
+        lines.append(f"jobs on {', '.join(dict.fromkeys(unread))}: not read yet, `runtime status --refresh` asks")
+    return lines
+
+
+def target_lines(seen: TargetJobs, now: datetime, *, every: bool = False) -> list[str]:
+    """Render the jobs of a target; `every` one if they were chosen."""
     said = [f"target `{seen.target}` does not answer: {seen.problem}"] if seen.problem else []
     if not seen.jobs and said:
         return said
     if not seen.jobs:
-        return [f"no jobs on `{seen.target}`; `runtime launch --help` shows how"] if whole else []
-    counted = count_noun(sum(1 for each in seen.jobs if not each.state.terminal), "unfinished job")
-    lines = [*said, *([f"{paint('jobs', 'dim')} on {seen.target}: {counted}"] if whole else [])]
-    lines += table_lines([_job_row(each) for each in seen.jobs[:JOBS_LISTED]])
-    more = len(seen.jobs) - JOBS_LISTED + seen.left_out if len(seen.jobs) > JOBS_LISTED else seen.left_out
-    if more > 0:
-        lines.append(f"and {count_noun(more, 'older job')}")
-    failed = [each for each in seen.jobs if each.state is JobState.FAILED]
+        return [
+            f"no such jobs on `{seen.target}`"
+            if every
+            else f"no jobs on `{seen.target}`; `runtime launch --help` shows how"
+        ]
+    counted = count_noun(_count_running([seen]), "unfinished job")
+    title = f"{paint('jobs', 'dim')} on {seen.target}: {counted}"
+    return [*said, title, *_job_table(seen.jobs, seen.left_out, now, every=every)]
+
+
+def _job_table(jobs: Sequence[JobLine], left_out: int, now: datetime, *, every: bool) -> list[str]:
+    if not jobs:
+        return []
+    from runtime.jobs.plan import owner_name
+    from runtime.jobs.spec import JobState
+
+    shown = jobs if every else jobs[:JOBS_LISTED]
+    rows = [_job_row(each, now) for each in shown]
+    me = owner_name()
+    # What is the same for all of them, or known of none, takes no room.
+    idle = {"OWNER": all(each.owner == me for each in shown), "AS OF": all(_is_fresh(each, now) for each in shown)}
+    idle |= {name: all(row[name] is None for row in rows) for name in ("GPUS", "TIME", "FAILED")}
+    kept = [{name: cell for name, cell in row.items() if not idle.get(name)} for row in rows]
+    lines = table_lines(kept, expendable=EXPENDABLE)
+    if (more := len(jobs) - len(shown) + left_out) > 0:
+        lines.append(f"and {count_noun(more, 'older job')}: `runtime status --all`")
+    failed = [each for each in jobs if each.state is JobState.FAILED]
     new = sum(each.new for each in failed)
     if failed:
         since = f", {new} since you last looked" if new else ""
@@ -304,7 +347,11 @@ def target_lines(seen: TargetJobs, now: datetime, *, whole: bool = True) -> list
     return lines
 
 
-def _job_row(each: JobLine) -> dict[str, object]:
+def _is_fresh(each: JobLine, now: datetime) -> bool:
+    return each.as_of is None or (now - each.as_of).total_seconds() < FRESH_S
+
+
+def _job_row(each: JobLine, now: datetime) -> dict[str, object]:
     from runtime.jobs.spec import JobState
 
     done = sum(count for state, count in each.totals.items() if state.terminal)
@@ -315,8 +362,11 @@ def _job_row(each: JobLine) -> dict[str, object]:
         "DONE": f"{done}/{each.runs}",
         "FAILED": each.totals[JobState.FAILED] or None,
         "TARGET": each.target,
+        "GPUS": f"{each.gpus:g}" if each.gpus else None,
+        "TIME": format_duration(max(1, round(each.elapsed_s))) if each.elapsed_s is not None else None,
         "OWNER": each.owner,
         "LAUNCHED": each.launched_at,
+        "AS OF": format_ago(each.as_of, now) if each.as_of and not _is_fresh(each, now) else "now",
     }
 
 
@@ -345,7 +395,8 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
     ]
     lines += _pairs(pairs)
     if seen.attempts:
-        lines += ["", *table_lines([_attempt_row(each, now) for each in seen.attempts])]
+        several = len({each.index for each in seen.attempts}) > 1
+        lines += ["", *table_lines([_attempt_row(each, now, run=several) for each in seen.attempts])]
     if seen.runs > 1 and seen.indices:
         lines += ["", *table_lines(_rows(seen.indices[:JOBS_LISTED], INDEX_COLUMNS))]
         if len(seen.indices) > JOBS_LISTED:
@@ -384,8 +435,9 @@ def _native_pairs(seen: JobView) -> list[tuple[str, str | None]]:
     return pairs
 
 
-def _attempt_row(each: AttemptView, now: datetime) -> dict[str, object]:
+def _attempt_row(each: AttemptView, now: datetime, *, run: bool = False) -> dict[str, object]:
     return {
+        **({"RUN": each.index} if run else {}),
         "ATTEMPT": each.attempt,
         "HOST": each.host,
         "STARTED": format_ago(each.started_at, now) if each.started_at else None,

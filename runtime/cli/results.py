@@ -50,7 +50,7 @@ def results(
       runtime results sweep -o csv > sweep.csv
       runtime results sweep -o json | jq '.[] | select(.state == "succeeded") | .value'
     """
-    if is_job(what):
+    if is_job(what, stack=stack):
         raise RequestRefused(
             f"`{what}` is a job, whose command returns no value", hint=f"runtime fetch {what} brings home what it wrote"
         )

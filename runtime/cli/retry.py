@@ -11,7 +11,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
+from runtime.cli.jobs import IndexOption, OnOption, OthersOption, is_job, may_be_job, open_job, short
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, format_count, print_list
 from runtime.client.identify import get_experiment, get_task_id, recall_last
@@ -38,7 +38,7 @@ def retry(
     reason: Annotated[
         list[str] | None, Option(metavar="REASON", help="With `--failed`: only those, such as app_failed or oom.")
     ] = None,
-    index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of the job.")] = None,
+    index: IndexOption = None,
     others: OthersOption = False,
     on: OnOption = None,
     yes: YesOption = False,
@@ -57,8 +57,9 @@ def retry(
       runtime retry --failed sweep
       runtime retry --failed last --reason oom --reason timeout --yes
       runtime retry j-91c0 --failed
+      runtime retry train-7b --index 0-3,7
     """
-    job = _find_job(tasks or [], failed)
+    job = _find_job(tasks or [], failed, on=on, stack=stack)
     if job:
         return _retry_job(job, index or [], others=others, on=on, yes=yes, output=output)
     if index or others or on:
@@ -104,7 +105,7 @@ class JobCommand(TyperCommand):
     """Takes `--failed` without a value after a job's id; for tasks it has one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if any(is_job(word) for word in args) and "--failed" in args:
+        if "--failed" in args and any(may_be_job(word) for word in args):
             place = args.index("--failed")
             follows = args[place + 1 : place + 2]
             if not follows or follows[0].startswith("-"):
@@ -121,23 +122,24 @@ JOB_COLUMNS: Columns = {
 }
 
 
-def _find_job(tasks: list[str], failed: str | None) -> str | None:
+def _find_job(tasks: list[str], failed: str | None, *, on: str | None, stack: str | None) -> str | None:
     """Return the job among the arguments, if there is one."""
-    named = [text for text in (*tasks, failed) if is_job(text)]
+    named = [text for text in (*tasks, failed) if is_job(text, on=on, stack=stack, acting=True)]
     if named and (len(named) > 1 or len(tasks) > 1):
         raise RequestRefused("jobs are retried one at a time", hint=f"runtime retry {named[0]}")
     return named[0] if named else None
 
 
-def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, yes: bool, output: Output) -> int:
+def _retry_job(text: str, index: list[str], *, others: bool, on: str | None, yes: bool, output: Output) -> int:
     from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import choose_runs, retry_job
     from runtime.config import load_settings
+    from runtime.jobs.indices import choose_indices
 
     with open_job(text, on) as job:
         status, _ = job.look()
         check_owner(status.entry, others=others, verb="retry")
-        chosen = choose_runs(status, indices)
+        chosen = choose_runs(status, choose_indices(status.entry, index))
         if len(chosen) > 1:
             confirm(f"run {count_noun(len(chosen), 'run')} of job `{short(job.id)}` again", yes=yes)
         done = retry_job(job, load_settings(), indices=chosen, progress=note)

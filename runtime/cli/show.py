@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from runtime.records.base import RecordStore
 
 TABLE_ROWS = 500
+NARROWEST = 12
+"""Columns of a terminal that a cell of a table is never cut below."""
 UNCHANGED_EVERY_S = 60.0
 """Pause between two lines of progress with the same count."""
 
@@ -138,7 +140,7 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
         return ""
     widths = [min(width, max(_width(line[column]) for line in (header, *rows))) for column in range(len(header))]
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(header))]
-    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 12:
+    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > NARROWEST:
         widths[widths.index(max(widths))] -= 1
     title, *lines = [_line(row, widths, numeric).rstrip() for row in (header, *rows)]
     return "".join(f"{line}\n" for line in (paint(title, "bold"), *lines))
@@ -343,8 +345,11 @@ def format_value(value: object, *, strict: bool = False) -> str | None:
     return _json(value) if strict else json.dumps(value, default=encode, ensure_ascii=False)
 
 
-def table_lines(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Render rows as the lines of a table, as wide as the terminal, with the age of times."""
+def table_lines(rows: Sequence[Mapping[str, object]], *, expendable: Sequence[str] = ()) -> list[str]:
+    """Render rows as the lines of a table, as wide as the terminal, with the age of times.
+
+    Of columns that are `expendable`, the first go as long as the table would not fit with its widest cells cut.
+    """
     import shutil
 
     cells = [
@@ -352,4 +357,13 @@ def table_lines(rows: Sequence[Mapping[str, object]]) -> list[str]:
         for row in rows
     ]
     width = shutil.get_terminal_size((120, 24)).columns if is_terminal() else 10_000
-    return render_table(list(rows[0]), cells, width).splitlines()
+    header = list(rows[0])
+    for name in expendable:
+        least = [min(NARROWEST, max(_width(line[place]) for line in (header, *cells))) for place in range(len(header))]
+        if sum(least) + 2 * (len(least) - 1) <= width:
+            break
+        if name in header:
+            place = header.index(name)
+            for line in (header, *cells):
+                del line[place]
+    return render_table(header, cells, width).splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,17 +29,29 @@ from runtime.client.tasks.status import (
     read_overview,
     read_task,
 )
-from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused, UnknownName
 from runtime.owners import write_private
 from runtime.records.totals import Tally
 from runtime.stack.open import open_stack
+from runtime.units import parse_duration
 from runtime.values import fields, replace
 
 if TYPE_CHECKING:
+    from runtime.client.jobs.known import JobFilter
     from runtime.client.jobs.status import TargetJobs
     from runtime.config import Settings
     from runtime.stack.open import OpenStack
-from runtime.cli.render import FAILURE_COLUMNS, INDEX_COLUMNS, Board, Seen, job_lines, render, summarise, target_lines
+from runtime.cli.render import (
+    FAILURE_COLUMNS,
+    INDEX_COLUMNS,
+    Board,
+    JobList,
+    Seen,
+    job_lines,
+    render,
+    summarise,
+    target_lines,
+)
 
 LOCAL_EVERY_S = 1.0
 REMOTE_EVERY_S = 10.0
@@ -57,12 +70,21 @@ def status(
     queue: Annotated[str | None, Option(metavar="QUEUE", help="Queue to look at.")] = None,
     on: OnOption = None,
     index: IndexOption = None,
+    refresh: Annotated[bool, Option("--refresh", help="Ask every target for its jobs, not only this machine.")] = False,
+    all_: Annotated[bool, Option("--all", help="Every job, however long ago it ended.")] = False,
+    state: Annotated[list[str] | None, Option(metavar="STATE", help="Only jobs in it: running, failed …")] = None,
+    since: Annotated[str | None, Option(metavar="TIME", help="Only jobs launched since: 2d, or 2026-11-01.")] = None,
+    name: Annotated[str | None, Option(metavar="PATTERN", help="Only jobs with such a name: `train-*`.")] = None,
+    mine: Annotated[bool, Option("--mine", help="Only your own jobs.")] = False,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """What runs, what waits and why, what failed.
 
-    Alone it is the overview of the stack and of this machine's jobs; with `--on` that of a target's jobs. Of an
+    Alone it is the overview of the stack and of the jobs of every target: this machine's as they are, the others as they
+    were last seen, with the age of that; `--refresh` asks them, and a target that does not answer hides no other. It
+    shows jobs that have not ended, that failed in the last day, and the newest ten of each target. With `--all`,
+    `--state`, `--since` or `--name` it is a list of jobs alone, out of all of them; with `--on` that of one target. Of an
     experiment it shows the tasks by state, the rate, the time left, its workers and its failures; of a task its
     attempts and where record, outputs and log lie; of a worker what it runs; of a job its runs, attempts and places.
 
@@ -74,7 +96,11 @@ def status(
       runtime status sweep --failed | cut -f1 | xargs runtime retry
       runtime status t-3f2a
       runtime status j-91c0 --watch
-      runtime status --on hpc
+      runtime status --refresh --mine
+      runtime status --state running,pending
+      runtime status --since 2d --name 'train-*'
+      runtime status --on hpc --all
+      runtime status j-91c0 --index 0-3,7
       runtime status sweep -o json | jq .totals.failed
     """
     if watch and (failed or output is Output.JSON):
@@ -83,10 +109,29 @@ def status(
             facts=["it goes with neither `--failed` nor `-o json`"],
             hint="leave it out, and ask again when you want to know",
         )
-    if is_job(what) or on:
-        return _job_status(what, on, index=index, watch=watch, failed=failed, output=output)
+    wanted = _read_filter(all_=all_, states=state, since=since, name=name, mine=mine)
+    if what is not None and (wanted is not None or refresh):
+        raise RequestRefused(
+            "`--refresh`, `--all`, `--state`, `--since`, `--name` and `--mine` choose among all jobs",
+            facts=[f"`{what}` is named already"],
+            hint="runtime status --state running",
+        )
+    if on and what is None:
+        return _target_status(on, wanted, watch=watch, failed=failed, output=output)
+    if is_job(what, on=on, stack=stack):
+        return _job_status(str(what), on, index=index, watch=watch, failed=failed, output=output)
+    if on:
+        raise RequestRefused(
+            f"`--on` looks at a target's jobs, and `{what}` is no job", hint="runtime status --on hpc, or … j-91c0"
+        )
     if index is not None:
         raise RequestRefused("`--index` is a run of a job", hint="runtime status j-91c0 --index 3")
+    if wanted is not None and wanted.chooses:
+        if failed or queue:
+            raise RequestRefused(
+                "a list of jobs goes with neither `--failed` nor `--queue`", hint="runtime status --state failed"
+            )
+        return _list_status(wanted, refresh=refresh, watch=watch, output=output)
     with open_stack(stack, queue=queue) as opened:
         if queue is not None:
             opened.existing_queue()
@@ -94,17 +139,25 @@ def status(
         found = identify(what, opened.records, last=last) if what else None
         if failed and (found is None or found.kind is not Kind.EXPERIMENT):
             raise RequestRefused("`--failed` lists the failures of an experiment", hint="runtime status last --failed")
-        read = partial(_read, opened, found, Tally(opened.records), exact=exact, all_failures=failed)
+        read = partial(
+            _read,
+            opened,
+            found,
+            Tally(opened.records),
+            exact=exact,
+            all_failures=failed,
+            wanted=wanted,
+            refresh=refresh,
+        )
         if watch:
             return _watch(read, remote=not opened.records.holds_tasks)
         seen = read()
-    if isinstance(seen, Board) and seen.jobs and seen.jobs.problem:
-        note(_silence(seen.jobs.target, seen.jobs.problem))
-        seen = replace(seen, jobs=replace(seen.jobs, problem=None))
+    if isinstance(seen, Board):
+        seen = replace(seen, jobs=_note_silent(seen.jobs))
     if output is Output.JSON:
         if isinstance(seen, Board):
             tasks = {each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}
-            print_json({**tasks, "jobs": seen.jobs.jobs if seen.jobs else ()})
+            print_json({**tasks, **_jobs_fields(seen.jobs)})
         else:
             print_json(seen)
     elif failed and isinstance(seen, ExperimentStatus):
@@ -116,18 +169,93 @@ def status(
     return 0
 
 
+def _read_filter(
+    *, all_: bool, states: list[str] | None, since: str | None, name: str | None, mine: bool
+) -> JobFilter | None:
+    """The choice of jobs in the options; None if there is none."""
+    if not (all_ or states or since is not None or name is not None or mine):
+        return None
+    from runtime.client.jobs.known import JobFilter
+    from runtime.jobs.plan import owner_name
+    from runtime.jobs.spec import JobState
+
+    named = [part.strip() for text in states or () for part in text.split(",")]
+    known = [state.value for state in JobState]
+    if unknown := [each for each in named if each not in known]:
+        raise UnknownName("state", unknown[0], known, where="of jobs")
+    if name == "":
+        raise InvalidValue("name", name, "a name or a pattern, such as train-*")
+    return JobFilter(
+        all=all_,
+        states=frozenset(map(JobState, named)),
+        since=_read_since(since) if since is not None else None,
+        name=name,
+        owner=owner_name() if mine else None,
+    )
+
+
+def _read_since(text: str) -> datetime:
+    """A time ago, a day of this machine's calendar, or a time."""
+    try:
+        if not text.strip().isdigit():  # seconds elsewhere, but here as likely a day without its dashes
+            with suppress(InvalidValue):
+                return datetime.now(UTC) - parse_duration(text, field="since")
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        allowed = "a time ago such as 90m or 2d, a day such as 2026-11-01, or a time such as 2026-11-01T12:00:00Z"
+        raise InvalidValue("since", text, allowed) from None
+
+
+def _list_status(wanted: JobFilter, *, refresh: bool, watch: bool, output: Output) -> int:
+    from runtime.config import load_settings
+
+    read = partial(_read_all_jobs, load_settings(), wanted=wanted, refresh=refresh)
+    if watch:
+        return _watch(lambda: JobList(read()), remote=refresh)
+    seen = _note_silent(read())
+    if output is Output.JSON:
+        print_json(_jobs_fields(seen))
+    else:
+        say(*render(JobList(seen), datetime.now(UTC)))
+    return 0
+
+
+def _read_all_jobs(
+    settings: Settings, *, wanted: JobFilter | None = None, refresh: bool = False, looked_at: datetime | None = None
+) -> tuple[TargetJobs, ...]:
+    from runtime.client.jobs.known import JobFilter
+    from runtime.client.jobs.overview import read_overview
+
+    return tuple(
+        read_overview(settings, wanted=wanted or JobFilter(), looked_at=looked_at, refresh=refresh, tell=_note_once)
+    )
+
+
+def _note_silent(targets: tuple[TargetJobs, ...]) -> tuple[TargetJobs, ...]:
+    """Note the targets that did not answer; the rest is shown without it."""
+    for seen in targets:
+        if seen.problem:
+            note(_silence(seen.target, seen.problem))
+    return tuple(replace(seen, problem=None) for seen in targets)
+
+
+@functools.cache
+def _note_once(text: str) -> None:
+    note(text)
+
+
+def _jobs_fields(targets: tuple[TargetJobs, ...]) -> dict[str, object]:
+    jobs = sorted((each for seen in targets for each in seen.jobs), key=lambda each: each.launched_at, reverse=True)
+    return {"jobs": jobs, "targets": [{"target": seen.target, "as_of": seen.as_of} for seen in targets]}
+
+
 def _job_status(
-    what: str | None, on: str | None, *, index: int | None, watch: bool, failed: bool, output: Output
+    what: str, on: str | None, *, index: list[str] | None, watch: bool, failed: bool, output: Output
 ) -> int:
-    if what is not None and not is_job(what):
-        raise RequestRefused(
-            f"`--on` looks at a target's jobs, and `{what}` is no job", hint="runtime status --on hpc, or … j-91c0"
-        )
-    if what is None:
-        return _target_status(str(on), watch=watch, failed=failed, output=output)
     from runtime.cli.jobs import open_job
     from runtime.client.jobs.handle import TargetSilent
     from runtime.client.jobs.status import read_job
+    from runtime.config import load_settings
 
     try:
         opened = open_job(what, on)
@@ -140,7 +268,7 @@ def _job_status(
             say(f"{silent.job} · {place.name} ({place.kind}) · unknown")
         raise
     with opened as job:
-        read = partial(read_job, job, index=index, failed_only=failed)
+        read = partial(read_job, job, index=index, failed_only=failed, settings=load_settings())
         if watch:
             return _watch(read, remote=job.target.kind != "local")
         seen = read()
@@ -154,11 +282,11 @@ def _job_status(
     return 0
 
 
-def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int:
+def _target_status(on: str, wanted: JobFilter | None, *, watch: bool, failed: bool, output: Output) -> int:
     from runtime.config import load_settings
     from runtime.jobs.spec import JobState
 
-    read = partial(_read_jobs, on, load_settings(), looked_at=None)
+    read = partial(_read_jobs, on, load_settings(), wanted=wanted)
     if watch:
         return _watch(read, remote=True)
     seen = read()
@@ -167,7 +295,8 @@ def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int
     if output is Output.JSON:
         print_json(seen)
     elif seen.jobs or not seen.problem:
-        say(*target_lines(replace(seen, problem=None), datetime.now(UTC)))
+        every = wanted is not None and wanted.chooses
+        say(*target_lines(replace(seen, problem=None), datetime.now(UTC), every=every))
     _ensure_answered(seen.target, seen.problem)
     return 0
 
@@ -182,34 +311,41 @@ def _silence(target: str, problem: str) -> str:
     return f"target `{target}` does not answer: {problem}"
 
 
-def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> TargetJobs:
+def _read_jobs(name: str, settings: Settings, *, wanted: JobFilter | None) -> TargetJobs:
     """Read the jobs of a target; a target that does not answer becomes a line."""
-    from runtime.client.jobs.status import TargetJobs, read_target
-    from runtime.client.jobs.targets import find_target, make_context, open_target
+    from runtime.client.jobs.overview import read_one
+    from runtime.client.jobs.status import TargetJobs
+    from runtime.client.jobs.targets import find_target
 
     target = find_target(name, settings)
     try:
-        with open_target(target, make_context(settings)) as place:
-            return read_target(place, now=datetime.now(UTC), looked_at=looked_at)
+        return read_one(target, settings, wanted=wanted)
     except InfrastructureFailure as problem:
         return TargetJobs(target=name, records="", problem=problem.message)
 
 
-def _local_jobs(opened: OpenStack) -> TargetJobs | None:
-    """Read the jobs of this machine's own record root, without loading modules if there are none."""
-    data = opened.settings.data_dir
-    if not (data / "jobs" / "jobs").is_dir() and not (data / "roots").is_dir():
-        return None
-    return _read_jobs("local", opened.settings, looked_at=_looked_at(opened))
+def _has_jobs(data_dir: Path) -> bool:
+    """Whether jobs were ever launched on this machine or from it, without loading modules to find out."""
+    return (data_dir / "jobs" / "jobs").is_dir() or any((data_dir / name).is_dir() for name in ("roots", "launched"))
 
 
-def _read(opened: OpenStack, found: Identity | None, tally: Tally, *, exact: bool, all_failures: bool) -> Seen:
+def _read(
+    opened: OpenStack,
+    found: Identity | None,
+    tally: Tally,
+    *,
+    exact: bool,
+    all_failures: bool,
+    wanted: JobFilter | None,
+    refresh: bool,
+) -> Seen:
     now = datetime.now(UTC)
     if found is None:
-        overview = read_overview(opened, now=now, exact=exact, looked_at=_looked_at(opened), tally=tally)
-        launched = (opened.settings.data_dir / "launched").is_dir()
-        others = [name for name in opened.settings.project.targets if name != "local"] if launched else []
-        return Board(overview, _local_jobs(opened), tuple(others))
+        looked = _looked_at(opened)
+        overview = read_overview(opened, now=now, exact=exact, looked_at=looked, tally=tally)
+        if not refresh and not _has_jobs(opened.settings.data_dir):
+            return Board(overview, ())
+        return Board(overview, _read_all_jobs(opened.settings, wanted=wanted, refresh=refresh, looked_at=looked))
     if found.kind is Kind.TASK:
         return read_task(opened, found.name)
     if found.kind is Kind.WORKER:
@@ -253,7 +389,7 @@ def is_over(seen: Seen) -> bool:
         return seen.submitted > 0 and seen.remaining == 0
     if isinstance(seen, TaskStatus):
         return seen.state.terminal
-    if isinstance(seen, Board | Overview | WorkerStatus):
+    if isinstance(seen, Board | JobList | Overview | WorkerStatus):
         return False
     from runtime.client.jobs.status import JobView
 

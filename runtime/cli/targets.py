@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, new_app
-from runtime.cli.printing import paint, say
+from runtime.cli.printing import note, paint, say
 from runtime.cli.show import Columns, Output, print_checks, print_json, print_list
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
+    from runtime.client.jobs.targets import Definition
     from runtime.jobs.plan import FieldSupport, Target
 
 app = new_app("Places to launch on: what they are, what they can keep, and whether they work.")
@@ -21,22 +22,29 @@ app = new_app("Places to launch on: what they are, what they can keep, and wheth
 
 @app.command("list")
 def list_(output: OutputOption = Output.TEXT) -> None:
-    """Every target of the project, `local` first.
+    """Every target, `local` first, and the file that each comes from.
+
+    They are those of the project and those of your own file, `~/.config/runtime/config.toml`. A target of the project
+    goes before one of yours with the same name.
 
     \b
     Examples:
       runtime targets list
       runtime targets list -o json | jq -r '.[].target'
     """
-    from runtime.client.jobs.targets import list_targets
+    from runtime.client.jobs.targets import read_definitions, read_target
     from runtime.config import load_settings
 
-    rows = [_row(target) for target in list_targets(load_settings())]
+    definitions = read_definitions(load_settings())
+    rows = [_row(read_target(name, each), each) for name, each in definitions.items()]
     columns: Columns = {name.upper(): itemgetter(name) for name in ("target", "kind", "where", "records")}
-    print_list(rows, columns, output)
+    print_list(rows, {**columns, "FROM": lambda row: row["file"] or "built in"}, output)
+    for name, each in definitions.items():
+        if each.hides:
+            note(f"target `{name}` of `{each.hides}` is hidden by the project's of that name")
 
 
-def _row(target: Target) -> dict[str, object]:
+def _row(target: Target, definition: Definition) -> dict[str, object]:
     places = ("host", "hosts", "context", "namespace", "partition")
     where = [f"{name} {_text(target.settings[name])}" for name in places if name in target.settings]
     return {
@@ -45,6 +53,7 @@ def _row(target: Target) -> dict[str, object]:
         "where": ", ".join(where) or None,
         "records": target.records,
         "stack": target.stack,
+        "file": str(definition.file) if definition.file else None,
     }
 
 
@@ -66,16 +75,17 @@ def show(
       runtime targets show local
       runtime targets show hpc -o json | jq .fields.time_limit
     """
-    from runtime.client.jobs.targets import find_target
+    from runtime.client.jobs.targets import find_definition, find_target
     from runtime.config import load_settings
     from runtime.launchers.base import Interrupts
     from runtime.launchers.registry import get_launcher
 
-    found = find_target(target, load_settings())
+    settings = load_settings()
+    found = find_target(target, settings)
     launcher = get_launcher(found.kind)
     interrupts = launcher.interrupts if isinstance(launcher, Interrupts) else {}
     fields = {
-        **_row(found),
+        **_row(found, find_definition(target, settings)),
         "settings": dict(found.settings),
         "defaults": dict(found.defaults),
         "fields": _describe_fields(launcher.keeps),
@@ -84,7 +94,7 @@ def show(
     if output is Output.JSON:
         print_json(fields)
         return
-    for name in ("target", "kind", "where", "records", "stack", "settings", "defaults"):
+    for name in ("target", "kind", "where", "records", "stack", "file", "settings", "defaults"):
         if fields[name]:
             say(f"{paint(f'{name:<11}', 'dim')} {fields[name]}")
     for title, table in (("job fields", launcher.keeps), ("interruptions", interrupts)):

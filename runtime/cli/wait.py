@@ -53,11 +53,12 @@ def wait(
       runtime wait sweep --timeout 2h
       runtime wait t-3f2a
       runtime wait j-91c0 && runtime fetch j-91c0
+      runtime wait train-7b
 
     Exit codes: 0 all succeeded, 1 some did not, 124 not over after `--timeout`, 130 interrupted.
     """
     span = read_span(timeout, "timeout")
-    if is_job(what):
+    if is_job(what, on=on, stack=stack):
         return _wait_for_job(what, span, on, output)
     if on is not None:
         raise RequestRefused(f"`--on` looks at a target's jobs, and `{what}` is no job", hint="runtime wait j-91c0")
@@ -81,6 +82,8 @@ def wait(
 
 
 def _wait_for_job(text: str, span: timedelta | None, on: str | None, output: Output) -> int:
+    from runtime.client.jobs.status import note_status
+    from runtime.config import load_settings
     from runtime.jobs.spec import JobState
 
     with open_job(text, on) as job:
@@ -91,6 +94,7 @@ def _wait_for_job(text: str, span: timedelta | None, on: str | None, output: Out
             return INTERRUPTED
         except TimeoutError:
             status = job.status()
+        note_status(job, status, load_settings())
     if output is Output.JSON:
         print_json({"job": job.id, "state": status.state, "reason": status.reason, "complete": status.state.terminal})
     note(f"job {job.id} {describe_state(status.state, status.reason)}")

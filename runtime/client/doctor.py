@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from runtime import __version__
 from runtime.clock import describe_skew
-from runtime.errors import InvalidContract, NotPossible, RuntimeFailure
+from runtime.errors import InvalidContract, MissingExtra, NotPossible, RuntimeFailure
 from runtime.outputs import (
     ClusterOutput,
     KubernetesOutput,
@@ -93,6 +93,7 @@ def examine(name: str | None, settings: Settings, *, now: datetime | None = None
     now = now or datetime.now(UTC)
     yield ok("program", f"research-runtime {__version__}, Python {platform.python_version()}")
     yield _data_folder(settings.data_dir)
+    yield from _targets(settings)
     try:
         found = find_stack(name, settings=settings)
     except RuntimeFailure as problem:
@@ -183,6 +184,33 @@ def _list_checks(outputs: StackOutputs, google: GoogleApi | None) -> list[Check]
     if stack != "local":
         ask("pulumi", _pulumi)
     return checks
+
+
+def _targets(settings: Settings) -> Iterator[Line]:
+    """The targets that files name, and where; nothing if none does."""
+    if not settings.project.targets and not os.path.lexists(settings.user_file):
+        return
+    from runtime.client.jobs.targets import find_target, read_definitions
+
+    try:
+        definitions = {name: each for name, each in read_definitions(settings).items() if each.file}
+    except RuntimeFailure as problem:
+        yield failed("targets", problem)
+        return
+    for name in definitions:
+        try:
+            find_target(name, settings)
+        except MissingExtra as problem:
+            yield warn(f"target {name}", problem.message, problem.hint)  # another machine may use it
+        except RuntimeFailure as problem:
+            yield failed(f"target {name}", problem)
+    files = dict.fromkeys(each.file for each in definitions.values())
+    named = [
+        f"{', '.join(name for name, each in definitions.items() if each.file == file)} of {file}" for file in files
+    ]
+    hidden = [name for name, each in definitions.items() if each.hides]
+    unseen = f"; {', '.join(hidden)} of {settings.user_file} hidden by the project's" if hidden else ""
+    yield ok("targets", ("; ".join(named) or "none but local") + unseen)
 
 
 def _data_folder(folder: Path) -> Line:

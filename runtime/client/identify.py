@@ -142,6 +142,26 @@ def newest_job(data_dir: Path) -> str | None:
     return launched.name
 
 
+def list_remembered(data_dir: Path) -> list[str]:
+    """Return the experiment that this user submitted last, of each stack."""
+    with suppress(OSError, ValueError):
+        return [path.read_text(encoding="utf-8").strip() for path in (data_dir / "last").iterdir()]
+    return []
+
+
+def newest_submission(data_dir: Path) -> tuple[str, datetime] | None:
+    """Return the experiment that this user submitted last, to any stack, and when."""
+    path = _newest(data_dir / "last")
+    try:
+        return (
+            (path.read_text(encoding="utf-8").strip(), datetime.fromtimestamp(path.stat().st_mtime, UTC))
+            if path
+            else None
+        )
+    except (OSError, ValueError):
+        return None
+
+
 def _newest(folder: Path) -> Path | None:
     try:
         return max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)

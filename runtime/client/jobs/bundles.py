@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from runtime.client.jobs.targets import find_target, make_context, open_target, remember_job
+from runtime.client.jobs.known import remember_job
+from runtime.client.jobs.targets import find_target, make_context, open_target
 from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
@@ -44,7 +45,7 @@ def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
             hint="name the folder that has submit.sh, as that machine sees it; runtime launch --export makes one",
         )
     for each in found:
-        remember_job(each.job, named.name, settings, records=each.records)
+        remember_job(each.job, named.name, settings, records=each.records, name=each.name)
     return found
 
 

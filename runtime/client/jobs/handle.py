@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from runtime.client.jobs.targets import OpenTarget, find_target, list_targets, make_context, open_target
+from runtime.client.jobs.known import read_place
+from runtime.client.jobs.targets import OpenTarget, find_target, list_usable_targets, make_context, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger
@@ -224,8 +226,8 @@ class TargetSilent(InfrastructureFailure):
         )
 
 
-def find_job(text: str, *, settings: Settings | None = None, target: str | None = None) -> JobHandle:
-    """Find the job by its id or the beginning of it, on any target of the project.
+def find_job(text: str, *, settings: Settings | None = None, target: str | Target | None = None) -> JobHandle:
+    """Find the job by its id or the beginning of it, on any target that can be named, or on one.
 
     The search begins with the target that the job was launched on from here. Raises `TargetSilent` if that one does not
     answer, the refusal if it cannot be used here, and `UnknownName`; other targets of either kind are passed over.
@@ -234,7 +236,8 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
     known: list[str] = []
     silent: list[tuple[Target, RuntimeFailure]] = []
     remembered = _remembered(text, settings)
-    for each in [find_target(target, settings)] if target else _likely_targets(remembered, settings):
+    named = find_target(target, settings) if isinstance(target, str) else target
+    for each in [named] if named else _likely_targets(remembered, settings):
         try:
             place = open_target(each, make_context(settings))
             jobs = ledger.list_jobs(place.files)
@@ -274,12 +277,15 @@ def _tell_silent(target: Target, why: RuntimeFailure) -> str:
 
 def _remembered(text: str, settings: Settings) -> list[tuple[str, Target]]:
     """List jobs with this beginning that were launched from here, each with its target."""
-    known = {each.name: each for each in list_targets(settings)}
+    if len(text) < SHORTEST_PREFIX or not re.fullmatch("j-[0-9a-f]*", text):
+        return []
+    known = {each.name: each for each in list_usable_targets(settings)}
     found = []
-    for path in (settings.data_dir / "launched").glob(f"{text}*") if len(text) >= SHORTEST_PREFIX else ():
-        name, _, records = path.read_text(encoding="utf-8").strip().partition("\n")
-        if name in known:
-            found.append((path.name, replace(known[name], records=records) if records else known[name]))
+    for path in (settings.data_dir / "launched").glob(f"{text}*"):
+        place = read_place(path.name, settings)
+        if place is not None and place[0] in known:
+            there = known[place[0]]
+            found.append((path.name, replace(there, records=place[1]) if place[1] else there))
     return found
 
 
@@ -289,7 +295,7 @@ def _likely_targets(remembered: Sequence[tuple[str, Target]], settings: Settings
     for _, target in remembered:
         if target not in first:
             first.append(target)
-    return [*first, *(each for each in list_targets(settings) if each not in first)]
+    return [*first, *(each for each in list_usable_targets(settings) if each not in first)]
 
 
 def check_owner(entry: LedgerEntry, *, others: bool, verb: str) -> None:
@@ -319,11 +325,26 @@ def _see(job: JobHandle) -> str:
     return f"`runtime status {job.id[:10]}` lists its attempts"
 
 
+def read_labelled(job: JobHandle, run: int, *, rank: int = 0, attempt: int | None = None) -> Iterator[bytes]:
+    """Yield the whole lines of a run's log as far as they exist, each behind the run's index."""
+    rest = b""
+    for piece in job.logs(index=run, rank=rank, attempt=attempt):
+        *whole, rest = (rest + piece).split(b"\n")
+        if whole:
+            yield b"".join(b"[%d] %s\n" % (run, line) for line in whole)
+    if rest:
+        yield b"[%d] %s\n" % (run, rest)
+
+
 def follow_all(
-    job: JobHandle, *, every_s: float = 0.5, tell: Callable[[JobStatus], None] = lambda status: None
+    job: JobHandle,
+    runs: Sequence[int] = (),
+    *,
+    every_s: float = 0.5,
+    tell: Callable[[JobStatus], None] = lambda status: None,
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield whole lines of rank 0 of every run as they come, each with its index, until all runs have ended. `tell` gets
-    the job's status at each look."""
+    """Yield whole lines of rank 0 of every run, or of `runs`, as they come, each with its index, until all of them have
+    ended. `tell` gets the job's status at each look."""
     from runtime.jobs.hosts.bucket import look_again_s
     from runtime.jobs.runs import RunLog, read_limit
 
@@ -337,6 +358,7 @@ def follow_all(
         tell(status)
         done = ledger.read_outcomes(job.files, job.id).get(job.id, {})
         there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdigit()}
+        there &= set(runs) or there
         for index in sorted(there - finished):
             for piece in logs.setdefault(index, RunLog(job.files, job.id, index, limit)).read():
                 whole, _, rest[index] = (rest.get(index, b"") + piece).rpartition(b"\n")
@@ -346,7 +368,7 @@ def follow_all(
                 finished.add(index)
                 if last := rest.pop(index, b""):
                     yield index, last
-        if ended or len(finished) >= entry.indices:
+        if ended or len(finished) >= (len(runs) or entry.indices):
             return
         time.sleep(max(every_s, look_again_s(job.files)))
 

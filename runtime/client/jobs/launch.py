@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.known import count_gpus, forget_job, remember_job
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, prepare
-from runtime.client.jobs.targets import OpenTarget, forget_job, open_target, remember_job
+from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
 from runtime.faults import reach
@@ -117,6 +118,7 @@ def _carry_out(
     job = JobHandle(plan.job.id, place.target, launcher, place.host)
     known = files.read(f"{plan.folder}/launched") is not None
     if known and not _find_broken(plan, job):
+        _remember(prepared)
         return job
     reach("launch.unlocked")
     code = prepared.context.base / plan.spec.code.path
@@ -130,7 +132,7 @@ def _carry_out(
         # Notes of an earlier launch, or of a removal that was cut off, hold no more.
         for name in (ledger.REFUSED, ledger.REMOVING):
             files.remove(f"{plan.folder}/{name}")
-    remember_job(plan.job.id, plan.target.name, prepared.context.settings)
+    _remember(prepared)
     lock = Lock(files, plan.job.id, f"{plan.job.owner}@{os.uname().nodename}")
     lock.take(patience_s=600, tell=progress)
     try:
@@ -154,6 +156,11 @@ def _carry_out(
         lock.release()
     job.new = True
     return job
+
+
+def _remember(prepared: Prepared) -> None:
+    plan = prepared.plan
+    remember_job(plan.job, plan.target.name, prepared.context.settings, spec=plan.spec, runs=len(plan.indices))
 
 
 def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:
@@ -309,6 +316,7 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
         "experiment": plan.job.experiment,
         "indices": len(plan.indices),
         "offset": _offset(plan),
+        "gpus": count_gpus(plan.spec),
         "parts": [part.name for part in plan.parts],
         "secrets": any(path.startswith("secrets/") for path in plan.order.get("secrets", {}).values()),
         **({"after": list(plan.spec.after)} if plan.spec.after else {}),

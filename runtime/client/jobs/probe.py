@@ -21,10 +21,11 @@ from typing import Final
 
 from runtime.client.jobs.explain import describe_room, explain, read_facts
 from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.known import forget_job
 from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import LaunchOptions, Prepared, prepare
 from runtime.client.jobs.status import read_attempts
-from runtime.client.jobs.targets import OpenTarget, find_target, forget_job, make_context, open_target
+from runtime.client.jobs.targets import OpenTarget, find_target, make_context, open_target
 from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger

@@ -6,17 +6,20 @@ unknown and raises nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from runtime.client.jobs.gc import tidy
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.targets import OpenTarget
+from runtime.client.jobs.known import JobFilter, JobLine, is_noted, read_target_note, save_job, save_target
+from runtime.client.jobs.targets import LOCAL, OpenTarget
+from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder
+from runtime.jobs.indices import choose_indices
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.jobs.plan import NativeStart, NativeState, owner_name
 from runtime.jobs.spec import Dependency, JobState, When
 from runtime.launchers.base import RemembersStarts
@@ -25,10 +28,12 @@ from runtime.reasons import EndReason
 from runtime.shim.files import FOLDED
 from runtime.values import dataclass, replace
 
-NEWEST: Final = 10
-"""Number of newest jobs that an overview shows in any state."""
-RECENT: Final = timedelta(days=1)
 ATTEMPTS_SHOWN: Final = 20
+TIMED_RECENT: Final = 50
+"""Ended jobs of a target whose times are read unasked, the newest."""
+TIMED: Final = 1000
+RUNS_TIMED: Final = 4
+"""Runs of an array whose times stand for it: its first ones for the beginning, its last ones for the end."""
 UNTOLD: Final = ("stopped", EndReason.LOST)
 """Ends of attempts without a cause."""
 NEAR: Final = timedelta(minutes=1)
@@ -36,30 +41,16 @@ NEAR: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobLine:
-    job: str
-    name: str
-    target: str
-    owner: str
-    state: JobState
-    reason: EndReason | None
-    runs: int
-    totals: Mapping[JobState, int]
-    launched_at: datetime
-    ended_at: datetime | None
-    """When a failed job ended, if its result has the time."""
-    new: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetJobs:
     target: str
     records: str
     jobs: tuple[JobLine, ...] = ()
-    """Jobs that run or wait, jobs that failed in the last day, and the newest."""
+    """Jobs that run or wait, jobs that failed in the last day, and the newest; or those that were asked for."""
     left_out: int = 0
     problem: str | None = None
     """Why the target, or the backend behind its record root, did not answer."""
+    as_of: datetime | None = None
+    """When it was read; None if it never was from here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +112,9 @@ class JobView:
     cancelled: bool
     natives: tuple[NativeView, ...]
     attempts: tuple[AttemptView, ...]
-    """Attempts of the run that was asked for, or of a job with one run."""
+    """Attempts of the runs that were asked for, or of a job with one run."""
     indices: tuple[IndexStatus, ...]
-    """Runs that have not succeeded, or the only run."""
+    """Runs that have not succeeded, or the only run; several runs that were asked for, whatever their state."""
     records: str
     logs: str
     outputs: str
@@ -132,47 +123,97 @@ class JobView:
     problem: str | None = None
 
 
-def read_target(place: OpenTarget, *, now: datetime, looked_at: datetime | None = None) -> TargetJobs:
-    """Read the jobs of a target with one listing of outcomes, two reads, and one question to the backend."""
-    files = place.files
+def read_target(
+    place: OpenTarget,
+    *,
+    now: datetime,
+    looked_at: datetime | None = None,
+    wanted: JobFilter | None = None,
+    settings: Settings | None = None,
+) -> TargetJobs:
+    """Read the jobs of a target with one listing of outcomes, three reads, and one question to the backend.
+
+    With `settings` this machine remembers what it saw.
+    """
+    files, wanted = place.files, wanted or JobFilter()
     entries = ledger.read_many_entries(files, ledger.list_jobs(files))
     silent: list[InfrastructureFailure] = []
     judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=silent.append)
     ranked = sorted((status for status, _ in judged), key=lambda each: each.entry.launched_at, reverse=True)
-    failed = [each for each in ranked if each.state is JobState.FAILED]
-    ended = read_ends(files, failed[:50])
-    chosen = [
-        status
-        for place, status in enumerate(ranked)
-        if place < NEWEST
-        or not status.state.terminal
-        or (status.state is JobState.FAILED and now - ended.get(status.entry.id, status.entry.launched_at) < RECENT)
-    ]
-    tidy(chosen, place, owner=owner_name())
-    shown = [_line(status, ended.get(status.entry.id), looked_at) for status in chosen]
+    living = [each for each in ranked if not each.state.terminal]
+    ended = [each for each in ranked if each.state.terminal][: TIMED if wanted.chooses else TIMED_RECENT]
+    times = read_times(files, [*living[:TIMED], *ended])
+    lines = [_line(status, times.get(status.entry.id, Times()), looked_at, now) for status in ranked]
+    shown = wanted.apply(lines, now)
+    chosen = {each.job for each in shown}
+    tidy([status for status in ranked if status.entry.id in chosen], place, owner=owner_name())
+    if settings is not None and place.target.name != LOCAL:
+        known = read_target_note(place.target, settings)
+        before = {each.job: each for each in known.jobs} if known and silent else {}
+        # A backend that does not answer takes back nothing of what it said before.
+        seen = [before.get(each.job, each) if each.state is JobState.UNKNOWN else each for each in lines]
+        save_target(place.target, seen, settings, at=now)
     return TargetJobs(
         target=place.target.name,
         records=files.root,
         jobs=tuple(shown),
-        left_out=len(ranked) - len(shown),
+        left_out=0 if wanted.chooses else len(ranked) - len(shown),
         problem=silent[0].message if silent else None,
+        as_of=now,
     )
 
 
-def read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime]:
-    """Return when the first failed run of each job ended, in one read."""
-    names = {}
+def note_status(job: JobHandle, status: JobStatus, settings: Settings) -> None:
+    """Let this machine's overview know what was seen of a job on a target that it does not ask."""
+    if job.target.name != LOCAL and status.state is not JobState.UNKNOWN and is_noted(job.target, settings):
+        now = datetime.now(UTC)
+        times = read_times(job.files, [status]).get(job.id, Times())
+        save_job(job.target, _line(status, times, None, now), settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When a job began and ended, as far as its runs wrote it down."""
+
+    began: datetime | None = None
+    first_failed: datetime | None = None
+    ended: datetime | None = None
+
+
+def read_times(files: Files, statuses: Sequence[JobStatus]) -> dict[str, Times]:
+    """Return the times of jobs in one read: of an array, from the first starts of its first runs and the ends of its last."""
+    wanted: dict[str, tuple[list[str], list[str], list[str]]] = {}
     for status in statuses:
-        failed = [index for index, each in status.entry.outcomes.items() if ledger.state_of(each.reason).terminal]
-        if failed:
-            names[f"{job_folder(status.entry.id)}/runs/{min(failed)}/result"] = status.entry.id
+        entry, runs = status.entry, f"{job_folder(status.entry.id)}/runs"
+        first, ended, failed = entry.first_index, list[int](), list[int]()
+        if status.state.terminal:
+            ended = sorted(entry.outcomes)[-RUNS_TIMED:]
+        if status.state is JobState.FAILED:
+            failed = [index for index, each in entry.outcomes.items() if ledger.state_of(each.reason).terminal]
+        wanted[entry.id] = (
+            [f"{runs}/{index}/a0001/start.json" for index in range(first, first + min(entry.indices, RUNS_TIMED))],
+            [f"{runs}/{index}/result" for index in ended],
+            [f"{runs}/{min(failed)}/result"] if failed else [],
+        )
+    names = dict.fromkeys(name for groups in wanted.values() for group in groups for name in group)
     read = ledger.read_objects(files, names) if names else {}
-    return {names[name]: datetime.fromtimestamp(result["at"], UTC) for name, result in read.items()}
+    at = {name: found for name, value in read.items() if (found := _at(value)) is not None}
+    return {
+        job: Times(
+            began=min((at[name] for name in starts if name in at), default=None),
+            ended=max((at[name] for name in ends if name in at), default=None),
+            first_failed=next((at[name] for name in failures if name in at), None),
+        )
+        for job, (starts, ends, failures) in wanted.items()
+    }
 
 
-def _line(status: JobStatus, ended: datetime | None, looked_at: datetime | None) -> JobLine:
+def _line(status: JobStatus, times: Times, looked_at: datetime | None, now: datetime) -> JobLine:
     entry = status.entry
+    ended = times.first_failed if status.state is JobState.FAILED else times.ended if status.state.terminal else None
     new = status.state is JobState.FAILED and (looked_at is None or (ended or entry.launched_at) > looked_at)
+    until = times.ended if status.state.terminal else now
+    gpus = entry.intent.get("gpus")
     return JobLine(
         job=entry.id,
         name=entry.name,
@@ -183,8 +224,12 @@ def _line(status: JobStatus, ended: datetime | None, looked_at: datetime | None)
         runs=entry.indices,
         totals=totals_of(status.counts),
         launched_at=entry.launched_at,
-        ended_at=ended if status.state is JobState.FAILED else None,
+        ended_at=ended,
         new=new,
+        gpus=gpus if isinstance(gpus, int | float) else None,
+        started_at=times.began,
+        elapsed_s=max(0.0, (until - times.began).total_seconds()) if until and times.began else None,
+        as_of=now,
     )
 
 
@@ -192,18 +237,28 @@ def totals_of(counts: Mapping[JobState, int]) -> dict[JobState, int]:
     return {state: counts.get(state, 0) for state in JobState}
 
 
-def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = False) -> JobView:
-    """Read a job in full, with the attempts of run `index`."""
+def read_job(
+    job: JobHandle,
+    *,
+    index: Sequence[str] | None = None,
+    failed_only: bool = False,
+    settings: Settings | None = None,
+) -> JobView:
+    """Read a job in full, with the attempts of the runs that `index` lists. With `settings` this machine remembers it."""
     silent: list[InfrastructureFailure] = []
     status, said = job.look(tell=silent.append)
     tidy([status], job, owner=owner_name())
+    if settings is not None and not silent:
+        note_status(job, status, settings)
     entry = status.entry
-    chosen = check_index(entry, index) if index is not None else entry.first_index if entry.indices == 1 else None
+    chosen = choose_indices(entry, index) or ((entry.first_index,) if entry.indices == 1 else ())
     indices = [each for each in status.indices if entry.indices == 1 or each.state is not JobState.SUCCEEDED]
+    if len(chosen) > 1:
+        indices = [each for each in status.indices if each.index in set(chosen)]
     if failed_only:
         indices = [each for each in status.indices if each.state is JobState.FAILED]
     folder = f"{job.files.root}/{job_folder(job.id)}"
-    run = "INDEX" if chosen is None else chosen
+    run = chosen[0] if len(chosen) == 1 else "INDEX"
     folded = status.state.terminal and bool(job.files.read_from(f"{job_folder(job.id)}/{FOLDED}", 0, 1))
     log = f"{run}.aATTEMPT.rankRANK.log" if folded else f"{run}/aATTEMPT/rankRANK.log"
     return JobView(
@@ -223,7 +278,7 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
         branch=entry.intent.get("branch"),
         cancelled=entry.cancelled,
         natives=tuple(_native_views(entry, said)),
-        attempts=tuple(tell_attempts(job, entry, chosen)) if chosen is not None else (),
+        attempts=tuple(each for run in chosen for each in tell_attempts(job, entry, run)),
         indices=tuple(indices),
         records=folder,
         logs=f"{folder}/runs/{log}",

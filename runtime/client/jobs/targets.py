@@ -1,6 +1,6 @@
 """Named places to launch: read from the project, opened with the record root that they had before, and remembered by job.
 
-`[tool.runtime.targets.NAME]` of the project names them; `local` needs no table.
+`[tool.runtime.targets.NAME]` of the project names them, or `[targets.NAME]` of the user's own file; `local` needs no table.
 
 [tool.runtime.targets.hpc]
 kind = "slurm"
@@ -18,60 +18,111 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
-from runtime.config import Settings
-from runtime.errors import InvalidValue, StoreUnavailable, UnknownName
+from runtime.config import Settings, read_user_targets
+from runtime.errors import InvalidValue, RequestRefused, StoreUnavailable, UnknownName
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.owners import write_private
+from runtime.values import dataclass
 
 LOCAL: Final = "local"
 _OURS: Final = ("kind", "records", "stack", "defaults")
 
 
-def list_targets(settings: Settings) -> list[Target]:
-    """List every target that can be named, `local` first. Raises `InvalidValue` for a malformed one."""
-    named = [read_target(name, settings) for name in sorted(settings.project.targets)]
-    return named if any(each.name == LOCAL for each in named) else [Target(name=LOCAL, kind=LOCAL), *named]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A target as it is written, and the file that has it."""
+
+    written: Any
+    file: Path | None
+    """None for `local`, if no file has it."""
+    of_user: bool = False
+    hides: Path | None = None
+    """The user's own file, if it has a target of this name too, which then does not count."""
+
+
+def read_definitions(settings: Settings) -> dict[str, Definition]:
+    """Name → definition of every target that can be named, `local` first. The project's go before the user's own.
+
+    Raises what is wrong with the user's file.
+    """
+    mine, file = read_user_targets(settings), settings.user_file
+    found = {LOCAL: Definition(written={"kind": LOCAL}, file=None)}
+    found |= {name: Definition(written=mine[name], file=file, of_user=True) for name in sorted(mine)}
+    return {LOCAL: found[LOCAL]} | found | _read_project(settings, mine)
+
+
+def _read_project(settings: Settings, mine: Mapping[str, Any]) -> dict[str, Definition]:
+    written, file = settings.project.targets, settings.project.file
+    return {
+        name: Definition(written=written[name], file=file, hides=settings.user_file if name in mine else None)
+        for name in sorted(written)
+    }
+
+
+def list_usable_targets(settings: Settings, *, tell: Callable[[str], None] = lambda text: None) -> list[Target]:
+    """List the targets that are well formed, `local` first; a malformed one hides no other, and `tell` gets its fault."""
+    try:
+        definitions = read_definitions(settings)
+    except RequestRefused as problem:
+        tell(f"your own targets cannot be used: {problem.message}")
+        definitions = {LOCAL: Definition(written={"kind": LOCAL}, file=None), **_read_project(settings, {})}
+    found = []
+    for name, each in definitions.items():
+        try:
+            found.append(read_target(name, each))
+        except RequestRefused as problem:
+            tell(f"target `{name}` cannot be used here: {problem.message}")
+    return found
 
 
 def find_target(name: str, settings: Settings) -> Target:
     """Return the target called `name`, its settings checked. Raises `UnknownName`, `InvalidValue` or the launcher's refusal."""
-    if name not in settings.project.targets and name != LOCAL:
+    definition = find_definition(name, settings)
+    target = read_target(name, definition)
+    try:
+        get_launcher(target.kind).check_settings(target)
+    except RequestRefused as problem:
+        if definition.of_user:
+            problem.facts = (*problem.facts, f"target `{name}` is defined in `{definition.file}`")
+        raise
+    return target
+
+
+def find_definition(name: str, settings: Settings) -> Definition:
+    """Return how the target called `name` is defined. Raises `UnknownName`."""
+    # A target of the project is used without a look at the user's file.
+    definitions = _read_project(settings, {}) if name in settings.project.targets else read_definitions(settings)
+    if name not in definitions:
         file = settings.project.file
         table = f"[targets.{name}] to {file or 'runtime.toml'}"
         if file is not None and file.name == "pyproject.toml":
             table = f"[tool.runtime.targets.{name}] to {file}"
-        raise UnknownName(
-            "target",
-            name,
-            [LOCAL, *sorted(settings.project.targets)],
-            hint=f"add {table}; `runtime targets list`",
-        )
-    target = read_target(name, settings)
-    get_launcher(target.kind).check_settings(target)
-    return target
+        raise UnknownName("target", name, definitions, hint=f"add {table}; `runtime targets list`")
+    return definitions[name]
 
 
-def read_target(name: str, settings: Settings) -> Target:
-    """Read a target from the project's file, with the types of our own keys checked."""
-    written: Any = settings.project.targets.get(name, {"kind": LOCAL})
-    where = f"targets.{name}"
+def read_target(name: str, definition: Definition) -> Target:
+    """Read a target from its file, with the types of our own keys checked."""
+    written = definition.written
+    key, where = f"targets.{name}", f" in `{definition.file}`" if definition.of_user else ""
     if not isinstance(written, Mapping):
-        raise InvalidValue(where, written, "a table")
+        raise InvalidValue(f"{key}{where}", written, "a table")
     kind = written["kind"] if "kind" in written else name if name in list_kinds() else None
     if kind is None:
-        raise InvalidValue(f"{where}.kind", None, f"one of {', '.join(list_kinds())}")
-    for key, expected in (("kind", str), ("records", str), ("stack", str), ("defaults", Mapping)):
-        if key in written and not isinstance(written[key], expected):
-            raise InvalidValue(f"{where}.{key}", written[key], "a table" if expected is Mapping else "text")
+        raise InvalidValue(f"{key}.kind{where}", None, f"one of {', '.join(list_kinds())}")
+    for part, expected in (("kind", str), ("records", str), ("stack", str), ("defaults", Mapping)):
+        if part in written and not isinstance(written[part], expected):
+            allowed = "a table" if expected is Mapping else "text"
+            raise InvalidValue(f"{key}.{part}{where}", written[part], allowed)
     return Target(
         name=name,
         kind=str(kind),
@@ -162,19 +213,3 @@ class KnownRoot:
             facts=[*facts, "nothing was made or started, and nothing is known of its jobs"],
             hint=f"bring it back; if it was removed on purpose: runtime targets check {self._target} --new-records",
         )
-
-
-def remember_job(job: str, target: str, settings: Settings, *, records: str | None = None) -> None:
-    """Note on this machine where a job lies. The note is a cache, so a folder that cannot be written stops no launch.
-
-    `records` is a record root other than the target's own.
-    """
-    path = settings.data_dir / "launched" / job
-    with contextlib.suppress(OSError):
-        write_private(path, f"{target}\n{records or ''}")
-
-
-def forget_job(job: str, settings: Settings) -> None:
-    """Drop the note of `remember_job`, when a job is removed."""
-    with contextlib.suppress(OSError):
-        (settings.data_dir / "launched" / job).unlink()

@@ -67,7 +67,7 @@ def test_overview_has_the_jobs_of_this_machine_and_says_once_what_failed_since(r
 
     lines = first.out.splitlines()
     assert lines[:2] == ["stack local", ""]
-    assert lines[2].split() == ["JOB", "NAME", "STATE", "DONE", "FAILED", "TARGET", "OWNER", "LAUNCHED"]
+    assert lines[2].split() == ["JOB", "NAME", "STATE", "DONE", "FAILED", "TARGET", "TIME", "LAUNCHED"]
     rows = [line.split()[:3] for line in lines[3:5]]
     assert rows == [[running[:10], "long", "running"], [failed[:10], "bad", "failed"]]
     assert f"1 failed job, 1 since you last looked; why: `runtime explain {failed[:10]}`" in first.out
@@ -82,7 +82,7 @@ def test_overview_names_the_targets_that_it_does_not_ask(run: Terminal) -> None:
     (run.tree / "runtime.toml").write_text('[targets.hpc]\nkind = "slurm"\n[targets.box]\nkind = "ssh"\n')
     run.finish("true")
 
-    assert run("status").out.splitlines()[-1] == "jobs on hpc, box: `runtime status --on hpc`"
+    assert run("status").out.splitlines()[-1] == "jobs on box, hpc: not read yet, `runtime status --refresh` asks"
 
 
 def test_overview_of_a_target_is_its_jobs_alone(run: Terminal) -> None:
@@ -1490,7 +1490,7 @@ def test_status_of_a_thousand_jobs_is_one_listing_and_one_question(tmp_path: Pat
     seen = read_target(OpenTarget(Target(name="local", kind="local"), launcher, host), now=NOW)
 
     assert launcher.questions == [666]
-    assert sorted(files.asked) == ["names", "names", "read_many", "read_many"]
+    assert sorted(files.asked) == ["names", "names", *["read_many"] * 3]
     assert (sum(each.state is JobState.RUNNING for each in seen.jobs), len(seen.jobs), seen.left_out) == (666, 670, 330)
 
 

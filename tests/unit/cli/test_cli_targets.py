@@ -33,7 +33,10 @@ def test_list_has_local_and_the_projects_own(run: Terminal) -> None:
         '[targets.hpc]\nkind = "slurm"\nhost = "login.example.org"\nrecords = "/scratch/runtime"\n'
     )
 
-    assert run("targets", "list").out == "local\tlocal\t-\t-\nhpc\tslurm\thost login.example.org\t/scratch/runtime\n"
+    assert run("targets", "list").out.splitlines() == [
+        "local\tlocal\t-\t-\tbuilt in",
+        f"hpc\tslurm\thost login.example.org\t/scratch/runtime\t{run.tree}/runtime.toml",
+    ]
 
 
 def test_show_has_every_field_of_a_job_and_every_interruption(run: Terminal) -> None:
