@@ -45,6 +45,8 @@ class NetworkSettings:
     """Self-link of an existing subnet; then the stack makes no network."""
     network: str | None = None
     """Self-link of the network of `subnet`; by default the network of the same name, as automatic subnets have it."""
+    flow_logs: bool = False
+    """Whether Google logs the connections of the subnet's machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,6 +153,12 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
         yield wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
     elif cidr.overlaps(_DOCKERS):
         yield wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
+    if network.flow_logs and network.subnet is not None:
+        yield Problem(
+            path=join(path, "flow_logs"),
+            message="is set beside `subnet`, and its owner says what is logged there",
+            hint="leave it out; `gcloud compute networks subnets update --enable-flow-logs` switches it on",
+        )
     yield from _form(network, path, "subnet", SUBNET, "a self-link, `projects/P/regions/R/subnetworks/N`")
     if network.network is not None and network.subnet is None:
         yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")

@@ -310,6 +310,15 @@ def test_wrong_setting_of_a_head_is_refused(key: str, value: object, says: str) 
     assert says in str(problems_of(changed(f"{HEAD}/{key}", value))[0])
 
 
+def test_flow_logs_of_a_subnet_of_others_are_refused() -> None:
+    network = {"subnet": "projects/lab-9/regions/us-west4/subnetworks/shared", "flow_logs": True}
+
+    (problem,) = problems_of(changed("network", network))
+
+    assert problem.path == "network.flow_logs"
+    assert "gcloud compute networks subnets update" in str(problem)
+
+
 def test_every_wrong_setting_of_the_machines_is_reported_at_once() -> None:
     values = changed(f"{HEAD}/container", {"shm_size": "x", "options": ["--privileged=true"]})
     values["heads"]["main"]["variables"] = {"LD_PRELOAD": "/x"}
