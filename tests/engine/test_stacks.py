@@ -99,7 +99,8 @@ def test_head_with_every_setting_of_its_own_is_made_left_alone_and_changed_in_pl
             },
         },
     )
-    make_as_planned(lab, "dev")
+    lab.up("dev", *PACK)
+    lab.run("up", "--yes", "--expect-no-changes", "--stack", "dev", *PACK)
     made = {urn.rpartition("::")[2]: each for urn, each in lab.resources("dev").items()}
     (face,) = made["main-head-vm"]["outputs"]["networkInterfaces"]
     assert face["networkIp"] == made["main-head-address"]["outputs"]["address"]
