@@ -80,6 +80,13 @@ class Names:
     def firewall(self, purpose: str) -> str:
         return _fit(self.stack, purpose, limit=63)
 
+    def address(self, head: str) -> str:
+        return _fit(self.stack, head, "address", limit=63)
+
+    def snapshots(self, head: str) -> str:
+        """Name of the schedule."""
+        return _fit(self.stack, head, "snapshots", limit=63)
+
     def cluster(self, head: str) -> str:
         """Ray's name of the cluster: `STACK-HEAD`, short enough that Ray's node names fit 63 characters."""
         return _fit(self.stack, head, limit=CLUSTER_LIMIT)

@@ -229,11 +229,11 @@ _TAKEN: Final = (
 """Variables that make a program load code or settings from elsewhere, change who it is, or belong to Ray or to us."""
 
 
-def can_carry_secret(variable: str) -> bool:
-    """Whether a secret may be the value of this variable.
+def is_free_variable(variable: str) -> bool:
+    """Whether a stack may choose the value of this variable, plain or from a secret.
 
-    A variable that the system, Python, the loader or the runtime reads would let whoever can add a version of the secret
-    choose what each attempt loads, or where its results go.
+    A variable that the system, Python, the loader, Ray or the runtime obeys would choose what each process loads, who it is,
+    or where its results go; whoever can add a version of a secret would choose that with it.
     """
     return re.fullmatch(_VARIABLE, variable) is not None and re.fullmatch(_TAKEN, variable) is None
 

@@ -254,6 +254,10 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
         "repositoryId", "location", "project", "format", "mode", "kmsKeyName", "remoteRepositoryConfig"
     ),
     "gcp:billing/budget:Budget": _all("billingAccount"),
+    "gcp:compute/address:Address": _all(
+        *("name", "project", "region", "address", "addressType", "description", "purpose", "subnetwork", "networkTier")
+    ),
+    "gcp:compute/diskResourcePolicyAttachment:DiskResourcePolicyAttachment": _all("name", "project", "zone", "disk"),
     "gcp:compute/firewall:Firewall": _all("name", "project", "direction"),
     "gcp:compute/instance:Instance": _all(
         *("name", "project", "zone", "hostname", "metadataStartupScript", "guestAccelerators", "scratchDisks"),
@@ -264,6 +268,10 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
         *("networkInterfaces[*].nicType", "networkInterfaces[*].networkIp"),
     ),
     "gcp:compute/network:Network": _all("name", "project", "autoCreateSubnetworks", "description"),
+    "gcp:compute/resourcePolicy:ResourcePolicy": _all(
+        *("name", "project", "region", "description", "diskConsistencyGroupPolicy", "groupPlacementPolicy"),
+        "snapshotSchedulePolicy",
+    ),
     "gcp:compute/router:Router": _all("name", "project", "region", "network", "encryptedInterconnectRouter"),
     "gcp:compute/routerNat:RouterNat": _all("name", "project", "region", "router", "type", "endpointTypes"),
     "gcp:compute/subnetwork:Subnetwork": {

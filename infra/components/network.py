@@ -37,10 +37,10 @@ class Network(Part):
             self.subnet = pulumi.Output.from_input(args.settings.subnet)
             self.cidr = pulumi.Output.from_input(args.settings.cidr)
         else:
-            self._make(args.settings.cidr)
+            self._make(args.settings.cidr, flow_logs=args.settings.flow_logs)
         self._register()
 
-    def _make(self, cidr: str) -> None:
+    def _make(self, cidr: str, *, flow_logs: bool) -> None:
         # This import takes more than a second, and only a stack that makes a network needs it.
         from pulumi_gcp import compute
 
@@ -64,6 +64,12 @@ class Network(Part):
             ip_cidr_range=cidr,
             private_ip_google_access=True,
             stack_type="IPV4_ONLY",
+            # Each connection in a minute, of half of the packets: the rest is estimated.
+            log_config=compute.SubnetworkLogConfigArgs(
+                aggregation_interval="INTERVAL_1_MIN", flow_sampling=0.5, metadata="INCLUDE_ALL_METADATA"
+            )
+            if flow_logs
+            else None,
             deletion_policy="DELETE",
             opts=self._kept(),
         )

@@ -15,6 +15,7 @@ from pulumi_gcp import artifactregistry, compute, projects, secretmanager, servi
 
 from infra.components.apis import Apis
 from infra.components.site import Members, Part, Site, as_member
+from infra.gcp.catalog import disk_types
 from infra.machine.machine import digest
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
@@ -54,6 +55,17 @@ BOOT_LABELS: Final = "bootDisk.initializeParams.labels"
 """Set once. Another label of the stack would be another machine to some releases of Google's provider, and a head that
 is protected would then let no change of the stack through.
 https://github.com/hashicorp/terraform-provider-google/issues/17044"""
+
+OWN_ADDRESS: Final = "networkInterfaces[0].networkIp"
+"""Another address would be another machine, so a head from before the reservation keeps its own until it is made again.
+https://github.com/GoogleCloudPlatform/magic-modules/pull/11395"""
+
+SNAPSHOT_LABELS: Final = "snapshotSchedulePolicy.snapshotProperties.labels"
+"""Set once: other labels would be another schedule, and Google removes no snapshots of one that is gone.
+https://github.com/hashicorp/terraform-provider-google/issues/19394"""
+
+SNAPSHOT_START: Final = "09:00"
+"""UTC; Google starts within the hour."""
 
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 
@@ -138,6 +150,7 @@ class RayHead(Part):
         )
         instance = self._instance(head, metadata, needed)
         self.internal_ip = instance.network_interfaces.apply(lambda interfaces: interfaces[0].network_ip or "")
+        self._snapshots(instance)
         self._register()
 
     def _deletion_policy(self) -> str:
@@ -274,6 +287,8 @@ class RayHead(Part):
                 ),
                 idle_minutes=args.settings.idle_minutes,
                 labels=site.labels,
+                machine=args.settings,
+                cloud_logging=args.settings.cloud_logging,
             )
         )
 
@@ -295,12 +310,14 @@ class RayHead(Part):
                 initialize_params=compute.InstanceBootDiskInitializeParamsArgs(
                     image=args.settings.boot_image,
                     size=args.settings.disk_gb,
-                    type="pd-balanced",
+                    type=args.settings.disk_type or disk_types(args.settings.machine_type)[0],
                     labels=dict(site.labels),
                 ),
             ),
             # Without an access configuration there is no external address.
-            network_interfaces=[compute.InstanceNetworkInterfaceArgs(subnetwork=args.subnet)],
+            network_interfaces=[
+                compute.InstanceNetworkInterfaceArgs(subnetwork=args.subnet, network_ip=self._address().address)
+            ],
             service_account=compute.InstanceServiceAccountArgs(email=head.email, scopes=list(SCOPES)),
             shielded_instance_config=compute.InstanceShieldedInstanceConfigArgs(
                 enable_secure_boot=True, enable_vtpm=True, enable_integrity_monitoring=True
@@ -327,8 +344,64 @@ class RayHead(Part):
                 "iap",
                 "oslogin",
                 needs=needed,
-                ignore_changes=[*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS],
+                ignore_changes=[*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS, OWN_ADDRESS],
             ),
+        )
+
+    def _address(self) -> compute.Address:
+        """Reserve the head's address, so that nodes and people find a head that is made again where the last one was."""
+        return compute.Address(
+            f"{self._name}-address",
+            project=self._site.project,
+            region=self._site.region,
+            name=self._site.names.address(self._args.head),
+            description=f"Head of Ray cluster {self.cluster_name}",
+            address_type="INTERNAL",
+            purpose="GCE_ENDPOINT",
+            subnetwork=self._args.subnet,
+            labels=self._site.labels,
+            deletion_policy=self._deletion_policy(),
+            opts=self._kept("compute"),
+        )
+
+    def _snapshots(self, instance: compute.Instance) -> None:
+        """Take a snapshot of the head's disk each day."""
+        args, site = self._args, self._site
+        if not args.settings.snapshot_days:
+            return
+        policy = compute.ResourcePolicy(
+            f"{self._name}-snapshots",
+            project=site.project,
+            region=site.region,
+            name=site.names.snapshots(args.head),
+            description=f"Snapshots of the head of Ray cluster {self.cluster_name}",
+            snapshot_schedule_policy=compute.ResourcePolicySnapshotSchedulePolicyArgs(
+                schedule=compute.ResourcePolicySnapshotSchedulePolicyScheduleArgs(
+                    daily_schedule=compute.ResourcePolicySnapshotSchedulePolicyScheduleDailyScheduleArgs(
+                        days_in_cycle=1, start_time=SNAPSHOT_START
+                    )
+                ),
+                retention_policy=compute.ResourcePolicySnapshotSchedulePolicyRetentionPolicyArgs(
+                    max_retention_days=args.settings.snapshot_days,
+                    # The snapshots of a head that was removed are what is left of it.
+                    on_source_disk_delete="KEEP_AUTO_SNAPSHOTS",
+                ),
+                snapshot_properties=compute.ResourcePolicySnapshotSchedulePolicySnapshotPropertiesArgs(
+                    labels=dict(site.labels), storage_locations=site.region
+                ),
+            ),
+            deletion_policy="DELETE",
+            opts=self._options("compute", delete_before_replace=True, ignore_changes=[SNAPSHOT_LABELS]),
+        )
+        compute.DiskResourcePolicyAttachment(
+            f"{self._name}-snapshots-of-disk",
+            project=site.project,
+            zone=args.zone,
+            name=policy.name,
+            # The boot disk has the machine's name. As an output, so that a head that is replaced has its new disk attached.
+            disk=instance.name,
+            deletion_policy="DELETE",
+            opts=self._options("compute", delete_before_replace=True),
         )
 
     def _ray_labels(self) -> dict[str, str]:

@@ -147,6 +147,11 @@ BOOT_IMAGE_PROJECTS: Final = frozenset(
 """Projects of Google's public images. https://cloud.google.com/compute/docs/images/os-details"""
 
 
+def disk_types(machine_type: str) -> tuple[str, ...]:
+    """Return the types that a boot disk of the machine can have, the usual one first."""
+    return ("pd-balanced", "pd-ssd", "pd-standard", "hyperdisk-balanced")
+
+
 def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
 

@@ -91,7 +91,9 @@ PATTERNS: Final[Mapping[str, Mapping[str, str | bool | None]]] = {
         "updateTime": None,
     },
     "gcp:billing/budget:Budget": _NAMED_BY_GOOGLE,
+    "gcp:compute/address:Address": _located("regions/{region}/addresses", address=None, users=None),
     "gcp:compute/disk:Disk": _located("zones/{zone}/disks"),
+    "gcp:compute/diskResourcePolicyAttachment:DiskResourcePolicyAttachment": {"id": "{project}/{zone}/{disk}/{name}"},
     "gcp:compute/firewall:Firewall": _located("global/firewalls"),
     "gcp:compute/instance:Instance": _located(
         "zones/{zone}/instances",
@@ -102,6 +104,7 @@ PATTERNS: Final[Mapping[str, Mapping[str, str | bool | None]]] = {
         tagsFingerprint=None,
     ),
     "gcp:compute/network:Network": _located("global/networks", networkId=None, numericId=None),
+    "gcp:compute/resourcePolicy:ResourcePolicy": _located("regions/{region}/resourcePolicies"),
     "gcp:compute/router:Router": _located("regions/{region}/routers"),
     "gcp:compute/routerNat:RouterNat": {"id": "{project}/{region}/{router}/{name}"},
     "gcp:compute/subnetwork:Subnetwork": _located(

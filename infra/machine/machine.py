@@ -371,7 +371,10 @@ def command_start_node(_: argparse.Namespace) -> None:
     lines = [f"{name}={quote_for_systemd(value)}\n" for name, value in values.items()]
     write_file(NODE_ENVIRONMENT, "".join(lines), 0o600)
     prepare()
-    systemctl("restart", NODE_UNIT)
+    try:
+        systemctl("restart", NODE_UNIT)
+    except subprocess.CalledProcessError:
+        raise SystemExit(f"runtime-ray: {NODE_UNIT} does not start; `journalctl -u {NODE_UNIT}` says why") from None
     deadline = time.monotonic() + START_PATIENCE_S
     while not listens(RAYLET_PORT):
         if time.monotonic() > deadline:

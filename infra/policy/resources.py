@@ -12,6 +12,7 @@ from infra.check.recording import Registration, Secret, Unknown
 from infra.naming import MAKER, MANAGED_BY, STACK_LABEL
 from infra.policy.base import (
     ACCOUNT,
+    ADDRESS,
     AGENT,
     BUCKET,
     CLAIM,
@@ -24,6 +25,7 @@ from infra.policy.base import (
     QUOTA,
     REPOSITORY,
     REPOSITORY_GRANT,
+    SCHEDULE,
     SECRET,
     SECRET_GRANT,
     SERVICE,
@@ -49,7 +51,7 @@ from infra.settings.rules import PRIVATE, quantity
 HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ACCOUNT)
 """Types whose loss loses tasks, data or grants: a new service account under an old name has no grants."""
 
-LABELLED: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET)
+LABELLED: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ADDRESS)
 
 APIS: Final[Mapping[str, str]] = {
     "billing": "billingbudgets",
@@ -328,6 +330,28 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "runs as an account that is not known before `up`", "make an account for it"
         elif isinstance(email, str) and not is_own_account(graph, f"serviceAccount:{email}"):
             yield each, f"runs as `{email}`, which is no account of this stack", "make an account for it"
+
+
+def find_open_addresses(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Reserved addresses are of the subnet; an external one would be a way in."""
+    for each in graph.of_type(ADDRESS):
+        if not may_be(each.inputs.get("addressType"), "INTERNAL"):
+            yield each, "is an external address", 'set `address_type="INTERNAL"`'
+
+
+def find_other_schedules(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """A resource policy takes snapshots and keeps them in the stack's regions. Others stop and move machines."""
+    for each in graph.of_type(SCHEDULE):
+        snapshots = each.inputs.get("snapshotSchedulePolicy")
+        others = sorted(key for key, value in each.inputs.items() if key.endswith("Policy") and value)
+        for key in others:
+            if key not in ("snapshotSchedulePolicy", "deletionPolicy"):
+                yield each, f"has a `{key}`", "take snapshots, and nothing else"
+        place = get(get(snapshots, "snapshotProperties"), "storageLocations")
+        if not isinstance(snapshots, Unknown) and not place:
+            yield each, "does not say where snapshots are kept", "set `storage_locations`"
+        elif isinstance(place, str) and bounds.regions is not None and place.lower() not in bounds.regions:
+            yield each, f"keeps snapshots in `{place}`, allowed are {', '.join(sorted(bounds.regions))}", None
 
 
 def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:

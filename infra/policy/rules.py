@@ -44,6 +44,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "no-expiry": resources.find_expiring_subscriptions,
     "retention": resources.find_short_retention,
     "closed-instances": resources.find_open_instances,
+    "closed-addresses": resources.find_open_addresses,
+    "snapshots-only": resources.find_other_schedules,
     "closed-firewalls": resources.find_open_firewalls,
     "no-secret-values": resources.find_secret_values,
     "buckets": resources.find_open_buckets,

@@ -15,7 +15,7 @@ from infra.machine.machine import PUBLIC_KEY_MARK
 from infra.render import units
 from infra.render.cluster import HEAD_TYPE, Cluster, chips_per_host, partial_url
 from infra.render.startup import node_metadata
-from infra.settings.model import Capacity, PoolSettings
+from infra.settings.model import Capacity, MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
 
 SSH_USER: Final = "ray"
@@ -45,7 +45,6 @@ def render_autoscaler(cluster: Cluster) -> str:
 def autoscaler_fields(cluster: Cluster) -> dict[str, Any]:
     if HEAD_TYPE in cluster.pools:
         raise InvalidValue("pool", HEAD_TYPE, "any other name: this one is the head's own type")
-    metadata = _node_metadata(cluster)
     return {
         "cluster_name": cluster.name,
         "max_workers": cluster.max_workers,
@@ -66,7 +65,7 @@ def autoscaler_fields(cluster: Cluster) -> dict[str, Any]:
         "head_node_type": HEAD_TYPE,
         "available_node_types": {
             HEAD_TYPE: _head_type(cluster),
-            **{name: _pool_type(cluster, pool, metadata) for name, pool in sorted(cluster.pools.items())},
+            **_pool_types(cluster),
         },
         "file_mounts": {},
         "cluster_synced_files": [],
@@ -92,6 +91,20 @@ def _head_type(cluster: Cluster) -> dict[str, Any]:
     }
 
 
+def _pool_types(cluster: Cluster) -> dict[str, Any]:
+    """Return the pools' node types; those with equal settings share one metadata object, which YAML writes once."""
+    known: list[tuple[MachineSettings, dict[str, str]]] = []
+    types = {}
+    for name, pool in sorted(cluster.pools.items()):
+        machine = cluster.machine_of(pool)
+        metadata = next((each for its, each in known if its == machine), None)
+        if metadata is None:
+            metadata = _node_metadata(cluster, machine)
+            known.append((machine, metadata))
+        types[name] = _pool_type(cluster, pool, metadata)
+    return types
+
+
 def _pool_type(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
     return {
         "min_workers": pool.min,
@@ -102,6 +115,7 @@ def _pool_type(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -
             # Only for the first host of each slice; Ray removes it from the others.
             f"TPU-{pool.accelerator}-head": 1,
         },
+        **({"labels": dict(sorted(pool.labels.items()))} if pool.labels else {}),
         "node_config": _node_config(cluster, pool, metadata),
     }
 
@@ -127,15 +141,14 @@ def _node_config(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str])
     }
 
 
-def _node_metadata(cluster: Cluster) -> dict[str, str]:
-    """Return metadata that all pools share as one object, so that YAML writes it once and then refers to it."""
+def _node_metadata(cluster: Cluster, machine: MachineSettings) -> dict[str, str]:
     return {
         # OS Login ignores keys in the metadata, and this node admits only the head.
         "enable-oslogin": "FALSE",
         "block-project-ssh-keys": "TRUE",
         "enable-guest-attributes": "TRUE",
         "ssh-keys": f"{SSH_USER}:{PUBLIC_KEY_MARK}",
-        **node_metadata(cluster),
+        **node_metadata(cluster, machine),
     }
 
 

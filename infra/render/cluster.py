@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from infra.settings.model import PoolSettings
+from infra.settings.model import ContainerSettings, MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
 
 HEAD_TYPE: Final = "ray_head"
@@ -64,10 +64,26 @@ class Cluster:
     secrets: tuple[SecretReference, ...] = ()
     idle_minutes: int = 10
     labels: Mapping[str, str] = field(default_factory=dict)
+    machine: MachineSettings = MachineSettings()
+    """Settings of the head, which pools inherit."""
+    cloud_logging: bool = True
 
     @property
     def max_workers(self) -> int:
         return sum(pool.max for pool in self.pools.values())
+
+    def machine_of(self, pool: PoolSettings) -> MachineSettings:
+        """Return the settings of a pool's nodes, with those of the head that the pool leaves out."""
+        ours, its = self.machine, pool.container
+        return MachineSettings(
+            variables={**ours.variables, **pool.variables},
+            setup=(ours.setup if pool.setup is None else pool.setup) or None,
+            container=ContainerSettings(
+                shm_size=its.shm_size,
+                mounts=ours.container.mounts if its.mounts is None else its.mounts,
+                options=ours.container.options if its.options is None else its.options,
+            ),
+        )
 
 
 def chips_per_host(accelerator: str) -> int:

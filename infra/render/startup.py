@@ -15,7 +15,7 @@ from typing import Final
 from infra.machine.machine import AUTOSCALER_KEY, MANIFEST_KEY
 from infra.render import units
 from infra.render.cluster import PORTS, Cluster
-from infra.settings.model import PoolSettings
+from infra.settings.model import MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
 from runtime.outputs import ClusterOutput, StackOutputs, encode_outputs
 
@@ -89,7 +89,7 @@ def pool_outputs(pools: Mapping[str, PoolSettings]) -> dict[str, object]:
 def head_files(cluster: Cluster, autoscaler: str, config_sha256: str) -> list[InstalledFile]:
     reaper, reaper_timer = units.render_reaper(cluster)
     return [
-        *_shared_files(cluster),
+        *_shared_files(cluster, cluster.machine),
         InstalledFile(key=AUTOSCALER_KEY, path=units.AUTOSCALER_FILE, text=autoscaler, mode="0600", live=True),
         InstalledFile(
             key="ray-contract", path=units.CONTRACT_FILE, text=render_contract(cluster, config_sha256), live=True
@@ -107,7 +107,10 @@ def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict
     Raises `InvalidValue` for a text that is too long for the metadata.
     """
     files = head_files(cluster, autoscaler, config_sha256)
-    metadata = {STARTUP_KEY: render_head_script(config_sha256), **_as_metadata(files)}
+    metadata = {
+        STARTUP_KEY: render_head_script(config_sha256, has_setup=bool(cluster.machine.setup)),
+        **_as_metadata(files),
+    }
     for key, text in metadata.items():
         if len(text.encode()) > METADATA_LIMIT_BYTES:
             raise InvalidValue(
@@ -119,12 +122,14 @@ def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict
     return metadata
 
 
-def node_metadata(cluster: Cluster) -> dict[str, str]:
-    service = _unit("ray-node-service", units.NODE_UNIT, units.render_node_service(cluster))
-    return {STARTUP_KEY: render_node_script(), **_as_metadata([*_shared_files(cluster), service])}
+def node_metadata(cluster: Cluster, machine: MachineSettings) -> dict[str, str]:
+    service = _unit("ray-node-service", units.NODE_UNIT, units.render_node_service(cluster, machine))
+    return {STARTUP_KEY: render_node_script(), **_as_metadata([*_shared_files(cluster, machine), service])}
 
 
-def render_head_script(config_sha256: str) -> str:
+def render_head_script(config_sha256: str, *, has_setup: bool = False) -> str:
+    own = (f"/etc/systemd/system/{units.HEAD_UNIT}", units.START_SCRIPT, *([units.SETUP_SCRIPT] if has_setup else []))
+    ray_files = " ".join(path.lstrip("/") for path in own)
     return (
         _PREAMBLE
         + f"""
@@ -138,7 +143,7 @@ main() {{
   # Before anything is waited for, so that a corrected setting arrives while this script still waits.
   systemctl restart {units.WATCH_UNIT}
   "${{MACHINE}}" wait
-  start_unit {units.HEAD_UNIT} etc/systemd/system/{units.HEAD_UNIT} {units.START_SCRIPT.lstrip("/")}
+  start_unit {units.HEAD_UNIT} {ray_files}
   systemctl start {units.REAPER_TIMER} {units.SECRETS_TIMER}
   "${{MACHINE}}" ready
 }}
@@ -226,16 +231,27 @@ start_unit() {{
 """
 
 
-def _shared_files(cluster: Cluster) -> list[InstalledFile]:
+def _shared_files(cluster: Cluster, machine: MachineSettings) -> list[InstalledFile]:
     secrets, secrets_timer = units.render_secrets(cluster)
+    start = units.render_start_script(cluster, machine)
     return [
+        *_setup_files(machine),
         InstalledFile(key=MACHINE_KEY, path=units.MACHINE, text=render_machine(), mode="0755"),
         InstalledFile(
             key="ray-settings", path="/etc/runtime-ray/settings.json", text=render_settings(cluster), live=True
         ),
-        InstalledFile(key="ray-start", path=units.START_SCRIPT, text=units.render_start_script(), mode="0755"),
+        InstalledFile(key="ray-start", path=units.START_SCRIPT, text=start, mode="0755"),
         _unit("ray-secrets-service", "runtime-ray-secrets.service", secrets),
         _unit("ray-secrets-timer", units.SECRETS_TIMER, secrets_timer),
+    ]
+
+
+def _setup_files(machine: MachineSettings) -> list[InstalledFile]:
+    if not machine.setup:
+        return []
+    return [
+        InstalledFile(key="ray-setup", path=units.SETUP_SCRIPT, text=units.render_setup(machine.setup), mode="0755"),
+        InstalledFile(key="ray-run-setup", path=units.RUN_SETUP, text=units.render_run_setup(), mode="0755"),
     ]
 
 

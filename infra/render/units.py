@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from infra.render.cluster import PORTS, Cluster
+from infra.settings.model import MachineSettings
 
 MACHINE: Final = "/opt/runtime-ray/machine.py"
 START_SCRIPT: Final = "/opt/runtime-ray/start-ray"
+SETUP_SCRIPT: Final = "/opt/runtime-ray/setup"
+RUN_SETUP: Final = "/opt/runtime-ray/run-setup"
 AUTOSCALER_FILE: Final = "/etc/runtime-ray/config/autoscaler.yaml"
 CONTRACT_FILE: Final = "/etc/runtime-ray/config/contract.json"
 PRIVATE_KEY: Final = "/etc/runtime-ray/ssh/id_ed25519"
@@ -20,7 +23,13 @@ REAPER_TIMER: Final = "runtime-ray-reaper.timer"
 SECRETS_TIMER: Final = "runtime-ray-secrets.timer"
 NODE_UNIT: Final = "runtime-ray-node.service"
 
-_LOGS: Final = "--log-driver=json-file --log-opt=max-size=50m --log-opt=max-file=5"
+_LOCAL_LOGS: Final = "--log-driver=json-file --log-opt=max-size=50m --log-opt=max-file=5"
+_CLOUD_LOGS: Final = (
+    # Docker's own driver needs no agent on the machine, and `docker logs` reads the cache that Docker keeps beside it.
+    # https://docs.docker.com/engine/logging/drivers/gcplogs/, https://docs.docker.com/engine/logging/dual-logging/
+    "--log-driver=gcplogs --log-opt=gcp-project={project} --log-opt=mode=non-blocking "
+    "--log-opt=cache-max-size=50m --log-opt=cache-max-file=5"
+)
 _LIMITS: Final = "--ulimit=memlock=-1:-1 --ulimit=nofile=1048576:1048576 --pids-limit=-1"
 _DROP_OLD_SESSIONS: Final = (
     "/usr/bin/find /var/lib/runtime-ray -mindepth 1 -maxdepth 1 -name session_* -mtime +7 -exec rm -rf {} +"
@@ -37,20 +46,22 @@ LimitMEMLOCK=infinity"""
 
 def render_head_service(cluster: Cluster) -> str:
     run = _docker_run(
-        "--shm-size=8g",
+        f"--shm-size={cluster.machine.container.shm_size or '8g'}",
         "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro",
         "--volume=/etc/runtime-ray/ssh:/etc/runtime-ray/ssh:ro",
         # Only the first version of the autoscaler reads its file again every few seconds, without dropping anything.
         "--env=RAY_enable_autoscaler_v2=0",
         # The autoscaler never resets its count of errors: by default it would give up after the sixth, months later.
         "--env=AUTOSCALER_MAX_NUM_FAILURES=1000000000",
-        image=cluster.image,
+        cluster=cluster,
+        settings=cluster.machine,
         machine="head",
     )
     return _service(
         f"Head of Ray cluster {cluster.name}",
         f"""\
         ExecStartPre={MACHINE} wait
+        {_setup(cluster.machine)}
         ExecStartPre=-/usr/bin/docker rm --force ray
         ExecStartPre=-{_DROP_OLD_SESSIONS}
         ExecStart={run}
@@ -61,14 +72,15 @@ def render_head_service(cluster: Cluster) -> str:
     )
 
 
-def render_node_service(cluster: Cluster) -> str:
+def render_node_service(cluster: Cluster, settings: MachineSettings) -> str:
     run = _docker_run(
         # TPUs are devices of the host, and libtpu locks its buffers into memory.
         "--privileged",
         # A limit, not a reservation: Ray's object store takes only the memory that it uses.
-        "--shm-size=200g",
+        f"--shm-size={settings.container.shm_size or '200g'}",
         "--env=RAY_HEAD_IP --env=RAY_OVERRIDE_RESOURCES --env=RAY_OVERRIDE_LABELS",
-        image=cluster.image,
+        cluster=cluster,
+        settings=settings,
         machine="node",
     )
     return _service(
@@ -76,12 +88,47 @@ def render_node_service(cluster: Cluster) -> str:
         f"""\
         EnvironmentFile=/etc/runtime-ray/node.env
         ExecStartPre={MACHINE} wait
+        {_setup(settings)}
         ExecStartPre=-/usr/bin/docker rm --force ray
         ExecStart={run}
         {_SUPERVISION}
         StandardOutput=null
         """,
     )
+
+
+def _setup(settings: MachineSettings) -> str:
+    # The unit's own output goes nowhere; `systemd-cat` puts the script's into the unit's journal.
+    return f"ExecStartPre=/usr/bin/systemd-cat --identifier=runtime-ray-setup {RUN_SETUP}" if settings.setup else ""
+
+
+def render_setup(setup: str) -> str:
+    """Render the script of the settings: as it is if it names its interpreter, else as Bash that stops at an error."""
+    head = "" if setup.startswith("#!") else "#!/bin/bash\nset -euo pipefail\n"
+    return f"{head}{setup}" if setup.endswith("\n") else f"{head}{setup}\n"
+
+
+def render_run_setup() -> str:
+    """Render the program that runs the set-up script unless this machine has run it."""
+    return f"""\
+#!/bin/bash
+# Runs the set-up script once on this machine, and again after its text has changed.
+set -euo pipefail
+
+readonly SETUP="${{RUNTIME_RAY_ROOT:-}}{SETUP_SCRIPT}"
+
+now="$(sha256sum <"${{SETUP}}")"
+if [[ -e "${{SETUP}}.done" && "$(cat "${{SETUP}}.done")" == "${{now}}" ]]; then
+  exit 0
+fi
+status=0
+"${{SETUP}}" </dev/null || status=$?
+if ((status)); then
+  echo "runtime-ray: the set-up script failed with exit ${{status}}; Ray does not start before it succeeds" >&2
+  exit "${{status}}"
+fi
+echo "${{now}}" >"${{SETUP}}.done"
+"""
 
 
 def render_watch_service(cluster: Cluster) -> str:
@@ -100,7 +147,7 @@ def render_reaper(cluster: Cluster) -> tuple[str, str]:
     """Render the service that removes dead nodes, and its timer."""
     title = f"Removes dead TPU nodes of Ray cluster {cluster.name}"
     command = (
-        f"/usr/bin/docker run --rm --name=runtime-ray-reaper --network=host --user=0 {_LOGS} "
+        f"/usr/bin/docker run --rm --name=runtime-ray-reaper --network=host --user=0 {_logs(cluster)} "
         "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro "
         f"--env=RUNTIME_OUTPUTS={CONTRACT_FILE} --entrypoint=runtime {shlex.quote(cluster.image)} "
         f"cluster reap --cluster {shlex.quote(cluster.key)}"
@@ -115,8 +162,10 @@ def render_secrets(cluster: Cluster) -> tuple[str, str]:
     return service, _timer(title, first="15min", every="15min")
 
 
-def render_start_script() -> str:
-    """Render the container's script for heads and nodes: it exports the secrets and starts Ray in the foreground."""
+def render_start_script(cluster: Cluster, settings: MachineSettings) -> str:
+    """Render the container's script for heads and nodes: it exports secrets and variables, and starts Ray in the foreground."""
+    # The names are those of variables, and the values are quoted for a shell.
+    variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.variables.items()))
     shared = {
         "node-manager-port": "node_manager",
         "object-manager-port": "object_manager",
@@ -137,7 +186,7 @@ if [[ -r /run/runtime-ray/environment ]]; then
   # shellcheck source=/dev/null
   source /run/runtime-ray/environment
 fi
-
+{variables}
 export RAY_ROTATION_MAX_BYTES=$((100 * 1024 * 1024))
 export RAY_ROTATION_BACKUP_COUNT=5
 
@@ -166,23 +215,41 @@ case "${{1:?head or node}}" in
     ;;
 esac
 
-exec ray start "${{options[@]}}"
+{_FORWARD if cluster.cloud_logging else ""}exec ray start "${{options[@]}}"
 """
+
+
+_FORWARD: Final = """\
+# Ray's processes log into files; this copies their lines to the container's output, which goes to Cloud Logging. Without
+# the link to the session before, `tail` asks every second for the files of the one that begins now.
+readonly session="${RAY_TMPDIR:-/tmp}/ray/session_latest"
+rm -f "${session}"
+tail --follow=name --retry --lines=+1 --quiet --pid="$$" "${session}"/logs/{monitor,gcs_server,raylet}.{log,out,err} 2>/dev/null &
+
+"""
+
+
+def _logs(cluster: Cluster) -> str:
+    return _CLOUD_LOGS.format(project=shlex.quote(cluster.project)) if cluster.cloud_logging else _LOCAL_LOGS
 
 
 def _options(names: Mapping[str, str], *, indent: int = 2) -> str:
     return "\n".join(f"{' ' * indent}--{option}={PORTS[port]}" for option, port in names.items())
 
 
-def _docker_run(*options: str, image: str, machine: str) -> str:
+def _docker_run(*options: str, cluster: Cluster, settings: MachineSettings, machine: str) -> str:
     # Folders, not files: the container would keep seeing the old file after a replacement.
     volumes = (
         "--volume=/run/runtime-ray:/run/runtime-ray:ro --volume=/opt/runtime-ray:/opt/runtime-ray:ro "
         "--volume=/var/lib/runtime-ray:/tmp/ray"
     )
+    container = settings.container
+    # `machine_rules` admits no character that systemd or a shell reads. Docker takes the last of two limits.
+    own = "".join(f" {each}" for each in container.options or ())
+    own += "".join(f" --volume={each}" for each in container.mounts or ())
     return (
-        f"/usr/bin/docker run --rm --init --name=ray --network=host --user=0 {_LOGS} {_LIMITS} {' '.join(options)} "
-        f"{volumes} --entrypoint=/bin/bash {shlex.quote(image)} {START_SCRIPT} {machine}"
+        f"/usr/bin/docker run --rm --init --name=ray --network=host --user=0 {_logs(cluster)} {_LIMITS} "
+        f"{' '.join(options)} {volumes}{own} --entrypoint=/bin/bash {shlex.quote(cluster.image)} {START_SCRIPT} {machine}"
     )
 
 
@@ -193,7 +260,7 @@ def _oneshot(description: str, command: str, *, needs_docker: bool = True) -> st
 
 def _service(description: str, body: str, *, needs_docker: bool = True) -> str:
     after = "network-online.target docker.service" if needs_docker else "network-online.target"
-    lines = "\n".join(line.strip() for line in body.strip().splitlines())
+    lines = "\n".join(line.strip() for line in body.splitlines() if line.strip())
     return f"""\
 [Unit]
 Description={description}

@@ -45,6 +45,8 @@ class NetworkSettings:
     """Self-link of an existing subnet; then the stack makes no network."""
     network: str | None = None
     """Self-link of the network of `subnet`; by default the network of the same name, as automatic subnets have it."""
+    flow_logs: bool = False
+    """Whether Google logs the connections of the subnet's machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,31 @@ class SecretSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
+class ContainerSettings:
+    """Settings of the container that Ray runs in. What a pool leaves out is its head's, except `shm_size`."""
+
+    shm_size: str | None = None
+    """Most shared memory: `8g` on a head and `200g` on a node by default. Sizes follow the machine, so pools never take
+    their head's."""
+    mounts: tuple[str, ...] | None = None
+    """`/host/path:/container/path`, or with `:ro` behind it"""
+    options: tuple[str, ...] | None = None
+    """Further options of `docker run`, `--name=value`; `machine_rules` has those that are allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSettings:
+    """Settings that a head and its pools share; a pool that leaves one out has its head's."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every process of Ray. A pool adds its own to the head's."""
+    setup: str | None = None
+    """Script that each machine runs once as root, before it starts Ray; empty: none, whatever the head has."""
+    container: ContainerSettings = ContainerSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings(MachineSettings):
     accelerator: str
     """`v4-8`, `v5litepod-1` …"""
     runtime_version: str
@@ -122,20 +148,28 @@ class PoolSettings:
     cpus: int = 120
     """CPUs that Ray may hand out; a node has about twice as many, and Ray enforces nothing."""
     reservation: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Ray's labels of the nodes, which `label_selector` finds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSettings:
+class HeadSettings(MachineSettings):
     image: str
     """Cluster image by digest: `HOST/PROJECT/REPOSITORY/NAME@sha256:…`."""
     machine_type: str = "n2-standard-8"
     disk_gb: int = 200
+    disk_type: str | None = None
+    """The usual one of the machine by default."""
+    snapshot_days: int = 0
+    """Days that a daily snapshot of the disk is kept; 0: none is taken."""
     boot_image: str = "projects/debian-cloud/global/images/debian-12-bookworm-v20260915"
     """A version, never a family: a family would replace the head on its own day."""
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
     """Names of `secrets` that become variables of every process of the cluster."""
     idle_minutes: int = 10
+    cloud_logging: bool = True
+    """Whether the logs of Ray and the reaper go to Cloud Logging as well as to the machine's disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

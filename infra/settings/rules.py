@@ -9,12 +9,12 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from infra.gcp import catalog
 from infra.naming import OWN_LABELS
+from infra.settings.machine_rules import VARIABLE, find_container_problems, find_label_problems, find_machine_problems
 from infra.settings.model import (
     AccessSettings,
     AlertSettings,
@@ -22,6 +22,7 @@ from infra.settings.model import (
     Capacity,
     CiSettings,
     ClaimSettings,
+    ContainerSettings,
     HeadSettings,
     KubernetesSettings,
     NamespaceSettings,
@@ -35,7 +36,12 @@ from infra.settings.model import (
     SecretSettings,
     Settings,
 )
-from runtime.outputs import can_carry_secret
+from infra.settings.problems import find_misformed as _form
+from infra.settings.problems import find_out_of_range as _range
+from infra.settings.problems import find_repeated as _repeated
+from infra.settings.problems import find_unknown as _choice
+from infra.settings.problems import wrong
+from runtime.outputs import is_free_variable
 from runtime.schema import Problem, join, suggest
 
 DAY_S: Final = 86_400
@@ -72,7 +78,6 @@ _IMAGE_SOURCE: Final = re.compile(r"[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+")
 BOOT_IMAGE: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z][a-z0-9-]*)"
 )
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
 _MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
@@ -148,6 +153,12 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
         yield wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
     elif cidr.overlaps(_DOCKERS):
         yield wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
+    if network.flow_logs and network.subnet is not None:
+        yield Problem(
+            path=join(path, "flow_logs"),
+            message="is set beside `subnet`, and its owner says what is logged there",
+            hint="leave it out; `gcloud compute networks subnets update --enable-flow-logs` switches it on",
+        )
     yield from _form(network, path, "subnet", SUBNET, "a self-link, `projects/P/regions/R/subnetworks/N`")
     if network.network is not None and network.subnet is None:
         yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
@@ -193,9 +204,9 @@ def _registry(registry: RegistrySettings, path: str) -> Iterator[Problem]:
 
 def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
     where = join(path, "env")
-    if not _VARIABLE.fullmatch(secret.env):
+    if not VARIABLE.fullmatch(secret.env):
         yield wrong(where, secret.env, "the name of a variable: letters, digits and underscores, no digit first")
-    elif not can_carry_secret(secret.env):
+    elif not is_free_variable(secret.env):
         yield wrong(where, secret.env, "a variable that neither the system nor the runtime sets or obeys")
     for index, role in enumerate(secret.readers):
         if role not in READERS_OF:
@@ -232,6 +243,9 @@ def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
     yield from _boot_image_problems(head.boot_image, join(path, "boot_image"))
     yield from _name_problems(head.pools, join(path, "pools"))
     yield from _repeated(head.environment, join(path, "environment"))
+    yield from _range(head, path, "snapshot_days", 0, 65_535)
+    yield from _choice(head, path, "disk_type", catalog.disk_types(head.machine_type))
+    yield from find_machine_problems(head, path)
 
 
 def _machine_problems(machine_type: str, where: str) -> Iterator[Problem]:
@@ -278,6 +292,8 @@ def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
     yield from _range(pool, path, "cpus", 1, 1024)
     if pool.min > pool.max:
         yield wrong(join(path, "min"), pool.min, f"at most `max`, {pool.max}")
+    yield from find_machine_problems(pool, path)
+    yield from find_label_problems(pool.labels, join(path, "labels"))
 
 
 def _accelerator_problems(accelerator: str, where: str) -> Iterator[Problem]:
@@ -493,6 +509,7 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
     SecretSettings: _secret,
     HeadSettings: _head,
     PoolSettings: _pool,
+    ContainerSettings: find_container_problems,
     KubernetesSettings: _cluster,
     NamespaceSettings: _namespace,
     ClaimSettings: _claim,
@@ -505,33 +522,6 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
 
 
 # --- shared by the rules
-
-
-def wrong(path: str, value: object, allowed: str, hint: str | None = None) -> Problem:
-    """A problem of a value that has the right type."""
-    seen = "is empty" if value == "" else f"is `{value}`" if isinstance(value, str) else f"is {value}"
-    return Problem(path=path, message=f"{seen}, allowed is {allowed}", hint=hint)
-
-
-def _form(
-    value: object, path: str, key: str, pattern: re.Pattern[str], allowed: str, hint: str | None = None
-) -> Iterator[Problem]:
-    """Find a text that is set and does not have the form of `pattern`."""
-    text = getattr(value, key)
-    if text is not None and not pattern.fullmatch(text):
-        yield wrong(join(path, key), text, allowed, hint)
-
-
-def _choice(value: object, path: str, key: str, allowed: Sequence[str]) -> Iterator[Problem]:
-    text = getattr(value, key)
-    if text is not None and text not in allowed:
-        yield wrong(join(path, key), text, f"one of {', '.join(allowed)}", suggest(text, allowed))
-
-
-def _range(value: object, path: str, key: str, least: int, most: int) -> Iterator[Problem]:
-    number = getattr(value, key)
-    if not least <= number <= most:
-        yield Problem(path=join(path, key), message=f"is {number:,}, allowed are {least:,} to {most:,}")
 
 
 def _name_problems(members: Mapping[str, object], path: str) -> Iterator[Problem]:
@@ -558,12 +548,6 @@ def _label_problems(labels: Mapping[str, str], path: str) -> Iterator[Problem]:
             yield wrong(where, value, "at most 63 lower case letters, digits, `-` and `_`, no sign at the ends")
     if len(labels) > 60:
         yield Problem(path=path, message=f"has {len(labels)} labels, allowed are 60")
-
-
-def _repeated(values: tuple[str, ...], path: str) -> Iterator[Problem]:
-    for value, count in Counter(values).items():
-        if count > 1:
-            yield Problem(path=path, message=f"has `{value}` {count} times")
 
 
 def quantity(text: str) -> float:

@@ -13,7 +13,8 @@ from typing import Final
 from infra.gcp import catalog
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
 from infra.naming import Names
-from infra.settings.model import AccessSettings, PoolSettings, Settings
+from infra.settings.model import AccessSettings, HeadSettings, PoolSettings, Settings
+from infra.settings.problems import wrong
 from infra.settings.rules import (
     ACCELERATOR,
     BOOT_IMAGE,
@@ -24,7 +25,6 @@ from infra.settings.rules import (
     REPOSITORY,
     SMALLEST_SUBNET,
     SUBNET,
-    wrong,
 )
 from runtime.schema import Problem, suggest
 
@@ -85,10 +85,23 @@ def _heads(settings: Settings) -> Iterator[Problem]:
                 known = sorted(settings.secrets)
                 allowed = f"a name in `secrets`: {', '.join(known) or 'there is none'}"
                 yield wrong(f"heads.{name}.environment[{index}]", secret, allowed, suggest(secret, known))
+        yield from _taken_variable_problems(settings, name, head)
         yield from _head_image_problems(settings, f"heads.{name}.image", head.image)
         yield from _boot_image_problems(settings, f"heads.{name}.boot_image", head.boot_image)
         for pool_name, pool in head.pools.items():
             yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
+
+
+def _taken_variable_problems(settings: Settings, name: str, head: HeadSettings) -> Iterator[Problem]:
+    carriers = {settings.secrets[each].env: each for each in head.environment if each in settings.secrets}
+    places = {f"heads.{name}": head, **{f"heads.{name}.pools.{pool}": each for pool, each in head.pools.items()}}
+    for path, machine in places.items():
+        for variable in sorted(carriers.keys() & machine.variables.keys()):
+            yield Problem(
+                path=f"{path}.variables.{variable}",
+                message=f"is the variable of the secret `{carriers[variable]}`, which `environment` names",
+                hint="leave one of them out",
+            )
 
 
 def _pool_zone_problems(settings: Settings, path: str, pool: PoolSettings) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from runtime.errors import InvalidContract, NotPossible, RequestRefused, UnknownName
-from runtime.outputs import TO_ALL, MissingOutput, SecretOutput, StackOutputs, can_carry_secret
+from runtime.outputs import TO_ALL, MissingOutput, SecretOutput, StackOutputs, is_free_variable
 
 _PLAIN_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,39}")
 """Names that the Pulumi program takes. Any other unknown name may be a value that somebody put in its place."""
@@ -69,7 +69,7 @@ def check_variables(names: Sequence[str], granted: Mapping[str, SecretOutput], s
     seen: dict[str, str] = {}
     for name in names:
         variable = granted[name].env
-        if not can_carry_secret(variable):
+        if not is_free_variable(variable):
             problem = f"cannot be given to attempts: `{variable}` is a variable that no secret may set"
         elif seen.setdefault(variable, name) != name:
             problem = f"cannot be given to attempts: `{seen[variable]}` has the same variable, `{variable}`"

@@ -165,7 +165,10 @@ KINDS: Final[Mapping[str, Kind]] = {
     DISK: Kind(api="compute", fixed=("name", "zone", "type", "image", "snapshot", "description")),
     RESOURCE_POLICY: Kind(api="compute", fixed=("name", "region", "description", "snapshotSchedulePolicy")),
     "gcp:compute/diskResourcePolicyAttachment:DiskResourcePolicyAttachment": Kind(
-        api="compute", fixed=("name", "disk", "zone"), refers={"disk": DISK, "name": RESOURCE_POLICY}
+        # A boot disk has the name of its machine.
+        api="compute",
+        fixed=("name", "disk", "zone"),
+        refers={"disk": INSTANCE, "name": RESOURCE_POLICY},
     ),
     INSTANCE: Kind(
         api="compute",
@@ -178,6 +181,7 @@ KINDS: Final[Mapping[str, Kind]] = {
             "bootDisk.deviceName",
             "bootDisk.initializeParams",
             "bootDisk.source",
+            "networkInterfaces.*.networkIp",
             "scheduling.preemptible",
             "scheduling.provisioningModel",
         ),
@@ -642,7 +646,9 @@ def _invent(key: str, urn: str, serial: int) -> Any:
 
 
 def _give_address(world: World, outputs: dict[str, Any]) -> None:
-    """Assign an address in the subnet to every network interface that names one."""
+    """Assign an address in the subnet to a reservation, and to every network interface that names a subnet."""
+    if outputs.get("addressType") == "INTERNAL":
+        outputs["address"] = f"10.64.1.{2 + world.serial % 250}"
     for index, face in enumerate(outputs.get("networkInterfaces") or ()):
         subnet = next(
             (

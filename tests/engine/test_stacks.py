@@ -80,6 +80,46 @@ def test_marin_stacks_live_side_by_side_in_one_project(lab: Lab) -> None:
     assert lab.contract(MARIN[0])["clusters"]["main"]["pools"]["v4"]["max"] == 512
 
 
+def test_head_with_every_setting_of_its_own_is_made_left_alone_and_changed_in_place(lab: Lab) -> None:
+    lab.init("dev")
+    lab.set("dev", "zone", "us-central1-a")
+    lab.set("dev", "network.flow_logs", True)
+    lab.set(
+        "dev",
+        "heads.main",
+        {
+            "image": f"us-central1-docker.pkg.dev/my-lab-dev/dev-images/c@sha256:{'0' * 64}",
+            "variables": {"MARIN_PREFIX": 'gs://it\'s "$here"'},
+            "setup": "mkdir -p /mnt/cache\n",
+            "container": {"shm_size": "16g", "mounts": ["/mnt/cache:/cache"], "options": ["--ulimit=nproc=4096"]},
+            "disk_type": "pd-ssd",
+            "snapshot_days": 7,
+            "pools": {
+                "v5e": {"accelerator": "v5litepod-1", "runtime_version": "v2-alpha-tpuv5-lite", "labels": {"a": "b"}}
+            },
+        },
+    )
+    lab.up("dev", *PACK)
+    lab.run("up", "--yes", "--expect-no-changes", "--stack", "dev", *PACK)
+    made = {urn.rpartition("::")[2]: each for urn, each in lab.resources("dev").items()}
+    (face,) = made["main-head-vm"]["outputs"]["networkInterfaces"]
+    assert face["networkIp"] == made["main-head-address"]["outputs"]["address"]
+    assert lab.preview("dev", "--refresh") == []
+
+    lab.set("dev", "heads.main.variables", {"MARIN_PREFIX": "gs://there"})
+    lab.set("dev", "heads.main.snapshot_days", 0)
+    lab.set("dev", "labels", {"team": "second-day"})
+    steps = [step for step in lab.preview("dev", *PACK) if step.name.startswith("main-head")]
+    lab.up("dev", *PACK)
+
+    assert sorted((step.op, step.name) for step in steps) == [
+        ("delete", "main-head-snapshots"),
+        ("delete", "main-head-snapshots-of-disk"),
+        ("update", "main-head-address"),
+        ("update", "main-head-vm"),
+    ]
+
+
 def test_stack_that_goes_takes_nothing_from_its_neighbours(lab: Lab) -> None:
     for stack in ("one", "two"):
         lab.init(stack, file="dev")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pulumi
 import pytest
 
-from infra.check.recording import Recording, record
+from infra.check.plan import Action, plan
+from infra.check.recording import Recording, Registration, record
+from infra.check.validate import find_input_problems
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import (
@@ -292,6 +294,23 @@ def test_network_that_exists_is_used_and_not_touched(named: str | None, network:
         "subnet": subnet,
         "cidr": "10.8.0.0/16",
     }
+
+
+def test_network_logs_its_connections_only_if_asked_and_changes_in_place() -> None:
+    def subnet(recording: Recording) -> Registration:
+        return recording.named("gcp:compute/subnetwork:Subnetwork", "network-subnet")
+
+    silent, logged = record_network(), record_network(settings=NetworkSettings(flow_logs=True))
+
+    assert "logConfig" not in subnet(silent).inputs
+    assert subnet(logged).inputs["logConfig"] == {
+        "aggregationInterval": "INTERVAL_1_MIN",
+        "flowSampling": 0.5,
+        "metadata": "INCLUDE_ALL_METADATA",
+    }
+    assert find_input_problems("gcp:compute/subnetwork:Subnetwork", subnet(logged).inputs) == []
+    steps = {each.urn: each.action for each in plan(silent, logged) if each.action is not Action.SAME}
+    assert steps == {subnet(logged).urn: Action.UPDATE}
 
 
 # Accounts and people

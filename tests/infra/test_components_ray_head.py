@@ -10,19 +10,22 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.check.recording import Recording, Registration
+from infra.check.plan import Action, plan
+from infra.check.recording import UNKNOWN, Recording, Registration
 from infra.check.validate import find_input_problems
 from infra.components.ray_head import (
     BOOT_LABELS,
     HEAD_PERMISSIONS,
     IAP_RANGE,
+    OWN_ADDRESS,
     RAY_WRITES,
     REAPER_PERMISSIONS,
+    SNAPSHOT_LABELS,
     RayHead,
     RayHeadArgs,
     SecretVariable,
 )
-from infra.policy.base import Bounds
+from infra.policy.base import ADDRESS, SCHEDULE, SCHEDULED_DISK, Bounds
 from infra.policy.rules import apply_rules
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import PORTS, Cluster, SecretReference
@@ -109,7 +112,7 @@ def test_head_vm_is_closed_kept_and_what_ray_looks_for() -> None:
                 "labels": sample_site().labels,
             },
         },
-        "networkInterfaces": [{"subnetwork": SUBNET}],
+        "networkInterfaces": [{"subnetwork": SUBNET, "networkIp": UNKNOWN}],
         "serviceAccount": {
             "email": f"marin-main-head@{PROJECT}.iam.gserviceaccount.com",
             "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
@@ -135,7 +138,7 @@ def test_head_vm_is_closed_kept_and_what_ray_looks_for() -> None:
         "allowStoppingForUpdate": True,
     }
     assert (machine.protect, machine.delete_before_replace) == (True, True)
-    assert machine.ignore_changes == (*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS)
+    assert machine.ignore_changes == (*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS, OWN_ADDRESS)
 
 
 def test_head_metadata_has_the_boot_script_and_the_rendered_file_under_keys_of_their_own() -> None:
@@ -347,6 +350,105 @@ def test_two_heads_of_one_stack_share_no_name() -> None:
     ]
 
     assert len(physical) == len(set(physical))
+
+
+def test_head_has_a_reserved_address_of_the_subnet_that_is_protected_like_it() -> None:
+    recording = recorded()
+    address = recording.named(ADDRESS, "main-head-address")
+
+    assert address.inputs == {
+        "project": PROJECT,
+        "region": "us-west4",
+        "name": "marin-main-address",
+        "description": "Head of Ray cluster marin-main",
+        "addressType": "INTERNAL",
+        "purpose": "GCE_ENDPOINT",
+        "subnetwork": SUBNET,
+        "labels": sample_site().labels,
+        "deletionPolicy": "PREVENT",
+    }
+    assert address.protect
+    assert address.urn in vm(recording).property_dependencies["networkInterfaces"]
+
+
+def test_head_from_before_the_reservation_keeps_its_address_and_is_not_replaced() -> None:
+    now = recorded()
+    machine = vm(now)
+    before_inputs = {**machine.inputs, "networkInterfaces": [{"subnetwork": SUBNET}]}
+    before = Recording(
+        stack=now.stack,
+        resources=tuple(
+            dataclasses.replace(each, inputs=before_inputs, ignore_changes=()) if each is machine else each
+            for each in now.resources
+            if each.type != ADDRESS
+        ),
+        outputs={},
+    )
+
+    steps = {each.urn: each.action for each in plan(before, now) if each.action is not Action.SAME}
+
+    assert steps == {now.named(ADDRESS, "main-head-address").urn: Action.CREATE}
+
+
+def test_head_without_snapshot_days_has_no_schedule() -> None:
+    assert not [each for each in of_head(recorded()) if each.type in (SCHEDULE, SCHEDULED_DISK)]
+
+
+def test_head_with_snapshot_days_has_its_disk_on_a_schedule() -> None:
+    recording = recorded(settings=dataclasses.replace(SETTINGS, snapshot_days=14))
+    schedule = recording.named(SCHEDULE, "main-head-snapshots")
+    attached = recording.named(SCHEDULED_DISK, "main-head-snapshots-of-disk")
+
+    assert schedule.inputs["snapshotSchedulePolicy"] == {
+        "schedule": {"dailySchedule": {"daysInCycle": 1, "startTime": "09:00"}},
+        "retentionPolicy": {"maxRetentionDays": 14, "onSourceDiskDelete": "KEEP_AUTO_SNAPSHOTS"},
+        "snapshotProperties": {"labels": sample_site().labels, "storageLocations": "us-west4"},
+    }
+    assert schedule.ignore_changes == (SNAPSHOT_LABELS,)
+    assert (attached.inputs["disk"], attached.inputs["name"]) == (vm(recording).inputs["name"], schedule.inputs["name"])
+    assert vm(recording).urn in attached.property_dependencies["disk"]
+    for each in (schedule, attached):
+        assert find_input_problems(each.type, each.inputs) == []
+    others = frozenset({*sample_args().reapers.values(), *sample_args().operators.values()})
+    assert apply_rules(recording.resources, Bounds(people=others, regions=frozenset({"us-west4"}))) == []
+
+
+def test_head_that_is_replaced_has_its_new_disk_on_the_schedule() -> None:
+    settings = dataclasses.replace(SETTINGS, snapshot_days=14)
+    newer = dataclasses.replace(settings, boot_image=settings.boot_image.replace("v20260915", "v20261001"))
+
+    steps = {each.urn: each.action for each in plan(recorded(settings=settings), recorded(settings=newer))}
+
+    replaced = {urn.rpartition("::")[2] for urn, action in steps.items() if action is Action.REPLACE}
+    assert replaced == {"main-head-vm", "main-head-snapshots-of-disk"}
+
+
+@pytest.mark.parametrize(
+    ("change", "replaced"),
+    [({"disk_type": "pd-ssd"}, {"main-head-vm"}), ({"disk_gb": 300}, set()), ({"setup": "id\n"}, set())],
+)
+def test_change_of_a_head_replaces_it_only_if_its_disk_cannot_change(
+    change: dict[str, Any], replaced: set[str]
+) -> None:
+    now = recorded(settings=dataclasses.replace(SETTINGS, **change))
+
+    steps = plan(recorded(), now)
+
+    assert {each.urn.rpartition("::")[2] for each in steps if each.action is Action.REPLACE} == replaced
+
+
+def test_settings_of_head_and_pools_reach_the_metadata() -> None:
+    pool = dataclasses.replace(V5E, variables={"B": "pool"})
+    settings = dataclasses.replace(
+        SETTINGS, variables={"A": "x y"}, setup="echo 1\n", cloud_logging=False, pools={"v5e": pool}
+    )
+
+    metadata = vm(recorded(settings=settings)).inputs["metadata"]
+
+    assert "export A='x y'\n" in metadata["ray-start"]
+    assert "export B=pool\n" in metadata["ray-autoscaler"]
+    assert metadata["ray-setup"] == "#!/bin/bash\nset -euo pipefail\necho 1\n"
+    assert "--log-driver=json-file" in metadata["ray-head-service"]
 
 
 def test_head_can_be_made_without_apis_secrets_or_people() -> None:

@@ -138,7 +138,12 @@ WRONG: list[tuple[str, Any, str, str]] = [
     # types and keys
     ("regoin", "us-west4", "regoin", "did you mean `region`?"),
     ("queues/default/ack_deadline", 60, "queues.default.ack_deadline", "did you mean `ack_deadline_s`?"),
-    ("heads/main/pools/v5e/maximum", 3, "heads.main.pools.v5e.maximum", "allowed are accelerator, capacity, cpus"),
+    (
+        "heads/main/pools/v5e/maximum",
+        3,
+        "heads.main.pools.v5e.maximum",
+        "allowed are accelerator, capacity, container, cpus",
+    ),
     ("queues/default/ack_deadline_s", 1.5, "queues.default.ack_deadline_s", "is 1.5, allowed is a whole number"),
     ("queues/default/ack_deadline_s", True, "queues.default.ack_deadline_s", "is true, allowed is a whole number"),
     ("queues/default/ack_deadline_s", "soon", "queues.default.ack_deadline_s", "is `soon`"),

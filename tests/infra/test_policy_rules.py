@@ -303,6 +303,21 @@ def strays(lab: Lab) -> None:
     lab.instance(zone="europe-west4-b")
 
 
+def address(lab: Lab, kind: str | None) -> None:
+    gcp.compute.Address("lab-address", address_type=kind, labels=LABELS, opts=lab.opts())
+
+
+def schedule(lab: Lab, **properties: Any) -> None:
+    daily = {"daily_schedule": {"days_in_cycle": 1, "start_time": "09:00"}}
+    snapshots: Any = {"schedule": daily, "snapshot_properties": properties}
+    gcp.compute.ResourcePolicy("lab-schedule", snapshot_schedule_policy=snapshots, opts=lab.opts())
+
+
+def stops_machines(lab: Lab) -> None:
+    stop: Any = {"time_zone": "UTC", "vm_stop_schedule": {"schedule": "0 9 * * *"}}
+    gcp.compute.ResourcePolicy("lab-schedule", instance_schedule_policy=stop, opts=lab.opts())
+
+
 def waits_for_api(lab: Lab) -> None:
     service = gcp.projects.Service("lab-pubsub", service="pubsub.googleapis.com", opts=lab.opts())
     topic = lab.topic("tasks", depends_on=[service])
@@ -356,6 +371,8 @@ KEPT: list[tuple[str, Program]] = [
     ("no-expiry", queue),
     ("retention", queue),
     ("closed-instances", lambda lab: lab.instance()),
+    ("closed-addresses", lambda lab: address(lab, "INTERNAL")),
+    ("snapshots-only", lambda lab: schedule(lab, storage_locations="us-west4")),
     ("closed-firewalls", lambda lab: lab.firewall()),
     ("closed-firewalls", lambda lab: lab.firewall(source_ranges=["10.64.0.0/20"])),
     ("closed-firewalls", lambda lab: lab.firewall(source_ranges=["0.0.0.0/0"], direction="EGRESS")),
@@ -461,6 +478,17 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
         "closed-instances",
         lambda lab: lab.instance(metadata={"block-project-ssh-keys": "FALSE"}),
         [("lab-vm", "has another value of the metadata `block-project-ssh-keys` than `true`")],
+    ),
+    ("closed-addresses", lambda lab: address(lab, "EXTERNAL"), [("lab-address", "is an external address")]),
+    ("closed-addresses", lambda lab: address(lab, None), [("lab-address", "is an external address")]),
+    ("snapshots-only", schedule, [("lab-schedule", "does not say where snapshots are kept")]),
+    (
+        "snapshots-only",
+        stops_machines,
+        [
+            ("lab-schedule", "has a `instanceSchedulePolicy`"),
+            ("lab-schedule", "does not say where snapshots are kept"),
+        ],
     ),
     (
         "closed-firewalls",
@@ -635,6 +663,14 @@ def test_region_outside_of_the_bounds_is_refused() -> None:
         ("lab-vm", "is in `europe-west4-b`, allowed are us-west4"),
     ]
     assert found_by("regions", lambda lab: lab.instance(), bounds) == []
+
+
+def test_snapshots_outside_of_the_bounds_are_refused() -> None:
+    bounds = Bounds(regions=frozenset({"us-west4"}))
+
+    assert found_by("snapshots-only", lambda lab: schedule(lab, storage_locations="asia"), bounds) == [
+        ("lab-schedule", "keeps snapshots in `asia`, allowed are us-west4")
+    ]
 
 
 def test_storage_class_outside_of_the_bounds_is_refused() -> None:

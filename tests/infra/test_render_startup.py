@@ -26,6 +26,7 @@ from infra.render.startup import (
     render_machine,
     render_node_script,
 )
+from infra.settings.model import MachineSettings
 from runtime.errors import InvalidValue
 from runtime.outputs import parse_outputs
 from tests.infra.machine_support import TOKEN, Machine, finish
@@ -37,7 +38,7 @@ VALUE = 'hf_It\'s "secret"\nof two lines $HOME `id`'
 SCRIPTS = {
     "boot script of a head": render_head_script("0" * 64),
     "boot script of a node": render_node_script(),
-    "start script": units.render_start_script(),
+    "start script": units.render_start_script(sample_cluster(), MachineSettings()),
 }
 
 
@@ -115,7 +116,7 @@ def test_machine_program_and_renderers_name_the_same_things() -> None:
 
 
 def test_metadata_lists_every_file_that_it_holds() -> None:
-    for metadata in (metadata_of(sample_cluster()), node_metadata(sample_cluster())):
+    for metadata in (metadata_of(sample_cluster()), node_metadata(sample_cluster(), MachineSettings())):
         listed = {each["key"] for each in json.loads(metadata["ray-files"])}
         assert metadata.keys() - listed == {"startup-script", "ray-files"}
 
@@ -160,7 +161,7 @@ def test_metadata_of_a_head_matches_its_golden_file(key: str, golden: Callable[[
 
 
 def test_metadata_of_a_node_matches_its_golden_file(golden: Callable[[str, str], None]) -> None:
-    metadata = node_metadata(sample_cluster())
+    metadata = node_metadata(sample_cluster(), MachineSettings())
 
     golden("infra/ray/node/startup-script", metadata["startup-script"])
     golden("infra/ray/node/ray-node-service", metadata["ray-node-service"])
@@ -394,7 +395,7 @@ def test_one_secret_that_lacks_keeps_all_of_them_as_they_were(new_machine: Calla
 
 
 def test_node_boots_and_leaves_the_start_to_the_head(new_machine: Callable[..., Machine]) -> None:
-    machine = new_machine(node_metadata(sample_cluster()))
+    machine = new_machine(node_metadata(sample_cluster(), MachineSettings()))
 
     code, out = finish(machine.boot())
 
@@ -412,7 +413,7 @@ def test_node_boots_and_leaves_the_start_to_the_head(new_machine: Callable[..., 
 def test_start_node_writes_what_ray_said_and_waits_until_it_listens(
     new_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = new_machine(node_metadata(sample_cluster()))
+    machine = new_machine(node_metadata(sample_cluster(), MachineSettings()))
     finish(machine.boot())
     machine.forget_notes()
     for name, value in machine.environment.items():
@@ -436,7 +437,7 @@ def test_start_node_writes_what_ray_said_and_waits_until_it_listens(
 
 
 def test_start_node_without_a_head_says_so(new_machine: Callable[..., Machine]) -> None:
-    machine = new_machine(node_metadata(sample_cluster()))
+    machine = new_machine(node_metadata(sample_cluster(), MachineSettings()))
     finish(machine.boot())
 
     code, out = finish(machine.run("start-node"))
@@ -452,7 +453,9 @@ def test_start_script_starts_ray_with_the_secrets_in_its_environment(kind: str, 
     ray.chmod(0o755)
     environment = tmp_path / "environment"
     environment.write_text("export HF_TOKEN=hf_x\n")
-    script = units.render_start_script().replace("/run/runtime-ray/environment", str(environment))
+    script = units.render_start_script(sample_cluster(cloud_logging=False), MachineSettings()).replace(
+        "/run/runtime-ray/environment", str(environment)
+    )
 
     done = subprocess.run(
         ["bash", "-c", script, "start-ray", kind],
@@ -502,7 +505,7 @@ def test_units_are_ones_that_systemd_understands(tmp_path: Path) -> None:
     node.mkdir()
 
     assert verify_units(head, unit_files_of(metadata_of(sample_cluster()))) == ""
-    assert verify_units(node, unit_files_of(node_metadata(sample_cluster()))) == ""
+    assert verify_units(node, unit_files_of(node_metadata(sample_cluster(), MachineSettings()))) == ""
 
 
 def test_checker_of_units_finds_a_broken_one(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from infra.render.autoscaler import START_NODE, render_autoscaler
 from infra.render.cluster import HEAD_TYPE, Cluster
 from infra.render.startup import render_contract
 from infra.render.units import render_head_service, render_start_script
+from infra.settings.model import MachineSettings
 from runtime.cli.main import main
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import SHAPES, V4, sample_cluster
@@ -132,7 +133,7 @@ def test_start_script_gives_ray_only_options_that_it_takes(kind: str, tmp_path: 
     recorder.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     recorder.chmod(0o755)
     done = subprocess.run(
-        ["bash", "-c", render_start_script(), "start-ray", kind],
+        ["bash", "-c", render_start_script(sample_cluster(cloud_logging=False), MachineSettings()), "start-ray", kind],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "RAY_HEAD_IP": "10.64.0.2"},
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.errors import InfrastructureFailure, InvalidContract, NotPossible, RequestRefused, RuntimeFailure, may_pass
-from runtime.outputs import SecretOutput, StackOutputs, can_carry_secret
+from runtime.outputs import SecretOutput, StackOutputs, is_free_variable
 from runtime.stack.attempt_secrets import NotGranted, check_named, choose, find_granted
 from runtime.testing import FakeClock
 from runtime.worker.secrets import FAILED_FOR_S, LIFETIME_S, REFUSED_FOR_S, AttemptSecrets, Values
@@ -266,11 +266,11 @@ def test_two_secrets_in_one_variable_are_refused() -> None:
     ],
 )
 def test_variable_of_the_system_or_the_runtime_carries_no_secret(variable: str) -> None:
-    assert not can_carry_secret(variable)
+    assert not is_free_variable(variable)
 
 
 @pytest.mark.parametrize(
     "variable", ["HF_TOKEN", "WANDB_API_KEY", "_x", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY_PASSWORD"]
 )
 def test_variable_of_an_application_carries_a_secret(variable: str) -> None:
-    assert can_carry_secret(variable)
+    assert is_free_variable(variable)

@@ -1,0 +1,158 @@
+"""The rules about the machines of a Ray cluster: variables, the set-up script, the container, the nodes' labels.
+
+Everything here ends in a script or a unit that root runs, so each rule lists what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Final
+
+from infra.settings.model import ContainerSettings, MachineSettings
+from infra.settings.problems import find_misformed, find_repeated, wrong
+from runtime.outputs import is_free_variable
+from runtime.schema import Problem, join, suggest
+from runtime.secret_signs import find_secret_in_shell, has_known_form, is_secret
+
+VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ONE_LINE: Final = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029]*")
+_SCRIPT: Final = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
+SETUP_LIMIT_BYTES: Final = 16 * 1024
+"""The script travels in the metadata of each machine, and once for each different pool in that of the head."""
+
+_SHM_SIZE: Final = re.compile(r"[1-9]\d{0,5}[mg]")
+_PATH: Final = r"/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*"
+_MOUNT: Final = re.compile(rf"(?P<host>{_PATH}):(?P<container>{_PATH})(?::ro)?")
+HOST_FOLDERS: Final = ("/data", "/local", "/media", "/mnt", "/scratch", "/srv", "/tmp", "/var/tmp")
+"""Folders that a container may see of its machine. Others have its programs, accounts, keys and sockets."""
+OUR_FOLDERS: Final = ("/etc/runtime-ray", "/opt/runtime-ray", "/run/runtime-ray", "/tmp/ray", "/var/run/runtime-ray")
+SYSTEM_FOLDERS: Final = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
+"""Folders of a container that a mount must not hide: programs, accounts, devices."""
+
+_SIZE: Final = r"[1-9]\d{0,8}[bkmg]"
+OPTIONS: Final[Mapping[str, str]] = {
+    "cap-add": "IPC_LOCK|PERFMON|SYS_NICE|SYS_PTRACE",
+    "cpu-shares": r"\d{1,6}",
+    "cpus": r"\d{1,4}(?:\.\d{1,3})?",
+    "cpuset-cpus": r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*",
+    "memory": _SIZE,
+    "memory-reservation": _SIZE,
+    "memory-swap": f"-1|{_SIZE}",
+    "oom-score-adj": r"-?\d{1,4}",
+    "ulimit": r"(?:core|memlock|nice|nofile|nproc|rtprio|sigpending|stack)=-?\d{1,12}(?::-?\d{1,12})?",
+}
+"""Option of `docker run` → its value. None of them gives more of the machine than the container has: a folder is a mount,
+and a variable is in `variables`. https://docs.docker.com/reference/cli/docker/container/run/"""
+_OPTION: Final = re.compile(r"--(?P<name>[a-z-]+)=(?P<value>[^\s]+)")
+
+# https://docs.ray.io/en/latest/ray-core/scheduling/labels.html: the syntax of Kubernetes, and `ray.io` is Ray's own.
+_LABEL_NAME: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY: Final = re.compile(rf"(?:(?=.{{1,253}}/)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/)?{_LABEL_NAME}")
+_LABEL_VALUE: Final = re.compile(rf"(?:{_LABEL_NAME})?")
+
+
+def find_machine_problems(machine: MachineSettings, path: str) -> Iterator[Problem]:
+    for name, value in machine.variables.items():
+        yield from _variable_problems(name, value, join(path, f"variables.{name}"))
+    if machine.setup is not None:
+        yield from _setup_problems(machine.setup, join(path, "setup"))
+
+
+def _variable_problems(name: str, value: str, where: str) -> Iterator[Problem]:
+    if not VARIABLE.fullmatch(name):
+        yield Problem(
+            path=where, message="is no name of a variable: letters, digits and underscores, no digit first, are allowed"
+        )
+    elif not is_free_variable(name):
+        yield Problem(
+            path=where,
+            message="is a variable that the system, Ray or the runtime sets or obeys",
+            hint="what programs are, load and reach belongs into the image",
+        )
+    elif is_secret(name, value) or has_known_form(value):
+        yield Problem(
+            path=where,
+            message="looks like the value of a secret, which is not repeated here",
+            hint="name it under `secrets` and in the head's `environment`; `runtime secrets put` takes the value",
+        )
+    elif not _ONE_LINE.fullmatch(value):
+        yield Problem(path=where, message="has a line break or a control character, allowed is one line of text")
+
+
+def _setup_problems(setup: str, where: str) -> Iterator[Problem]:
+    if not _SCRIPT.fullmatch(setup):
+        yield Problem(path=where, message="has a control character, allowed are lines that end with a line feed")
+    elif len(setup.encode()) > SETUP_LIMIT_BYTES:
+        size = f"{len(setup.encode()):,}"
+        yield Problem(
+            path=where,
+            message=f"has {size} bytes, allowed are {SETUP_LIMIT_BYTES:,}",
+            hint="put what is larger into the image, or let the script fetch it",
+        )
+    elif find_secret_in_shell(setup) or has_known_form(setup):
+        yield Problem(
+            path=where,
+            message="has what looks like the value of a secret, which is not repeated here",
+            hint="everyone who sees the machine sees its metadata; `gcloud secrets versions access` in the script reads one",
+        )
+
+
+def find_container_problems(container: ContainerSettings, path: str) -> Iterator[Problem]:
+    yield from find_misformed(container, path, "shm_size", _SHM_SIZE, "a size such as `8g` or `512m`")
+    targets: list[str] = []
+    for index, mount in enumerate(container.mounts or ()):
+        where = f"{join(path, 'mounts')}[{index}]"
+        found = _MOUNT.fullmatch(mount)
+        if not found or any(part in (".", "..") for part in re.split("[:/]", mount)):
+            yield wrong(where, mount, "`/host/path:/container/path`, or with `:ro` behind it")
+            continue
+        if not _is_within(found["host"], HOST_FOLDERS):
+            yield wrong(where, mount, f"a folder of the machine in {', '.join(HOST_FOLDERS)}")
+        if _hides(found["container"]):
+            yield wrong(where, mount, "a folder of the container that hides neither Ray's own nor the system's")
+        targets.append(found["container"])
+    yield from find_repeated(tuple(targets), join(path, "mounts"))
+    for index, option in enumerate(container.options or ()):
+        yield from _option_problems(option, f"{join(path, 'options')}[{index}]")
+
+
+def _option_problems(option: str, where: str) -> Iterator[Problem]:
+    found = _OPTION.fullmatch(option)
+    if not found:
+        yield wrong(where, option, "`--name=value` in one word")
+    elif found["name"] not in OPTIONS:
+        other = {
+            "env": "use `variables`",
+            "volume": "use `mounts`",
+            "mount": "use `mounts`",
+            "shm-size": "use `shm_size`",
+        }
+        hint = other.get(found["name"]) or suggest(found["name"], OPTIONS)
+        yield wrong(where, option, f"one of {', '.join(f'`--{each}`' for each in OPTIONS)}", hint)
+    elif not re.fullmatch(OPTIONS[found["name"]], found["value"]):
+        yield wrong(where, option, f"`--{found['name']}=` and a value of the form `{OPTIONS[found['name']]}`")
+
+
+def _hides(folder: str) -> bool:
+    """Whether a mount at `folder` hides programs, accounts or Ray's own folders from the container."""
+    # Docker mounts outer folders first, so `/tmp` leaves Ray's `/tmp/ray` in place.
+    around = folder != "/tmp" and any(_is_within(each, (folder,)) for each in OUR_FOLDERS)
+    return around or _is_within(folder, (*OUR_FOLDERS, *SYSTEM_FOLDERS))
+
+
+def _is_within(path: str, folders: Sequence[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(each) for each in folders)
+
+
+def find_label_problems(labels: Mapping[str, str], path: str) -> Iterator[Problem]:
+    for key, value in labels.items():
+        where = join(path, key)
+        if key.startswith("ray.io/"):
+            yield Problem(path=where, message="is a label that Ray sets", hint="choose another key")
+        elif not _LABEL_KEY.fullmatch(key):
+            allowed = "63 letters, digits, `-`, `_` and `.`, with an optional `DOMAIN/` before them"
+            yield Problem(path=where, message=f"is no key of a label, allowed are {allowed}")
+        if not _LABEL_VALUE.fullmatch(value):
+            yield wrong(where, value, "at most 63 letters, digits, `-`, `_` and `.`, a letter or digit at both ends")
