@@ -15,6 +15,7 @@ from pulumi_gcp import artifactregistry, compute, projects, secretmanager, servi
 
 from infra.components.apis import Apis
 from infra.components.site import Members, Part, Site, as_member
+from infra.gcp.machines import disk_types, maintenance
 from infra.machine.machine import digest
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
@@ -295,7 +296,7 @@ class RayHead(Part):
                 initialize_params=compute.InstanceBootDiskInitializeParamsArgs(
                     image=args.settings.boot_image,
                     size=args.settings.disk_gb,
-                    type="pd-balanced",
+                    type=disk_types(args.settings.machine_type)[0],
                     labels=dict(site.labels),
                 ),
             ),
@@ -306,7 +307,10 @@ class RayHead(Part):
                 enable_secure_boot=True, enable_vtpm=True, enable_integrity_monitoring=True
             ),
             scheduling=compute.InstanceSchedulingArgs(
-                automatic_restart=True, on_host_maintenance="MIGRATE", preemptible=False, provisioning_model="STANDARD"
+                automatic_restart=True,
+                on_host_maintenance=maintenance(args.settings.machine_type),
+                preemptible=False,
+                provisioning_model="STANDARD",
             ),
             tags=[self.cluster_name],
             labels={**site.labels, **self._ray_labels()},

@@ -1,10 +1,11 @@
-"""Google's regions, TPU families and their zones, and machine families, as of a date.
+"""Google's regions, TPU families and their zones, and boot images, as of a date; `machines` has the machine types.
 
 A stack file adds newer zones and regions under `overrides`. `python -m infra preflight` asks the project itself.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -122,17 +123,6 @@ _SOFTWARE_FOR: Final = (
     ("tpu-vm-v4-", "v4"),
 )
 
-# https://cloud.google.com/compute/docs/machine-resource
-X86_FAMILIES: Final = frozenset(
-    {
-        *("c3", "c3d", "c4", "c4d", "e2", "n1", "n2", "n2d", "n4", "n4d", "t2d"),
-        *("c2", "c2d", "h3"),
-        *("m1", "m2", "m3", "m4", "x4"),
-        *("a2", "a3", "a4", "g2", "z3"),
-    }
-)
-ARM_FAMILIES: Final = frozenset(["c4a", "n4a", "t2a"])
-
 PULL_THROUGH_HOSTS: Final = frozenset(
     {"docker.io", "ghcr.io", "nvcr.io", "public.ecr.aws", "quay.io", "registry.k8s.io"}
 )
@@ -145,6 +135,14 @@ BOOT_IMAGE_PROJECTS: Final = frozenset(
     {"cos-cloud", "debian-cloud", "deeplearning-platform-release", "ml-images", "rocky-linux-cloud", "ubuntu-os-cloud"}
 )
 """Projects of Google's public images. https://cloud.google.com/compute/docs/images/os-details"""
+
+
+_ARM_IMAGE: Final = re.compile(r"(?:.*-)?(?:arm64|aarch64)(?:-.*)?")
+
+
+def is_arm_image(image: str) -> bool:
+    """Whether a boot image is for Arm machines, as Google's names of such images say; `preflight` asks the image itself."""
+    return _ARM_IMAGE.fullmatch(image.rpartition("/")[2]) is not None
 
 
 def region_of(zone: str) -> str:

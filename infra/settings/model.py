@@ -216,7 +216,7 @@ class AlertSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Values beyond the tables of `gcp/catalog.py`: newer facts, and other sources of images."""
+    """Values beyond the tables of `gcp`: newer facts, and other sources of images."""
 
     tpu_zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Accelerator family (`v4`, `v5litepod`) → further zones."""
@@ -224,6 +224,8 @@ class Overrides:
     images: tuple[str, ...] = ()
     """Further sources of the heads' images: `HOST/PATH`, and everything below."""
     boot_image_projects: tuple[str, ...] = ()
+    machine_types: tuple[str, ...] = ()
+    """Machine types that are newer than the table of `gcp/machines.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

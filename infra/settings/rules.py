@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from infra.gcp import catalog
+from infra.gcp import catalog, machines
 from infra.naming import OWN_LABELS
 from infra.settings.model import (
     AccessSettings,
@@ -75,7 +75,7 @@ BOOT_IMAGE: Final = re.compile(
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
-_MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
+MACHINE: Final = re.compile(r"[a-z]\d+[a-z]*-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
 _CI_POOL: Final = re.compile(r"projects/(?P<number>[^/]+)/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
 _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
 _REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\']+")
@@ -235,16 +235,10 @@ def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
 
 
 def _machine_problems(machine_type: str, where: str) -> Iterator[Problem]:
-    found = _MACHINE.fullmatch(machine_type)
-    if not found:
+    if not MACHINE.fullmatch(machine_type):
         yield wrong(where, machine_type, "a machine type such as `n2-standard-8`")
-    elif found["family"] in catalog.ARM_FAMILIES:
-        yield wrong(where, machine_type, "an x86 machine: the cluster image and the boot image are built for it")
-    elif found["family"] not in catalog.X86_FAMILIES:
-        families = sorted(catalog.X86_FAMILIES)
-        yield wrong(
-            where, machine_type, f"a machine of the families {', '.join(families)}", suggest(found["family"], families)
-        )
+    elif machines.family_of(machine_type).architecture != machines.X86:
+        yield wrong(where, machine_type, "an x86 machine: TPU nodes are x86 machines, and run the same cluster image")
 
 
 def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
@@ -256,6 +250,8 @@ def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
         yield wrong(where, image, allowed, hint="a family would replace the head on the day it gets a new version")
     elif not found:
         yield wrong(where, image, allowed)
+    elif catalog.is_arm_image(image):
+        yield wrong(where, image, "an image for x86 machines", "the name without `arm64` is the one for x86")
 
 
 def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
@@ -393,6 +389,7 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
     forms = {
         "images": (_IMAGE_SOURCE, "`HOST/PATH`, such as `ghcr.io/lab`"),
         "boot_image_projects": (_PROJECT, "a project's id"),
+        "machine_types": (MACHINE, "a machine type such as `n2-standard-8`"),
     }
     for key, (form, allowed) in forms.items():
         for index, value in enumerate(getattr(overrides, key)):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from infra.gcp import catalog
+from infra.gcp import catalog, machines
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
 from infra.naming import Names
 from infra.settings.model import AccessSettings, PoolSettings, Settings
@@ -20,6 +20,7 @@ from infra.settings.rules import (
     DAY_S,
     GOOGLES_ADDRESSES,
     IMAGE,
+    MACHINE,
     READERS_OF,
     REPOSITORY,
     SMALLEST_SUBNET,
@@ -86,6 +87,7 @@ def _heads(settings: Settings) -> Iterator[Problem]:
                 allowed = f"a name in `secrets`: {', '.join(known) or 'there is none'}"
                 yield wrong(f"heads.{name}.environment[{index}]", secret, allowed, suggest(secret, known))
         yield from _head_image_problems(settings, f"heads.{name}.image", head.image)
+        yield from _machine_problems(settings, f"heads.{name}.machine_type", head.machine_type)
         yield from _boot_image_problems(settings, f"heads.{name}.boot_image", head.boot_image)
         for pool_name, pool in head.pools.items():
             yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
@@ -121,6 +123,20 @@ def _head_image_problems(settings: Settings, path: str, image: str) -> Iterator[
         f" allowed are images under {', '.join(known) or 'a registry in `registries`'}",
         hint=suggest(source, known) if own else f"if you trust it: `overrides: {{images: [{source}]}}`",
     )
+
+
+def _machine_problems(settings: Settings, path: str, machine_type: str) -> Iterator[Problem]:
+    if not MACHINE.fullmatch(machine_type) or machine_type in settings.overrides.machine_types:
+        return
+    if not machines.is_offered(machine_type):
+        series = machine_type.partition("-")[0]
+        known = machines.list_types(series) if series in machines.FAMILIES else sorted(machines.FAMILIES)
+        nearest = suggest(machine_type if series in machines.FAMILIES else series, known)
+        override = f"if it is new: `overrides: {{machine_types: [{machine_type}]}}`"
+        hint = f"{nearest} {override}" if nearest else override
+        yield wrong(
+            path, machine_type, f"{machines.describe_allowed(machine_type)} (as of {catalog.AS_OF:%Y-%m})", hint
+        )
 
 
 def _boot_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:

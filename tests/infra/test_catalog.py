@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import date
 
 import pytest
@@ -60,9 +59,17 @@ def test_aliases_name_families_that_exist_and_are_none_themselves() -> None:
     assert not set(catalog.FAMILY_ALIASES) & set(catalog.TPU_FAMILIES)
 
 
-def test_machine_families_are_either_x86_or_arm() -> None:
-    assert not catalog.X86_FAMILIES & catalog.ARM_FAMILIES
-    assert all(re.fullmatch(r"[a-z]\d+[a-z]*", family) for family in catalog.X86_FAMILIES | catalog.ARM_FAMILIES)
+@pytest.mark.parametrize(
+    ("image", "is_arm"),
+    [
+        ("projects/debian-cloud/global/images/debian-12-bookworm-arm64-v20260915", True),
+        ("projects/lab/global/images/aarch64-head", True),
+        ("projects/debian-cloud/global/images/debian-12-bookworm-v20260915", False),
+        ("projects/arm64-lab/global/images/charm64x", False),
+    ],
+)
+def test_boot_image_for_arm_is_known_by_its_name(image: str, is_arm: bool) -> None:
+    assert catalog.is_arm_image(image) is is_arm
 
 
 def test_tables_have_a_date_that_has_been() -> None:

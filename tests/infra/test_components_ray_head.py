@@ -78,6 +78,24 @@ def grants(recording: Recording, types: Iterable[str] = ("IAMMember", "IamMember
     }
 
 
+@pytest.mark.parametrize(
+    ("machine_type", "disk", "maintenance"),
+    [
+        ("n2-standard-8", "pd-balanced", "MIGRATE"),
+        ("c4-standard-8", "hyperdisk-balanced", "MIGRATE"),
+        ("x4-megamem-480-metal", "hyperdisk-balanced", "TERMINATE"),
+        ("g2-standard-8", "pd-balanced", "TERMINATE"),
+    ],
+)
+def test_head_of_each_family_gets_the_disk_and_the_maintenance_that_google_takes(
+    machine_type: str, disk: str, maintenance: str
+) -> None:
+    machine = vm(recorded(settings=dataclasses.replace(SETTINGS, machine_type=machine_type)))
+
+    assert machine.inputs["bootDisk"]["initializeParams"]["type"] == disk
+    assert machine.inputs["scheduling"]["onHostMaintenance"] == maintenance
+
+
 def test_head_passes_the_providers_types_and_every_policy() -> None:
     recording = recorded()
 

@@ -258,6 +258,17 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("heads/main/machine_type", "n2", "heads.main.machine_type", "a machine type such as"),
     ("heads/main/machine_type", "t2a-standard-8", "heads.main.machine_type", "an x86 machine"),
     ("heads/main/machine_type", "q7-standard-8", "heads.main.machine_type", "of the families"),
+    ("heads/main/machine_type", "n2-standard-7", "heads.main.machine_type", "did you mean `n2-standard-"),
+    ("heads/main/machine_type", "n2-standard-7", "heads.main.machine_type", "machine_types: [n2-standard-7]}`"),
+    ("heads/main/machine_type", "n2-custom-3-8192", "heads.main.machine_type", "an even number of vCPUs up to 128"),
+    ("heads/main/machine_type", "e2-highmem-32", "heads.main.machine_type", "one of e2-highmem-2, e2-highmem-4"),
+    ("heads/main/machine_type", "c4a-standard-8", "heads.main.machine_type", "an x86 machine"),
+    (
+        "heads/main/boot_image",
+        "projects/debian-cloud/global/images/debian-12-bookworm-arm64-v20260915",
+        "heads.main.boot_image",
+        "an image for x86 machines",
+    ),
     ("heads/main/disk_gb", 10, "heads.main.disk_gb", "allowed are 50 to"),
     ("heads/main/boot_image", "debian-cloud/debian-12", "heads.main.boot_image", "one version of an image"),
     (
@@ -407,6 +418,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("overrides/images", ["ghcr.io/lab/"], "overrides.images[0]", "`HOST/PATH`"),
     ("overrides/images", ["ghcr.io"], "overrides.images[0]", "`HOST/PATH`"),
     ("overrides/boot_image_projects", ["*"], "overrides.boot_image_projects[0]", "a project's id"),
+    ("overrides/machine_types", ["n2"], "overrides.machine_types[0]", "a machine type such as"),
     ("overrides/regions", ["west"], "overrides.regions[0]", "a region such as"),
 ]
 
@@ -574,6 +586,13 @@ def test_boot_image_of_a_known_or_named_project_is_accepted(image: str, projects
     values = changed("heads/main/boot_image", image) | {"overrides": {"boot_image_projects": projects}}
 
     assert parse_settings("west", values).heads["main"].boot_image == image
+
+
+@pytest.mark.parametrize("machine_type", ["n2-standard-160", "c9-standard-8"])
+def test_machine_type_that_an_override_names_is_accepted(machine_type: str) -> None:
+    values = changed("heads/main/machine_type", machine_type) | {"overrides": {"machine_types": [machine_type]}}
+
+    assert parse_settings("west", values).heads["main"].machine_type == machine_type
 
 
 @pytest.mark.parametrize("capacity", ["preemptible", "spot", "on_demand"])
