@@ -43,48 +43,65 @@ BUCKET_LOCATIONS: Final = frozenset({"us", "eu", "asia", "nam4", "eur4", "eur5",
 """Locations of buckets that are larger than a region, in lower case."""
 
 
+@dataclass(frozen=True, slots=True)
+class TpuHost:
+    """The machine that its TPU chips are in."""
+
+    vcpus: int
+    memory_gib: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuFamily:
     zones: frozenset[str]
-    single_host: tuple[int, ...]
-    """Sizes of one machine. The number counts cores up to v5p, chips from v5litepod on."""
+    hosts: Mapping[int, TpuHost]
+    """Sizes of one machine → that machine. The size counts cores up to v5p, chips from v5litepod on."""
     pod_sizes_from: int
     """The smallest size of several machines."""
+    pod_host: TpuHost
+    """Each of several machines."""
     runtime_version: str
     """The software that Google's page names for JAX and PyTorch."""
 
 
 # Zones: https://cloud.google.com/tpu/docs/regions-zones, without those for a single tenant.
 # Software: https://cloud.google.com/tpu/docs/runtimes
+# Hosts: the tables of machines in https://cloud.google.com/tpu/docs/v5e and its siblings v4, v5p, v6e; for all
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 TPU_FAMILIES: Final[Mapping[str, TpuFamily]] = {
     "v2": TpuFamily(
         zones=frozenset({"us-central1-a", "us-central1-b", "us-central1-c", "europe-west4-a", "asia-east1-c"}),
-        single_host=(8,),
+        hosts={8: TpuHost(96, 334)},
         pod_sizes_from=32,
+        pod_host=TpuHost(96, 334),
         runtime_version="tpu-ubuntu2204-base",
     ),
     "v3": TpuFamily(
         zones=frozenset({"us-central1-a", "us-central1-b", "europe-west4-a"}),
-        single_host=(8,),
+        hosts={8: TpuHost(96, 340)},
         pod_sizes_from=32,
+        pod_host=TpuHost(96, 340),
         runtime_version="tpu-ubuntu2204-base",
     ),
     "v4": TpuFamily(
         zones=frozenset({"us-central2-b"}),
-        single_host=(8,),
+        hosts={8: TpuHost(240, 407)},
         pod_sizes_from=16,
+        pod_host=TpuHost(240, 407),
         runtime_version="tpu-ubuntu2204-base",
     ),
     "v5litepod": TpuFamily(
         zones=frozenset({"us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"}),
-        single_host=(1, 4, 8),
+        hosts={1: TpuHost(24, 48), 4: TpuHost(112, 192), 8: TpuHost(224, 384)},
         pod_sizes_from=16,
+        pod_host=TpuHost(112, 192),
         runtime_version="v2-alpha-tpuv5-lite",
     ),
     "v5p": TpuFamily(
         zones=frozenset({"us-central1-a", "us-east5-a", "europe-west4-b"}),
-        single_host=(8,),
+        hosts={8: TpuHost(208, 448)},
         pod_sizes_from=16,
+        pod_host=TpuHost(208, 448),
         runtime_version="v2-alpha-tpuv5",
     ),
     "v6e": TpuFamily(
@@ -99,8 +116,9 @@ TPU_FAMILIES: Final[Mapping[str, TpuFamily]] = {
                 "southamerica-west1-a",
             ]
         ),
-        single_host=(1, 4, 8),
+        hosts={1: TpuHost(44, 176), 4: TpuHost(180, 720), 8: TpuHost(180, 1440)},
         pod_sizes_from=16,
+        pod_host=TpuHost(180, 720),
         runtime_version="v2-alpha-tpuv6e",
     ),
 }
@@ -147,6 +165,15 @@ def is_arm_image(image: str) -> bool:
 
 def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
+
+
+def find_tpu_host(accelerator: str) -> TpuHost | None:
+    """Return the host of `v4-8`, or each of the hosts of `v4-32`; None for a family or a size that is not in the table."""
+    name, _, size = accelerator.rpartition("-")
+    family = TPU_FAMILIES.get(name)
+    if family is None or not size.isdigit():
+        return None
+    return family.hosts.get(int(size)) or (family.pod_host if int(size) >= family.pod_sizes_from else None)
 
 
 def software_family(runtime_version: str) -> str | None:

@@ -119,8 +119,8 @@ class PoolSettings:
     capacity: Capacity = Capacity.PREEMPTIBLE
     min: int = 4
     max: int = 1024
-    cpus: int = 120
-    """CPUs that Ray may hand out; a node has about twice as many, and Ray enforces nothing."""
+    cpus: int | None = None
+    """CPUs of each host that Ray may hand out, by default half of them. Ray enforces nothing."""
     reservation: str | None = None
 
 

@@ -271,7 +271,13 @@ def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
         )
     yield from _range(pool, path, "min", 0, MAX_NODES)
     yield from _range(pool, path, "max", 0, MAX_NODES)
-    yield from _range(pool, path, "cpus", 1, 1024)
+    host = catalog.find_tpu_host(pool.accelerator)
+    if pool.cpus is not None and host is not None and not 1 <= pool.cpus <= host.vcpus:
+        yield Problem(
+            path=join(path, "cpus"),
+            message=f"is {pool.cpus:,}, allowed are 1 to {host.vcpus}, the vCPUs of each host of `{pool.accelerator}`",
+            hint=f"leave it out for half of them, {host.vcpus // 2}",
+        )
     if pool.min > pool.max:
         yield wrong(join(path, "min"), pool.min, f"at most `max`, {pool.max}")
 
@@ -287,9 +293,9 @@ def _accelerator_problems(accelerator: str, where: str) -> Iterator[Problem]:
         yield wrong(where, accelerator, f"`FAMILY-N` with one of the families {', '.join(families)}", nearest)
         return
     family, size = catalog.TPU_FAMILIES[found["family"]], int(found["size"])
-    if size in family.single_host:
+    if size in family.hosts:
         return
-    sizes = ", ".join(f"{found['family']}-{each}" for each in family.single_host)
+    sizes = ", ".join(f"{found['family']}-{each}" for each in family.hosts)
     if size >= family.pod_sizes_from:
         yield Problem(
             path=where,

@@ -295,7 +295,7 @@ def test_head_registers_what_it_offers() -> None:
                 "capacity": "preemptible",
                 "min": 4,
                 "max": 1024,
-                "cpus": 120,
+                "cpus": 12,
             }
         },
         "head_email": f"marin-main-head@{PROJECT}.iam.gserviceaccount.com",

@@ -312,7 +312,9 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "is the usual one for v5litepod",
     ),
     ("heads/main/pools/v5e/runtime_version", "v2-alpha-tpuv6e", "heads.main.pools.v5e.runtime_version", "is for v6e"),
-    ("heads/main/pools/v5e/cpus", 0, "heads.main.pools.v5e.cpus", "allowed are 1 to"),
+    ("heads/main/pools/v5e/cpus", 0, "heads.main.pools.v5e.cpus", "allowed are 1 to 24"),
+    ("heads/main/pools/v5e/cpus", 120, "heads.main.pools.v5e.cpus", "1 to 24, the vCPUs of each host of `v5litepod-1`"),
+    ("heads/main/pools/v5e/cpus", 25, "heads.main.pools.v5e.cpus", "leave it out for half of them, 12"),
     # Kubernetes
     ("kubernetes/lab/server", "http://lab", "kubernetes.lab.server", "begins with `https://`"),
     ("kubernetes/lab/context", " ", "kubernetes.lab.context", "a name without spaces"),
@@ -586,6 +588,13 @@ def test_boot_image_of_a_known_or_named_project_is_accepted(image: str, projects
     values = changed("heads/main/boot_image", image) | {"overrides": {"boot_image_projects": projects}}
 
     assert parse_settings("west", values).heads["main"].boot_image == image
+
+
+@pytest.mark.parametrize("cpus", [1, 24])
+def test_cpus_of_a_pool_up_to_all_of_its_hosts_are_accepted(cpus: int) -> None:
+    read = parse_settings("west", changed("heads/main/pools/v5e/cpus", cpus))
+
+    assert read.heads["main"].pools["v5e"].cpus == cpus
 
 
 @pytest.mark.parametrize("machine_type", ["n2-standard-160", "c9-standard-8"])
