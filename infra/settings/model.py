@@ -254,6 +254,13 @@ class Settings:
     overrides: Overrides = Overrides()
 
     @property
+    def host_project(self) -> str | None:
+        """The project of the existing subnet, if the network is another project's (a shared VPC)."""
+        subnet = self.network.subnet if self.network is not None else None
+        owner = subnet.partition("projects/")[2].partition("/")[0] if subnet is not None else None
+        return owner if owner != self.project else None
+
+    @property
     def uses_google(self) -> bool:
         google = (self.network, self.queues, self.records, self.registries, self.secrets, self.heads, self.ci)
         return any(bool(each) for each in google)

@@ -56,10 +56,10 @@ PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
 _DOMAIN: Final = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
 SUBNET: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
+    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
 )
-_NETWORK: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/global/networks/[a-z0-9-]+"
+NETWORK: Final = re.compile(
+    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/networks/[a-z0-9-]+"
 )
 REPOSITORY: Final = re.compile(
     r"projects/(?P<project>[a-z0-9.:-]+)/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>[a-z][a-z0-9-]*)"
@@ -152,7 +152,7 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     if network.network is not None and network.subnet is None:
         yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
     else:
-        yield from _form(network, path, "network", _NETWORK, "a self-link, `projects/P/global/networks/N`")
+        yield from _form(network, path, "network", NETWORK, "a self-link, `projects/P/global/networks/N`")
 
 
 def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from infra.settings.rules import (
     GOOGLES_ADDRESSES,
     IMAGE,
     MACHINE,
+    NETWORK,
     READERS_OF,
     REPOSITORY,
     SMALLEST_SUBNET,
@@ -155,9 +156,15 @@ def _subnet(settings: Settings) -> Iterator[Problem]:
     network = settings.network
     if network is None:
         return
-    found = SUBNET.fullmatch(network.subnet or "")
+    found, named = SUBNET.fullmatch(network.subnet or ""), NETWORK.fullmatch(network.network or "")
     if found and found["region"] != settings.region:
         yield wrong("network.subnet", network.subnet, f"a subnet in the region `{settings.region}`")
+    if found and found["project"].isdigit():
+        # Only the id says whether the network is another project's.
+        fix = "`gcloud projects describe` prints it"
+        yield wrong("network.subnet", network.subnet, "a self-link with the project's id, not its number", fix)
+    elif found and named and found["project"] != named["project"]:
+        yield wrong("network.network", network.network, f"a network of the subnet's project, `{found['project']}`")
     try:
         cidr = ipaddress.ip_network(network.cidr)
     except ValueError:

@@ -15,7 +15,6 @@ from infra.check.validate import find_input_problems
 from infra.components.ray_head import (
     BOOT_LABELS,
     HEAD_PERMISSIONS,
-    IAP_RANGE,
     RAY_WRITES,
     REAPER_PERMISSIONS,
     RayHead,
@@ -26,6 +25,7 @@ from infra.policy.base import Bounds
 from infra.policy.rules import apply_rules
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import PORTS, Cluster, SecretReference
+from infra.render.firewalls import IAP_RANGE
 from infra.settings.model import HeadSettings, PoolSettings
 from infra.settings.read import InvalidSettings
 from tests.infra.components_support import PROJECT, SERVICES, make_apis, run, sample_site
@@ -274,6 +274,13 @@ def test_head_waits_for_its_grants_and_everything_is_its_child() -> None:
     needed = {name for name in grants(recording) if not any(each in name for each in ("operators", "-reaper"))}
     assert needed | {"main-head-ssh-firewall", "main-head-cluster-firewall"} <= names
     assert {each.parent for each in of_head(recording) if each is not component} == {component.urn}
+
+
+def test_head_in_a_network_of_another_project_makes_no_firewall_and_is_made() -> None:
+    recording = recorded(firewalls=False, network="projects/host/global/networks/shared")
+
+    assert recording.of_type("gcp:compute/firewall:Firewall") == []
+    assert vm(recording).inputs["tags"] == ["marin-main"]
 
 
 def test_head_registers_what_it_offers() -> None:

@@ -176,6 +176,18 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("network/cidr", "172.16.0.0/15", "network.cidr", "containers on the head use"),
     ("network/subnet", "my-subnet", "network.subnet", "a self-link"),
     (
+        "network",
+        {"subnet": "projects/1234567/regions/us-west4/subnetworks/s"},
+        "network.subnet",
+        "the project's id, not its number",
+    ),
+    (
+        "network",
+        {"subnet": "projects/host/regions/us-west4/subnetworks/s", "network": "projects/my-lab/global/networks/n"},
+        "network.network",
+        "a network of the subnet's project, `host`",
+    ),
+    (
         "network/subnet",
         "projects/p/regions/us-east1/subnetworks/s",
         "network.subnet",
@@ -588,6 +600,21 @@ def test_boot_image_of_a_known_or_named_project_is_accepted(image: str, projects
     values = changed("heads/main/boot_image", image) | {"overrides": {"boot_image_projects": projects}}
 
     assert parse_settings("west", values).heads["main"].boot_image == image
+
+
+@pytest.mark.parametrize(
+    ("subnet", "host"),
+    [
+        ("projects/host/regions/us-west4/subnetworks/s", "host"),
+        ("https://www.googleapis.com/compute/v1/projects/host/regions/us-west4/subnetworks/s", "host"),
+        ("projects/my-lab/regions/us-west4/subnetworks/s", None),
+        (None, None),
+    ],
+)
+def test_host_project_is_that_of_a_subnet_of_another_project(subnet: str | None, host: str | None) -> None:
+    network = {"cidr": "10.64.0.0/20"} | ({"subnet": subnet} if subnet else {})
+
+    assert parse_settings("west", GOOD | {"network": network}).host_project == host
 
 
 @pytest.mark.parametrize("cpus", [1, 24])

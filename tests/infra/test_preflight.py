@@ -16,7 +16,7 @@ from infra.preflight import command as subject
 from infra.preflight.command import load_settings, preflight
 from infra.preflight.findings import Finding, Level
 from infra.preflight.names import list_wanted
-from infra.settings.model import Settings
+from infra.settings.model import NetworkSettings, Settings
 from runtime.errors import UnknownName
 from runtime.stack.google_api import GoogleApi
 from tests.fakes.google import GoogleServer
@@ -239,6 +239,26 @@ def test_what_another_stack_has_to_make_first_fails_until_it_is_there(google: Go
 
     assert [each.check for each in found] == ["uses repository", "uses secret"]
     assert {each.fix for each in found} == {"bring up the stack that makes it first, or correct the name"}
+
+
+def test_firewalls_that_the_owner_of_a_shared_network_has_not_made_fail_with_the_way_to_the_commands(
+    google: GoogleServer, marin: Settings
+) -> None:
+    subnet = "projects/net-host/regions/us-west4/subnetworks/shared"
+    google.put(subnet, name="shared")
+    made = "projects/net-host/global/firewalls/marin-us-west4-main-ssh"
+    google.put(made, name="marin-us-west4-main-ssh")
+    shared = replace(marin, network=NetworkSettings(subnet=subnet))
+
+    found = {each.message: each for each in look(google, shared) if each.check == "uses firewall"}
+
+    assert {message: each.level.value for message, each in found.items()} == {
+        f"{made} is there": "ok",
+        "there is no `projects/net-host/global/firewalls/marin-us-west4-main-cluster`, which this stack refers to": "fail",
+    }
+    assert [each.fix for each in found.values() if each.fix] == [
+        "`python -m infra check --stack NAME` prints the commands for the owner of the network"
+    ]
 
 
 # project, APIs, quotas
