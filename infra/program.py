@@ -258,6 +258,7 @@ class _GoogleParts:
                     network=network.network,
                     subnet=network.subnet,
                     cidr=network.cidr,
+                    firewalls=self.settings.host_project is None,
                     environment={
                         secret: SecretVariable(env=secrets[secret].env, resource=secrets[secret].resource)
                         for secret in head.environment

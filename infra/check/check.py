@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pulumi
 
+from infra.check.host_project import list_host_needs
 from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, is_grant, record
 from infra.check.validate import find_input_problems
 from infra.gcp.outputs import compute
@@ -69,6 +70,8 @@ class Report:
     grants: tuple[Grant, ...] = ()
     left_grants: tuple[Grant, ...] = ()
     """Grants that people need in the project and another stack makes, by `access.project_grants`."""
+    left_to_host: tuple[str, ...] = ()
+    """Commands for the owner of a network in another project."""
     rendered: Mapping[str, str] = field(default_factory=dict)
     """`RESOURCE/KEY` → text in the metadata: autoscaler files, boot scripts, units."""
     contract: Mapping[str, Any] | None = None
@@ -137,6 +140,7 @@ def report_on(recording: Recording, settings: Settings | None = None) -> Report:
         costs=(*find_costs(recording), *_pool_costs(recording, settings)),
         grants=find_grants(recording),
         left_grants=tuple(_left_grants(settings)) if settings is not None else (),
+        left_to_host=tuple(list_host_needs(settings)) if settings is not None else (),
         rendered=rendered,
         contract=shown(contract) if isinstance(contract, Mapping) else None,
         notes=tuple(find_notes(recording)),

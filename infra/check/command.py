@@ -223,6 +223,7 @@ def render_report(report: Report) -> str:
         _section("cost a month", _costs(report)),
         _section("who may do what", _grants(report.grants)),
         _section("left to another stack of the project", _grants(report.left_grants)),
+        _section("left to the owner of the network", report.left_to_host),
         _section("protected: refuse to be destroyed", [f"{each.name}  ({each.type})" for each in report.protected]),
         _section(
             "rendered files",
@@ -369,6 +370,7 @@ def report_fields(report: Report) -> dict[str, Any]:
         "costs": [asdict(each) for each in report.costs],
         "grants": [asdict(each) for each in report.grants],
         "left_grants": [asdict(each) for each in report.left_grants],
+        "left_to_host": list(report.left_to_host),
         "rendered": dict(report.rendered),
         "contract": report.contract,
     }

@@ -15,10 +15,11 @@ from pulumi_gcp import artifactregistry, compute, projects, secretmanager, servi
 
 from infra.components.apis import Apis
 from infra.components.site import Members, Part, Site, as_member
-from infra.gcp.catalog import disk_types
+from infra.gcp.machines import disk_types, maintenance
 from infra.machine.machine import digest
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
+from infra.render.firewalls import list_openings
 from infra.render.startup import head_metadata, pool_outputs
 from infra.settings.model import HeadSettings
 from infra.settings.read import ensure_valid
@@ -44,9 +45,6 @@ https://cloud.google.com/iam/docs/roles-permissions/tpu"""
 REAPER_PERMISSIONS: Final = tuple(
     each for each in HEAD_PERMISSIONS if each.startswith("tpu.") and each != "tpu.nodes.update"
 )
-
-IAP_RANGE: Final = "35.235.240.0/20"
-"""The range of Google's identity-aware proxy. https://cloud.google.com/iap/docs/using-tcp-forwarding"""
 
 RAY_WRITES: Final = ("ray-file-mounts-contents", "ray-launch-config", "ray-node-status", "ray-runtime-config")
 """Label keys that Ray changes while it runs."""
@@ -87,6 +85,8 @@ class RayHeadArgs:
     network: pulumi.Input[str]
     subnet: pulumi.Input[str]
     cidr: pulumi.Input[str]
+    firewalls: bool = True
+    """False for a network of another project: Google lets nobody else make its firewall rules."""
     environment: Mapping[str, SecretVariable] = field(default_factory=dict)
     """Secret → variable of every process of the cluster. The component grants its nodes access to each."""
     repositories: Members = field(default_factory=dict)
@@ -234,29 +234,26 @@ class RayHead(Part):
         )
 
     def _firewalls(self) -> list[pulumi.Resource]:
-        """Admit people through Google's proxy, and machines of the same range."""
+        """Make the rules of the cluster's machines, unless the network's owner makes them."""
         args = self._args
-        ports = [str(port) for name, port in sorted(PORTS.items()) if name not in ("worker_min", "worker_max")]
-        workers = f"{PORTS['worker_min']}-{PORTS['worker_max']}"
-        rules: dict[str, tuple[str, pulumi.Input[str], list[tuple[str, list[str] | None]]]] = {
-            "ssh": ("SSH through the identity-aware proxy", IAP_RANGE, [("tcp", ["22"])]),
-            "cluster": ("Ray between its machines", args.cidr, [("tcp", ["22", *ports, workers]), ("icmp", None)]),
-        }
         return [
             compute.Firewall(
-                f"{self._name}-{purpose}-firewall",
+                f"{self._name}-{rule.purpose}-firewall",
                 project=self._site.project,
-                name=self._site.names.firewall(f"{args.head}-{purpose}"),
-                description=f"{title}; cluster {self.cluster_name}",
+                name=self._site.names.firewall(f"{args.head}-{rule.purpose}"),
+                description=f"{rule.title}; cluster {self.cluster_name}",
                 network=args.network,
                 direction="INGRESS",
-                source_ranges=[source],
+                source_ranges=[rule.source],
                 target_tags=[self.cluster_name],
-                allows=[compute.FirewallAllowArgs(protocol=protocol, ports=opened) for protocol, opened in allowed],
+                allows=[
+                    compute.FirewallAllowArgs(protocol=protocol, ports=list(ports) or None)
+                    for protocol, ports in rule.allowed
+                ],
                 deletion_policy="DELETE",
                 opts=self._options("compute", delete_before_replace=True),
             )
-            for purpose, (title, source, allowed) in rules.items()
+            for rule in (list_openings(args.cidr) if args.firewalls else [])
         ]
 
     def _cluster(self) -> pulumi.Output[Cluster]:
@@ -323,7 +320,10 @@ class RayHead(Part):
                 enable_secure_boot=True, enable_vtpm=True, enable_integrity_monitoring=True
             ),
             scheduling=compute.InstanceSchedulingArgs(
-                automatic_restart=True, on_host_maintenance="MIGRATE", preemptible=False, provisioning_model="STANDARD"
+                automatic_restart=True,
+                on_host_maintenance=maintenance(args.settings.machine_type),
+                preemptible=False,
+                provisioning_model="STANDARD",
             ),
             tags=[self.cluster_name],
             labels={**site.labels, **self._ray_labels()},

@@ -1,10 +1,11 @@
-"""Google's regions, TPU families and their zones, and machine families, as of a date.
+"""Google's regions, TPU families and their zones, and boot images, as of a date; `machines` has the machine types.
 
 A stack file adds newer zones and regions under `overrides`. `python -m infra preflight` asks the project itself.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -42,48 +43,65 @@ BUCKET_LOCATIONS: Final = frozenset({"us", "eu", "asia", "nam4", "eur4", "eur5",
 """Locations of buckets that are larger than a region, in lower case."""
 
 
+@dataclass(frozen=True, slots=True)
+class TpuHost:
+    """The machine that its TPU chips are in."""
+
+    vcpus: int
+    memory_gib: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuFamily:
     zones: frozenset[str]
-    single_host: tuple[int, ...]
-    """Sizes of one machine. The number counts cores up to v5p, chips from v5litepod on."""
+    hosts: Mapping[int, TpuHost]
+    """Sizes of one machine → that machine. The size counts cores up to v5p, chips from v5litepod on."""
     pod_sizes_from: int
     """The smallest size of several machines."""
+    pod_host: TpuHost
+    """Each of several machines."""
     runtime_version: str
     """The software that Google's page names for JAX and PyTorch."""
 
 
 # Zones: https://cloud.google.com/tpu/docs/regions-zones, without those for a single tenant.
 # Software: https://cloud.google.com/tpu/docs/runtimes
+# Hosts: the tables of machines in https://cloud.google.com/tpu/docs/v5e and its siblings v4, v5p, v6e; for all
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 TPU_FAMILIES: Final[Mapping[str, TpuFamily]] = {
     "v2": TpuFamily(
         zones=frozenset({"us-central1-a", "us-central1-b", "us-central1-c", "europe-west4-a", "asia-east1-c"}),
-        single_host=(8,),
+        hosts={8: TpuHost(96, 334)},
         pod_sizes_from=32,
+        pod_host=TpuHost(96, 334),
         runtime_version="tpu-ubuntu2204-base",
     ),
     "v3": TpuFamily(
         zones=frozenset({"us-central1-a", "us-central1-b", "europe-west4-a"}),
-        single_host=(8,),
+        hosts={8: TpuHost(96, 340)},
         pod_sizes_from=32,
+        pod_host=TpuHost(96, 340),
         runtime_version="tpu-ubuntu2204-base",
     ),
     "v4": TpuFamily(
         zones=frozenset({"us-central2-b"}),
-        single_host=(8,),
+        hosts={8: TpuHost(240, 407)},
         pod_sizes_from=16,
+        pod_host=TpuHost(240, 407),
         runtime_version="tpu-ubuntu2204-base",
     ),
     "v5litepod": TpuFamily(
         zones=frozenset({"us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"}),
-        single_host=(1, 4, 8),
+        hosts={1: TpuHost(24, 48), 4: TpuHost(112, 192), 8: TpuHost(224, 384)},
         pod_sizes_from=16,
+        pod_host=TpuHost(112, 192),
         runtime_version="v2-alpha-tpuv5-lite",
     ),
     "v5p": TpuFamily(
         zones=frozenset({"us-central1-a", "us-east5-a", "europe-west4-b"}),
-        single_host=(8,),
+        hosts={8: TpuHost(208, 448)},
         pod_sizes_from=16,
+        pod_host=TpuHost(208, 448),
         runtime_version="v2-alpha-tpuv5",
     ),
     "v6e": TpuFamily(
@@ -98,8 +116,9 @@ TPU_FAMILIES: Final[Mapping[str, TpuFamily]] = {
                 "southamerica-west1-a",
             ]
         ),
-        single_host=(1, 4, 8),
+        hosts={1: TpuHost(44, 176), 4: TpuHost(180, 720), 8: TpuHost(180, 1440)},
         pod_sizes_from=16,
+        pod_host=TpuHost(180, 720),
         runtime_version="v2-alpha-tpuv6e",
     ),
 }
@@ -122,17 +141,6 @@ _SOFTWARE_FOR: Final = (
     ("tpu-vm-v4-", "v4"),
 )
 
-# https://cloud.google.com/compute/docs/machine-resource
-X86_FAMILIES: Final = frozenset(
-    {
-        *("c3", "c3d", "c4", "c4d", "e2", "n1", "n2", "n2d", "n4", "n4d", "t2d"),
-        *("c2", "c2d", "h3"),
-        *("m1", "m2", "m3", "m4", "x4"),
-        *("a2", "a3", "a4", "g2", "z3"),
-    }
-)
-ARM_FAMILIES: Final = frozenset(["c4a", "n4a", "t2a"])
-
 PULL_THROUGH_HOSTS: Final = frozenset(
     {"docker.io", "ghcr.io", "nvcr.io", "public.ecr.aws", "quay.io", "registry.k8s.io"}
 )
@@ -147,13 +155,25 @@ BOOT_IMAGE_PROJECTS: Final = frozenset(
 """Projects of Google's public images. https://cloud.google.com/compute/docs/images/os-details"""
 
 
-def disk_types(machine_type: str) -> tuple[str, ...]:
-    """Return the types that a boot disk of the machine can have, the usual one first."""
-    return ("pd-balanced", "pd-ssd", "pd-standard", "hyperdisk-balanced")
+_ARM_IMAGE: Final = re.compile(r"(?:.*-)?(?:arm64|aarch64)(?:-.*)?")
+
+
+def is_arm_image(image: str) -> bool:
+    """Whether a boot image is for Arm machines, as Google's names of such images say; `preflight` asks the image itself."""
+    return _ARM_IMAGE.fullmatch(image.rpartition("/")[2]) is not None
 
 
 def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
+
+
+def find_tpu_host(accelerator: str) -> TpuHost | None:
+    """Return the host of `v4-8`, or each of the hosts of `v4-32`; None for a family or a size that is not in the table."""
+    name, _, size = accelerator.rpartition("-")
+    family = TPU_FAMILIES.get(name)
+    if family is None or not size.isdigit():
+        return None
+    return family.hosts.get(int(size)) or (family.pod_host if int(size) >= family.pod_sizes_from else None)
 
 
 def software_family(runtime_version: str) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from infra.check.recording import Secret, Unknown, is_grant
+from infra.gcp import machines
 from runtime.schema import Problem, join
 
 Check: TypeAlias = Callable[[Any], str | None]
@@ -26,6 +27,10 @@ def find_value_problems(type_: str, inputs: Mapping[str, Any]) -> Iterator[Probl
             message = check(value)
             if message is not None:
                 yield Problem(path=where, message=message)
+    for key, both in TOGETHER.get(type_, {}).items():
+        message = both(inputs)
+        if message is not None:
+            yield Problem(path=key, message=message)
 
 
 @functools.cache
@@ -146,6 +151,35 @@ def backoff_order(value: Any) -> str | None:
     if spans[0] and spans[1] and int(spans[0][1]) > int(spans[1][1]):
         return f"has a minimum of {low} above its maximum of {high}"
     return None
+
+
+def machine_fits(inputs: Any) -> str | None:
+    """A machine's boot disk and its behaviour at maintenance are what Google takes for its family."""
+    machine_type = _at(inputs, "machineType")
+    if machine_type is None or machine_type.partition("-")[0] not in machines.FAMILIES:
+        return None
+    disk, disks = _at(inputs, "bootDisk", "initializeParams", "type"), machines.disk_types(machine_type)
+    if disk is not None and disk not in disks:
+        return f"is `{machine_type}`, whose boot disk can be {', '.join(disks)}, not `{disk}`"
+    if _at(inputs, "scheduling", "onHostMaintenance") == "MIGRATE" and machines.maintenance(machine_type) != "MIGRATE":
+        return f"is `{machine_type}`, which needs `onHostMaintenance: TERMINATE`: Google cannot move it while it runs"
+    return None
+
+
+def firewall_is_at_home(inputs: Any) -> str | None:
+    """A firewall is in the project of its network."""
+    network, project = _at(inputs, "network"), _at(inputs, "project")
+    found = re.search(rf"projects/({PROJECT})/global/networks/", network or "")
+    if found and project is not None and found[1] != project:
+        return f"is of project `{found[1]}`, and a firewall in `{project}` cannot refer to it"
+    return None
+
+
+def _at(inputs: Any, *path: str) -> str | None:
+    """Return the text at a path; None for anything else, unknown values included."""
+    for key in path:
+        inputs = inputs.get(key) if isinstance(inputs, Mapping) else None
+    return inputs if isinstance(inputs, str) else None
 
 
 PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
@@ -326,3 +360,9 @@ VALUES: Final[Mapping[str, Mapping[str, Check]]] = {
     },
 }
 """Type → path (`[]` is any element of a list) → check."""
+
+TOGETHER: Final[Mapping[str, Mapping[str, Check]]] = {
+    "gcp:compute/firewall:Firewall": {"network": firewall_is_at_home},
+    "gcp:compute/instance:Instance": {"machineType": machine_fits},
+}
+"""Type → path to report → check of inputs that depend on each other; it gets all inputs."""

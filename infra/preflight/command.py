@@ -1,8 +1,8 @@
 """Asks a Google project, by reading alone, whether a stack could be made in it.
 
-`preflight` yields one finding for each check: APIs, quotas, zones and TPU software that the project sees, names that are
-taken or soft-deleted, organisation policies that would break the stack. A question that this identity may not ask, or that
-gets no answer, is a finding too, and the other checks go on.
+`preflight` yields one finding for each check: APIs, quotas, zones, machines, boot images and TPU software that the project
+sees, names that are taken or soft-deleted, organisation policies that would break the stack. A question that this identity
+may not ask, or that gets no answer, is a finding too, and the other checks go on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Final
 
 from infra.cli import Parser
 from infra.preflight.findings import Finding, Level, Look, fail, guard, guard_all, ok, warn
+from infra.preflight.heads import list_head_looks
 from infra.preflight.names import find_referred, look_at_names, look_for
 from infra.preflight.policies import look_at_policies
 from infra.preflight.quotas import list_pool_looks, look_at_accounts, look_at_quotas, look_at_zone
@@ -58,6 +59,7 @@ def _look_around(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
         ("zones", lambda: look_at_zone(settings, api)),
         ("quotas", lambda: look_at_quotas(settings, api)),
         ("quota service accounts", lambda: look_at_accounts(settings, api)),
+        *list_head_looks(settings, api),
         *list_pool_looks(settings, api),
     ]
     looks += [(f"uses {wanted.what}", partial(look_for, wanted, api)) for wanted in find_referred(settings)]

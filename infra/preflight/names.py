@@ -10,6 +10,7 @@ from typing import Any
 
 from infra.naming import MAKER, MANAGED_BY, STACK_LABEL, Names, labels
 from infra.preflight.findings import Finding, fail, guard_all, ok, warn
+from infra.render.firewalls import list_openings
 from infra.settings.model import Settings
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 
@@ -152,6 +153,12 @@ def find_referred(settings: Settings) -> Iterator[Wanted]:
     if subnet is not None:
         path = subnet[subnet.index("projects/") :] if "projects/" in subnet else subnet
         yield Wanted("subnet", path, "compute", f"compute/v1/{path}")
+    if settings.host_project is not None:
+        names = Names(stack=settings.stack, project=settings.project)
+        for head in settings.heads:
+            for rule in list_openings(None):
+                path = f"projects/{settings.host_project}/global/firewalls/{names.firewall(f'{head}-{rule.purpose}')}"
+                yield Wanted("firewall", path, "compute", f"compute/v1/{path}")
 
 
 def look_for(wanted: Wanted, api: GoogleApi) -> Iterator[Finding]:
@@ -159,6 +166,8 @@ def look_for(wanted: Wanted, api: GoogleApi) -> Iterator[Finding]:
     found = api.find(wanted.service, wanted.path)
     if found is None or found.get("state") == "DELETED":
         fix = "bring up the stack that makes it first, or correct the name"
+        if wanted.what == "firewall":
+            fix = "`python -m infra check --stack NAME` prints the commands for the owner of the network"
         yield fail(check, f"there is no `{wanted.name}`, which this stack refers to", fix)
     else:
         yield ok(check, f"{wanted.name} is there")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+from infra.gcp.machines import disk_types
 from infra.preflight.findings import Finding, Look, fail, guard_all, name_nearest, ok, warn
 from infra.settings.model import Capacity, HeadSettings, PoolSettings, Settings
 from runtime.stack.google_api import GoogleApi
@@ -17,6 +18,13 @@ ACCOUNTS_LIMIT: Final = 100
 
 _FAMILY_WORDS: Final = {"v5litepod": ("v5s", "litepod")}
 """Words in the names of a family's quotas, if they are not the family's name: `TPUV5sLitepodPerProject…`."""
+
+
+_DISKS: Final = {
+    "pd": ("disks", ("SSD_TOTAL_GB", "DISKS_TOTAL_GB")),
+    "hyperdisk": ("disks Hyperdisk", ("HDB_TOTAL_GB",)),
+}
+"""First word of a disk type → check and metrics."""
 
 
 def look_at_quotas(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
@@ -50,8 +58,13 @@ def _compute_needs(settings: Settings) -> Iterator[tuple[str, tuple[str, ...], f
         by_family[family] = by_family.get(family, 0) + cpus
     for family, cpus in by_family.items():
         yield f"CPUs {family}", (f"{family.upper()}_CPUS", "CPUS"), cpus, "CPUs"
-    if heads:
-        yield "disks", ("SSD_TOTAL_GB", "DISKS_TOTAL_GB"), sum(head.disk_gb for head in heads), "GB"
+    disks: dict[str, int] = {}
+    for head in heads:
+        kind = (head.disk_type or disk_types(head.machine_type)[0]).partition("-")[0]
+        disks[kind] = disks.get(kind, 0) + head.disk_gb
+    for kind, size_gb in disks.items():
+        name, metrics = _DISKS[kind]
+        yield name, metrics, size_gb, "GB"
     if settings.network is not None and settings.network.subnet is None:
         yield "addresses", ("IN_USE_ADDRESSES",), 1, "address of the NAT"
         yield "networks", ("NETWORKS",), 1, "network"

@@ -13,7 +13,7 @@ import yaml
 
 from infra.machine.machine import PUBLIC_KEY_MARK
 from infra.render import units
-from infra.render.cluster import HEAD_TYPE, Cluster, chips_per_host, partial_url
+from infra.render.cluster import HEAD_TYPE, Cluster, chips_per_host, cpus_per_host, memory_per_host, partial_url
 from infra.render.startup import node_metadata
 from infra.settings.model import Capacity, MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
@@ -110,7 +110,8 @@ def _pool_type(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -
         "min_workers": pool.min,
         "max_workers": pool.max,
         "resources": {
-            "CPU": pool.cpus,
+            "CPU": cpus_per_host(pool),
+            "memory": memory_per_host(pool),
             "TPU": chips_per_host(pool.accelerator),
             # Only for the first host of each slice; Ray removes it from the others.
             f"TPU-{pool.accelerator}-head": 1,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from infra.gcp.catalog import TpuHost, find_tpu_host
 from infra.settings.model import ContainerSettings, MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
 
@@ -33,6 +34,9 @@ PORTS: Final[Mapping[str, int]] = {
 # https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: chips of one core, and hosts of up to eight of them.
 _SINGLE_CORE: Final = ("v5litepod", "v6e")
 _CHIPS_PER_HOST: Final = 4
+
+_TASKS_SHARE: Final = 0.6
+"""Part of a host's memory for tasks. Ray's object store takes up to 30 %, the system and Ray itself the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,25 @@ def chips_per_host(accelerator: str) -> int:
     if family in _SINGLE_CORE:
         return int(size) if int(size) <= 8 else _CHIPS_PER_HOST
     return min(max(int(size) // 2, 1), _CHIPS_PER_HOST)
+
+
+def cpus_per_host(pool: PoolSettings) -> int:
+    """Return the CPUs that Ray hands out on each host: half of the host's, so that tasks do not get too little, if the
+    pool names no number."""
+    return _host(pool).vcpus // 2 if pool.cpus is None else pool.cpus
+
+
+def memory_per_host(pool: PoolSettings) -> int:
+    """Return the bytes that Ray hands out on each host. Without the number Ray makes no node for a task that asks for
+    memory until it has seen a first one."""
+    return int(_host(pool).memory_gib * _TASKS_SHARE) * 1024**3
+
+
+def _host(pool: PoolSettings) -> TpuHost:
+    host = find_tpu_host(pool.accelerator)
+    if host is None:
+        raise InvalidValue("accelerator", pool.accelerator, "a type of TPU that infra/gcp/catalog.py has")
+    return host
 
 
 def partial_url(link: str) -> str:

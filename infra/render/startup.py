@@ -14,7 +14,7 @@ from typing import Final
 
 from infra.machine.machine import AUTOSCALER_KEY, MANIFEST_KEY
 from infra.render import units
-from infra.render.cluster import PORTS, Cluster
+from infra.render.cluster import PORTS, Cluster, cpus_per_host
 from infra.settings.model import MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
 from runtime.outputs import ClusterOutput, StackOutputs, encode_outputs
@@ -80,7 +80,7 @@ def pool_outputs(pools: Mapping[str, PoolSettings]) -> dict[str, object]:
             "capacity": str(pool.capacity),
             "min": pool.min,
             "max": pool.max,
-            "cpus": pool.cpus,
+            "cpus": cpus_per_host(pool),
         }
         for name, pool in sorted(pools.items())
     }

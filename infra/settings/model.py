@@ -145,8 +145,8 @@ class PoolSettings(MachineSettings):
     capacity: Capacity = Capacity.PREEMPTIBLE
     min: int = 4
     max: int = 1024
-    cpus: int = 120
-    """CPUs that Ray may hand out; a node has about twice as many, and Ray enforces nothing."""
+    cpus: int | None = None
+    """CPUs of each host that Ray may hand out, by default half of them. Ray enforces nothing."""
     reservation: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     """Ray's labels of the nodes, which `label_selector` finds."""
@@ -250,7 +250,7 @@ class AlertSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Values beyond the tables of `gcp/catalog.py`: newer facts, and other sources of images."""
+    """Values beyond the tables of `gcp`: newer facts, and other sources of images."""
 
     tpu_zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Accelerator family (`v4`, `v5litepod`) → further zones."""
@@ -258,6 +258,8 @@ class Overrides:
     images: tuple[str, ...] = ()
     """Further sources of the heads' images: `HOST/PATH`, and everything below."""
     boot_image_projects: tuple[str, ...] = ()
+    machine_types: tuple[str, ...] = ()
+    """Machine types that are newer than the table of `gcp/machines.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +286,13 @@ class Settings:
     impersonate: str | None = None
     """Service account that the provider acts as; the person who runs `up` has to be its token creator."""
     overrides: Overrides = Overrides()
+
+    @property
+    def host_project(self) -> str | None:
+        """The project of the existing subnet, if the network is another project's (a shared VPC)."""
+        subnet = self.network.subnet if self.network is not None else None
+        owner = subnet.partition("projects/")[2].partition("/")[0] if subnet is not None else None
+        return owner if owner != self.project else None
 
     @property
     def uses_google(self) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from infra.gcp import catalog
+from infra.gcp import catalog, machines
 from infra.naming import OWN_LABELS
 from infra.settings.machine_rules import VARIABLE, find_container_problems, find_label_problems, find_machine_problems
 from infra.settings.model import (
@@ -62,10 +62,10 @@ PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
 _DOMAIN: Final = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
 SUBNET: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
+    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
 )
-_NETWORK: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/global/networks/[a-z0-9-]+"
+NETWORK: Final = re.compile(
+    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/networks/[a-z0-9-]+"
 )
 REPOSITORY: Final = re.compile(
     r"projects/(?P<project>[a-z0-9.:-]+)/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>[a-z][a-z0-9-]*)"
@@ -80,7 +80,7 @@ BOOT_IMAGE: Final = re.compile(
 )
 ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
-_MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
+MACHINE: Final = re.compile(r"[a-z]\d+[a-z]*-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
 _CI_POOL: Final = re.compile(r"projects/(?P<number>[^/]+)/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
 _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
 _REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\']+")
@@ -163,7 +163,7 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     if network.network is not None and network.subnet is None:
         yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
     else:
-        yield from _form(network, path, "network", _NETWORK, "a self-link, `projects/P/global/networks/N`")
+        yield from _form(network, path, "network", NETWORK, "a self-link, `projects/P/global/networks/N`")
 
 
 def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:
@@ -244,21 +244,15 @@ def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
     yield from _name_problems(head.pools, join(path, "pools"))
     yield from _repeated(head.environment, join(path, "environment"))
     yield from _range(head, path, "snapshot_days", 0, 65_535)
-    yield from _choice(head, path, "disk_type", catalog.disk_types(head.machine_type))
+    yield from _choice(head, path, "disk_type", machines.disk_types(head.machine_type))
     yield from find_machine_problems(head, path)
 
 
 def _machine_problems(machine_type: str, where: str) -> Iterator[Problem]:
-    found = _MACHINE.fullmatch(machine_type)
-    if not found:
+    if not MACHINE.fullmatch(machine_type):
         yield wrong(where, machine_type, "a machine type such as `n2-standard-8`")
-    elif found["family"] in catalog.ARM_FAMILIES:
-        yield wrong(where, machine_type, "an x86 machine: the cluster image and the boot image are built for it")
-    elif found["family"] not in catalog.X86_FAMILIES:
-        families = sorted(catalog.X86_FAMILIES)
-        yield wrong(
-            where, machine_type, f"a machine of the families {', '.join(families)}", suggest(found["family"], families)
-        )
+    elif machines.family_of(machine_type).architecture != machines.X86:
+        yield wrong(where, machine_type, "an x86 machine: TPU nodes are x86 machines, and run the same cluster image")
 
 
 def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
@@ -270,6 +264,8 @@ def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
         yield wrong(where, image, allowed, hint="a family would replace the head on the day it gets a new version")
     elif not found:
         yield wrong(where, image, allowed)
+    elif catalog.is_arm_image(image):
+        yield wrong(where, image, "an image for x86 machines", "the name without `arm64` is the one for x86")
 
 
 def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
@@ -289,7 +285,13 @@ def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
         )
     yield from _range(pool, path, "min", 0, MAX_NODES)
     yield from _range(pool, path, "max", 0, MAX_NODES)
-    yield from _range(pool, path, "cpus", 1, 1024)
+    host = catalog.find_tpu_host(pool.accelerator)
+    if pool.cpus is not None and host is not None and not 1 <= pool.cpus <= host.vcpus:
+        yield Problem(
+            path=join(path, "cpus"),
+            message=f"is {pool.cpus:,}, allowed are 1 to {host.vcpus}, the vCPUs of each host of `{pool.accelerator}`",
+            hint=f"leave it out for half of them, {host.vcpus // 2}",
+        )
     if pool.min > pool.max:
         yield wrong(join(path, "min"), pool.min, f"at most `max`, {pool.max}")
     yield from find_machine_problems(pool, path)
@@ -307,9 +309,9 @@ def _accelerator_problems(accelerator: str, where: str) -> Iterator[Problem]:
         yield wrong(where, accelerator, f"`FAMILY-N` with one of the families {', '.join(families)}", nearest)
         return
     family, size = catalog.TPU_FAMILIES[found["family"]], int(found["size"])
-    if size in family.single_host:
+    if size in family.hosts:
         return
-    sizes = ", ".join(f"{found['family']}-{each}" for each in family.single_host)
+    sizes = ", ".join(f"{found['family']}-{each}" for each in family.hosts)
     if size >= family.pod_sizes_from:
         yield Problem(
             path=where,
@@ -409,6 +411,7 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
     forms = {
         "images": (_IMAGE_SOURCE, "`HOST/PATH`, such as `ghcr.io/lab`"),
         "boot_image_projects": (_PROJECT, "a project's id"),
+        "machine_types": (MACHINE, "a machine type such as `n2-standard-8`"),
     }
     for key, (form, allowed) in forms.items():
         for index, value in enumerate(getattr(overrides, key)):

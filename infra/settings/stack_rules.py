@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from infra.gcp import catalog
+from infra.gcp import catalog, machines
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
 from infra.naming import Names
 from infra.settings.model import AccessSettings, HeadSettings, PoolSettings, Settings
@@ -21,6 +21,8 @@ from infra.settings.rules import (
     DAY_S,
     GOOGLES_ADDRESSES,
     IMAGE,
+    MACHINE,
+    NETWORK,
     READERS_OF,
     REPOSITORY,
     SMALLEST_SUBNET,
@@ -87,6 +89,7 @@ def _heads(settings: Settings) -> Iterator[Problem]:
                 yield wrong(f"heads.{name}.environment[{index}]", secret, allowed, suggest(secret, known))
         yield from _taken_variable_problems(settings, name, head)
         yield from _head_image_problems(settings, f"heads.{name}.image", head.image)
+        yield from _machine_problems(settings, f"heads.{name}.machine_type", head.machine_type)
         yield from _boot_image_problems(settings, f"heads.{name}.boot_image", head.boot_image)
         for pool_name, pool in head.pools.items():
             yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
@@ -136,6 +139,20 @@ def _head_image_problems(settings: Settings, path: str, image: str) -> Iterator[
     )
 
 
+def _machine_problems(settings: Settings, path: str, machine_type: str) -> Iterator[Problem]:
+    if not MACHINE.fullmatch(machine_type) or machine_type in settings.overrides.machine_types:
+        return
+    if not machines.is_offered(machine_type):
+        series = machine_type.partition("-")[0]
+        known = machines.list_types(series) if series in machines.FAMILIES else sorted(machines.FAMILIES)
+        nearest = suggest(machine_type if series in machines.FAMILIES else series, known)
+        override = f"if it is new: `overrides: {{machine_types: [{machine_type}]}}`"
+        hint = f"{nearest} {override}" if nearest else override
+        yield wrong(
+            path, machine_type, f"{machines.describe_allowed(machine_type)} (as of {catalog.AS_OF:%Y-%m})", hint
+        )
+
+
 def _boot_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
     found = BOOT_IMAGE.fullmatch(image)
     known = sorted({*BOOT_IMAGE_PROJECTS, *settings.overrides.boot_image_projects, settings.project or ""} - {""})
@@ -152,9 +169,15 @@ def _subnet(settings: Settings) -> Iterator[Problem]:
     network = settings.network
     if network is None:
         return
-    found = SUBNET.fullmatch(network.subnet or "")
+    found, named = SUBNET.fullmatch(network.subnet or ""), NETWORK.fullmatch(network.network or "")
     if found and found["region"] != settings.region:
         yield wrong("network.subnet", network.subnet, f"a subnet in the region `{settings.region}`")
+    if found and found["project"].isdigit():
+        # Only the id says whether the network is another project's.
+        fix = "`gcloud projects describe` prints it"
+        yield wrong("network.subnet", network.subnet, "a self-link with the project's id, not its number", fix)
+    elif found and named and found["project"] != named["project"]:
+        yield wrong("network.network", network.network, f"a network of the subnet's project, `{found['project']}`")
     try:
         cidr = ipaddress.ip_network(network.cidr)
     except ValueError:

@@ -23,6 +23,7 @@ import grpc
 
 from infra.check.recording import UNKNOWN, Unknown
 from infra.gcp.outputs import compute
+from tests.engine.google_refusals import refuse_firewall, refuse_machine
 from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
 from tests.engine.plugin import (
     Failure,
@@ -96,6 +97,7 @@ SERVICE_IDENTITY = "gcp:projects/serviceIdentity:ServiceIdentity"
 ROLE, BUCKET = "gcp:projects/iAMCustomRole:IAMCustomRole", "gcp:storage/bucket:Bucket"
 INSTANCE, DISK, SUBNET = "gcp:compute/instance:Instance", "gcp:compute/disk:Disk", "gcp:compute/subnetwork:Subnetwork"
 NETWORK, ROUTER = "gcp:compute/network:Network", "gcp:compute/router:Router"
+FIREWALL = "gcp:compute/firewall:Firewall"
 POOL = "gcp:iam/workloadIdentityPool:WorkloadIdentityPool"
 SECRET, REPOSITORY = "gcp:secretmanager/secret:Secret", "gcp:artifactregistry/repository:Repository"
 CHANNEL = "gcp:monitoring/notificationChannel:NotificationChannel"
@@ -154,9 +156,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "gcp:compute/routerNat:RouterNat": Kind(
         api="compute", fixed=("name", "router", "region"), refers={"router": ROUTER}
     ),
-    "gcp:compute/firewall:Firewall": Kind(
-        api="compute", fixed=("name", "network", "direction"), refers={"network": NETWORK}
-    ),
+    FIREWALL: Kind(api="compute", fixed=("name", "network", "direction"), refers={"network": NETWORK}),
     "gcp:compute/address:Address": Kind(
         api="compute",
         fixed=("name", "region", "address", "addressType", "subnetwork", "purpose", "description"),
@@ -290,6 +290,7 @@ class GooglePlugin(Plugin):
         kind = KINDS[wanted.type]
         _refuse_unless_enabled(world, wanted.type, inputs)
         _refuse_unless_there(world, wanted.type, inputs)
+        _refuse_unless_possible(wanted.type, inputs)
         world.serial += 1
         outputs = self._outputs(wanted, inputs, serial=world.serial)
         id_ = _grant_id(world, wanted.type, inputs) if _is_grant(wanted.type) else str(outputs["id"])
@@ -351,6 +352,7 @@ class GooglePlugin(Plugin):
                 raise Refused(f"Error 404: `{wanted.id}` was not found", grpc.StatusCode.NOT_FOUND)
             _refuse_unless_enabled(world, wanted.type, inputs)
             _refuse_unless_there(world, wanted.type, inputs)
+            _refuse_unless_possible(wanted.type, inputs)
             self._refuse_fixed(wanted.type, there["inputs"], inputs)
             fresh = self._outputs(wanted, inputs, serial=world.serial)
             labels = {key: fresh[key] for key in ("effectiveLabels", "pulumiLabels") if key in fresh}
@@ -476,6 +478,13 @@ def _refuse_unless_there(world: World, type_: str, inputs: Values) -> None:
         role = str(inputs["role"])
         if role.startswith("projects/") and role not in world.resources:
             raise Refused(f"Error 400: Role {role} does not exist in the resource's hierarchy")
+
+
+def _refuse_unless_possible(type_: str, inputs: Values) -> None:
+    if type_ == INSTANCE:
+        refuse_machine(inputs)
+    elif type_ == FIREWALL:
+        refuse_firewall(inputs)
 
 
 def _refuse_unknown_member(world: World, member: str) -> None:

@@ -19,7 +19,9 @@ from tests.engine.google_plugin import (
     ACCOUNT,
     BUCKET,
     DISK,
+    FIREWALL,
     INSTANCE,
+    NETWORK,
     POOL,
     REPOSITORY,
     ROLE,
@@ -302,6 +304,83 @@ def test_thing_that_refers_to_nothing_is_refused(
     plugin: PluginClient, cloud: Cloud, type_: str, inputs: dict[str, Any]
 ) -> None:
     assert refusal(lambda: plugin.create(type_, inputs)).code is grpc.StatusCode.NOT_FOUND
+
+
+def machine(
+    machine_type: str, disk: str | None, maintenance: str, image: str = "debian-12-v20260915"
+) -> dict[str, Any]:
+    disk_type = {} if disk is None else {"type": disk}
+    return {
+        **P,
+        "name": "head",
+        "zone": "us-west4-a",
+        "machineType": machine_type,
+        "bootDisk": {"initializeParams": {"image": f"projects/debian-cloud/global/images/{image}", **disk_type}},
+        "networkInterfaces": [{}],
+        "scheduling": {"onHostMaintenance": maintenance},
+    }
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (
+            machine("n2-standard-7", "pd-balanced", "MIGRATE"),
+            "Machine type with name 'n2-standard-7' does not exist in zone 'us-west4-a'.",
+        ),
+        *(
+            (
+                machine(each, "pd-balanced", "TERMINATE"),
+                f"[pd-balanced, {each}] features are not compatible for creating instance.",
+            )
+            for each in ("c4-standard-16", "n4-standard-8", "x4-megamem-480-metal", "c4d-standard-8", "a4-highgpu-8g")
+        ),
+        (
+            machine("n2-standard-8", "hyperdisk-balanced", "MIGRATE"),
+            "[hyperdisk-balanced, n2-standard-8] features are not compatible for creating instance.",
+        ),
+        *(
+            (machine(each, None, "MIGRATE"), "Instances with guest accelerators do not support live migration.")
+            for each in ("a2-highgpu-1g", "a3-highgpu-8g", "a4-highgpu-8g", "g2-standard-4")
+        ),
+        (machine("h3-standard-88", None, "MIGRATE"), "[h3-standard-88, MIGRATE] features are not compatible"),
+        (
+            machine("n2-standard-8", "pd-balanced", "MIGRATE", "debian-12-bookworm-arm64-v20260915"),
+            "'Requested boot disk architecture (ARM64) is not compatible with machine type architecture (X86_64).'",
+        ),
+        (
+            machine("c4a-standard-8", "hyperdisk-balanced", "MIGRATE"),
+            "'Requested boot disk architecture (X86_64) is not compatible with machine type architecture (ARM64).'",
+        ),
+    ],
+)
+def test_machine_that_google_cannot_make_is_refused_in_googles_words(
+    plugin: PluginClient, cloud: Cloud, inputs: dict[str, Any], said: str
+) -> None:
+    assert said in refusal(lambda: plugin.create(INSTANCE, inputs)).message
+
+
+def test_machine_changed_to_a_type_that_its_disk_does_not_fit_is_refused(plugin: PluginClient, cloud: Cloud) -> None:
+    old = {**machine("n2-standard-8", "pd-balanced", "MIGRATE"), "allowStoppingForUpdate": True}
+    id_, _ = plugin.create(INSTANCE, old)
+
+    refused = refusal(lambda: plugin.update(INSTANCE, id_, old, {**old, "machineType": "c4-standard-8"}))
+
+    assert "[pd-balanced, c4-standard-8] features are not compatible" in refused.message
+
+
+def test_firewall_in_a_network_of_another_project_is_refused_in_googles_words(
+    plugin: PluginClient, cloud: Cloud
+) -> None:
+    plugin.create(SERVICE, {"project": "host-project", "service": "compute.googleapis.com"}, "host-compute")
+    network, _ = plugin.create(NETWORK, {"project": "host-project", "name": "shared"}, "shared")
+    rule = {"name": "ssh", "network": network, "sourceRanges": ["10.0.0.0/8"], "allows": [{"protocol": "tcp"}]}
+
+    refused = refusal(lambda: plugin.create(FIREWALL, {**P, **rule}))
+    made, _ = plugin.create(FIREWALL, {**rule, "project": "host-project"})
+
+    assert "Cross project referencing is not allowed for this resource." in refused.message
+    assert made == "projects/host-project/global/firewalls/ssh"
 
 
 def test_account_made_again_has_lost_its_grants(plugin: PluginClient, cloud: Cloud) -> None:

@@ -407,6 +407,7 @@ class GoogleServer(FaultyServer):
         "tpu.projects.locations.*.list": _list,
         "compute.projects.get": _compute_project,
         "compute.zones.list": _list,
+        "compute.machineTypes.list": _list,
         "iam.projects.serviceAccounts.list": _accounts,
         "*.get": _get,
     }

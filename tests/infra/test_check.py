@@ -83,7 +83,7 @@ def test_check_output_of_stack_as_json_is_complete(stack: str, capsys: pytest.Ca
     assert answer["schema"] == 1
     assert set(one) == {
         "stack", "ok", "findings", "notes", "resources", "protected", "monthly_usd", "costs", "grants", "left_grants",
-        "rendered", "contract",
+        "left_to_host", "rendered", "contract",
     }  # fmt: skip
     assert [each["urn"] for each in one["resources"]] == [each.urn for each in recorded(stack).resources]
     assert one["contract"]["stack"] == stack
@@ -634,6 +634,73 @@ def test_check_of_a_stack_says_which_grants_it_leaves_to_another(project: Projec
         "roles/monitoring.viewer",
         "roles/logging.viewer",
     ]
+
+
+SHARED = {"subnet": "projects/net-host/regions/us-west4/subnetworks/shared", "cidr": "10.64.16.0/20"}
+
+
+def test_check_of_a_subnet_of_another_project_lists_the_commands_for_its_owner(project: Project) -> None:
+    project.copy("marin-us-west4", lambda config: config.update(network=SHARED))
+
+    report = check_stack("marin-us-west4", folder=project.folder)
+    text = render_report(report)
+
+    assert report.findings == ()
+    assert [each for each in report.resources if each.type.endswith("Firewall")] == []
+    agent = "serviceAccount:service-NUMBER@gcp-sa-tpu.iam.gserviceaccount.com"
+    ports = "tcp:22,tcp:52365,tcp:6383,tcp:44217,tcp:10001,tcp:8265,tcp:44227,tcp:6379,tcp:8080,tcp:6380,tcp:6381,tcp:6382,tcp:10002-19999"
+    rule = "gcloud compute firewall-rules create marin-us-west4-main"
+    place = "--project net-host --network shared --direction INGRESS"
+    tag = "--target-tags marin-us-west4-main"
+    assert report.left_to_host == (
+        "gcloud compute shared-vpc associated-projects add hai-gcp-models --host-project net-host",
+        f"gcloud projects add-iam-policy-binding net-host --member {agent} --role roles/tpu.xpnAgent",
+        (
+            "gcloud compute networks subnets add-iam-policy-binding shared --project net-host --region us-west4"
+            " --member user:EMAIL-OF-WHO-RUNS-UP --role roles/compute.networkUser"
+        ),
+        (
+            f"{rule}-ssh {place} --source-ranges 35.235.240.0/20 {tag} --allow tcp:22"
+            " --description 'SSH through the identity-aware proxy; cluster marin-us-west4-main'"
+        ),
+        (
+            f"{rule}-cluster {place} --source-ranges 10.64.16.0/20 {tag} --allow {ports},icmp"
+            " --description 'Ray between its machines; cluster marin-us-west4-main'"
+        ),
+    )
+    section = text.split("\nleft to the owner of the network\n")[1].split("\n\n")[0].splitlines()
+    assert [line.strip() for line in section] == list(report.left_to_host)
+    assert report_fields(report)["left_to_host"] == list(report.left_to_host)
+
+
+def test_check_of_a_subnet_of_the_own_project_or_without_heads_leaves_nothing_to_another(project: Project) -> None:
+    own = SHARED["subnet"].replace("net-host", "hai-gcp-models")
+    project.copy("marin-us-west4", lambda config: config.update(network=SHARED | {"subnet": own}), to="own")
+    project.copy("marin-us-west4", lambda config: config.update(network=SHARED, heads={}), to="headless")
+
+    reports = [check_stack(each, folder=project.folder) for each in ("own", "headless")]
+
+    assert [each.left_to_host for each in reports] == [(), ()]
+    assert len([each for each in reports[0].resources if each.type.endswith("Firewall")]) == 2
+
+
+def test_check_of_a_subnet_of_another_project_names_the_accounts_that_run_up(project: Project) -> None:
+    deployer = "run-up@hai-gcp-models.iam.gserviceaccount.com"
+    project.copy("marin-us-central2", lambda config: config.update(network=_central(), impersonate=deployer))
+
+    report = check_stack("marin-us-central2", folder=project.folder)
+    assert report.findings == ()
+    left = report.left_to_host
+
+    members = [re.search(r"--member (\S+) --role roles/compute.networkUser", each) for each in left]
+    assert [found[1] for found in members if found] == [
+        f"serviceAccount:{deployer}",
+        "serviceAccount:marin-us-central2-deployer@hai-gcp-models.iam.gserviceaccount.com",
+    ]
+
+
+def _central() -> dict[str, str]:
+    return SHARED | {"subnet": SHARED["subnet"].replace("us-west4", "us-central2")}
 
 
 # reading stack files

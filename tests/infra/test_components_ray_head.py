@@ -16,7 +16,6 @@ from infra.check.validate import find_input_problems
 from infra.components.ray_head import (
     BOOT_LABELS,
     HEAD_PERMISSIONS,
-    IAP_RANGE,
     OWN_ADDRESS,
     RAY_WRITES,
     REAPER_PERMISSIONS,
@@ -29,6 +28,7 @@ from infra.policy.base import ADDRESS, SCHEDULE, SCHEDULED_DISK, Bounds
 from infra.policy.rules import apply_rules
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import PORTS, Cluster, SecretReference
+from infra.render.firewalls import IAP_RANGE
 from infra.settings.model import HeadSettings, PoolSettings
 from infra.settings.read import InvalidSettings
 from tests.infra.components_support import PROJECT, SERVICES, make_apis, run, sample_site
@@ -79,6 +79,24 @@ def grants(recording: Recording, types: Iterable[str] = ("IAMMember", "IamMember
         for each in recording.resources
         if each.type.endswith(tuple(types)) and each.name.startswith("main-head")
     }
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "disk", "maintenance"),
+    [
+        ("n2-standard-8", "pd-balanced", "MIGRATE"),
+        ("c4-standard-8", "hyperdisk-balanced", "MIGRATE"),
+        ("x4-megamem-480-metal", "hyperdisk-balanced", "TERMINATE"),
+        ("g2-standard-8", "pd-balanced", "TERMINATE"),
+    ],
+)
+def test_head_of_each_family_gets_the_disk_and_the_maintenance_that_google_takes(
+    machine_type: str, disk: str, maintenance: str
+) -> None:
+    machine = vm(recorded(settings=dataclasses.replace(SETTINGS, machine_type=machine_type)))
+
+    assert machine.inputs["bootDisk"]["initializeParams"]["type"] == disk
+    assert machine.inputs["scheduling"]["onHostMaintenance"] == maintenance
 
 
 def test_head_passes_the_providers_types_and_every_policy() -> None:
@@ -261,6 +279,13 @@ def test_head_waits_for_its_grants_and_everything_is_its_child() -> None:
     assert {each.parent for each in of_head(recording) if each is not component} == {component.urn}
 
 
+def test_head_in_a_network_of_another_project_makes_no_firewall_and_is_made() -> None:
+    recording = recorded(firewalls=False, network="projects/host/global/networks/shared")
+
+    assert recording.of_type("gcp:compute/firewall:Firewall") == []
+    assert vm(recording).inputs["tags"] == ["marin-main"]
+
+
 def test_head_registers_what_it_offers() -> None:
     (component,) = recorded().of_type("runtime:ray:RayHead")
     outputs = dict(component.outputs)
@@ -280,7 +305,7 @@ def test_head_registers_what_it_offers() -> None:
                 "capacity": "preemptible",
                 "min": 4,
                 "max": 1024,
-                "cpus": 120,
+                "cpus": 12,
             }
         },
         "head_email": f"marin-main-head@{PROJECT}.iam.gserviceaccount.com",

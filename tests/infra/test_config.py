@@ -181,6 +181,18 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("network/cidr", "172.16.0.0/15", "network.cidr", "containers on the head use"),
     ("network/subnet", "my-subnet", "network.subnet", "a self-link"),
     (
+        "network",
+        {"subnet": "projects/1234567/regions/us-west4/subnetworks/s"},
+        "network.subnet",
+        "the project's id, not its number",
+    ),
+    (
+        "network",
+        {"subnet": "projects/host/regions/us-west4/subnetworks/s", "network": "projects/my-lab/global/networks/n"},
+        "network.network",
+        "a network of the subnet's project, `host`",
+    ),
+    (
         "network/subnet",
         "projects/p/regions/us-east1/subnetworks/s",
         "network.subnet",
@@ -263,6 +275,17 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("heads/main/machine_type", "n2", "heads.main.machine_type", "a machine type such as"),
     ("heads/main/machine_type", "t2a-standard-8", "heads.main.machine_type", "an x86 machine"),
     ("heads/main/machine_type", "q7-standard-8", "heads.main.machine_type", "of the families"),
+    ("heads/main/machine_type", "n2-standard-7", "heads.main.machine_type", "did you mean `n2-standard-"),
+    ("heads/main/machine_type", "n2-standard-7", "heads.main.machine_type", "machine_types: [n2-standard-7]}`"),
+    ("heads/main/machine_type", "n2-custom-3-8192", "heads.main.machine_type", "an even number of vCPUs up to 128"),
+    ("heads/main/machine_type", "e2-highmem-32", "heads.main.machine_type", "one of e2-highmem-2, e2-highmem-4"),
+    ("heads/main/machine_type", "c4a-standard-8", "heads.main.machine_type", "an x86 machine"),
+    (
+        "heads/main/boot_image",
+        "projects/debian-cloud/global/images/debian-12-bookworm-arm64-v20260915",
+        "heads.main.boot_image",
+        "an image for x86 machines",
+    ),
     ("heads/main/disk_gb", 10, "heads.main.disk_gb", "allowed are 50 to"),
     ("heads/main/boot_image", "debian-cloud/debian-12", "heads.main.boot_image", "one version of an image"),
     (
@@ -306,7 +329,9 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "is the usual one for v5litepod",
     ),
     ("heads/main/pools/v5e/runtime_version", "v2-alpha-tpuv6e", "heads.main.pools.v5e.runtime_version", "is for v6e"),
-    ("heads/main/pools/v5e/cpus", 0, "heads.main.pools.v5e.cpus", "allowed are 1 to"),
+    ("heads/main/pools/v5e/cpus", 0, "heads.main.pools.v5e.cpus", "allowed are 1 to 24"),
+    ("heads/main/pools/v5e/cpus", 120, "heads.main.pools.v5e.cpus", "1 to 24, the vCPUs of each host of `v5litepod-1`"),
+    ("heads/main/pools/v5e/cpus", 25, "heads.main.pools.v5e.cpus", "leave it out for half of them, 12"),
     # Kubernetes
     ("kubernetes/lab/server", "http://lab", "kubernetes.lab.server", "begins with `https://`"),
     ("kubernetes/lab/context", " ", "kubernetes.lab.context", "a name without spaces"),
@@ -412,6 +437,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("overrides/images", ["ghcr.io/lab/"], "overrides.images[0]", "`HOST/PATH`"),
     ("overrides/images", ["ghcr.io"], "overrides.images[0]", "`HOST/PATH`"),
     ("overrides/boot_image_projects", ["*"], "overrides.boot_image_projects[0]", "a project's id"),
+    ("overrides/machine_types", ["n2"], "overrides.machine_types[0]", "a machine type such as"),
     ("overrides/regions", ["west"], "overrides.regions[0]", "a region such as"),
 ]
 
@@ -579,6 +605,35 @@ def test_boot_image_of_a_known_or_named_project_is_accepted(image: str, projects
     values = changed("heads/main/boot_image", image) | {"overrides": {"boot_image_projects": projects}}
 
     assert parse_settings("west", values).heads["main"].boot_image == image
+
+
+@pytest.mark.parametrize(
+    ("subnet", "host"),
+    [
+        ("projects/host/regions/us-west4/subnetworks/s", "host"),
+        ("https://www.googleapis.com/compute/v1/projects/host/regions/us-west4/subnetworks/s", "host"),
+        ("projects/my-lab/regions/us-west4/subnetworks/s", None),
+        (None, None),
+    ],
+)
+def test_host_project_is_that_of_a_subnet_of_another_project(subnet: str | None, host: str | None) -> None:
+    network = {"cidr": "10.64.0.0/20"} | ({"subnet": subnet} if subnet else {})
+
+    assert parse_settings("west", GOOD | {"network": network}).host_project == host
+
+
+@pytest.mark.parametrize("cpus", [1, 24])
+def test_cpus_of_a_pool_up_to_all_of_its_hosts_are_accepted(cpus: int) -> None:
+    read = parse_settings("west", changed("heads/main/pools/v5e/cpus", cpus))
+
+    assert read.heads["main"].pools["v5e"].cpus == cpus
+
+
+@pytest.mark.parametrize("machine_type", ["n2-standard-160", "c9-standard-8"])
+def test_machine_type_that_an_override_names_is_accepted(machine_type: str) -> None:
+    values = changed("heads/main/machine_type", machine_type) | {"overrides": {"machine_types": [machine_type]}}
+
+    assert parse_settings("west", values).heads["main"].machine_type == machine_type
 
 
 @pytest.mark.parametrize("capacity", ["preemptible", "spot", "on_demand"])

@@ -278,6 +278,7 @@ KNOBS: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "protect-on": ("dev", lambda config: config.update(protect=True)),
     "pool-maximum": ("marin-us-west4", lambda config: config["heads"]["main"]["pools"]["v5e"].update(max=512)),
     "head-machine": ("marin-us-west4", lambda config: config["heads"]["main"].update(machine_type="n2-standard-16")),
+    "head-family": ("marin-us-west4", lambda config: config["heads"]["main"].update(machine_type="c4-standard-8")),
     "head-image": (
         "marin-us-west4",
         lambda config: config["heads"]["main"].update(image=config["heads"]["main"]["image"].replace("0" * 64, "1" * 64)),

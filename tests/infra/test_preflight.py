@@ -16,13 +16,15 @@ from infra.preflight import command as subject
 from infra.preflight.command import load_settings, preflight
 from infra.preflight.findings import Finding, Level
 from infra.preflight.names import list_wanted
-from infra.settings.model import Settings
+from infra.settings.model import HeadSettings, NetworkSettings, Settings
 from runtime.errors import UnknownName
 from runtime.stack.google_api import GoogleApi
 from tests.fakes.google import GoogleServer
 
 ROOT = Path(__file__).parents[2]
 ZONE = "us-west4-a"
+BOOT_IMAGE = HeadSettings(image="").boot_image
+NEWER = "projects/debian-cloud/global/images/debian-12-bookworm-v20261110"
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,8 @@ def arrange(server: GoogleServer, zone: str, region: str, accelerator: str, soft
     )
     server.project_quotas = [{"metric": "NETWORKS", "limit": 5.0, "usage": 1.0}]
     server.put(f"{where}/zones/{zone}", name=zone, status="UP")
+    server.put(f"{where}/zones/{zone}/machineTypes/n2-standard-8", name="n2-standard-8", architecture="X86_64")
+    server.put(BOOT_IMAGE, name=BOOT_IMAGE.rpartition("/")[2], architecture="X86_64", diskSizeGb="10")
     server.lists[f"{where}/locations/{zone}/acceleratorTypes"] = [{"type": accelerator}, {"type": "v99-1"}]
     server.lists[f"{where}/locations/{zone}/runtimeVersions"] = [{"version": software}, {"version": "old"}]
     limits = server.lists.setdefault(f"{where}/services/tpu.googleapis.com/consumerQuotaMetrics", [])
@@ -241,6 +245,26 @@ def test_what_another_stack_has_to_make_first_fails_until_it_is_there(google: Go
     assert {each.fix for each in found} == {"bring up the stack that makes it first, or correct the name"}
 
 
+def test_firewalls_that_the_owner_of_a_shared_network_has_not_made_fail_with_the_way_to_the_commands(
+    google: GoogleServer, marin: Settings
+) -> None:
+    subnet = "projects/net-host/regions/us-west4/subnetworks/shared"
+    google.put(subnet, name="shared")
+    made = "projects/net-host/global/firewalls/marin-us-west4-main-ssh"
+    google.put(made, name="marin-us-west4-main-ssh")
+    shared = replace(marin, network=NetworkSettings(subnet=subnet))
+
+    found = {each.message: each for each in look(google, shared) if each.check == "uses firewall"}
+
+    assert {message: each.level.value for message, each in found.items()} == {
+        f"{made} is there": "ok",
+        "there is no `projects/net-host/global/firewalls/marin-us-west4-main-cluster`, which this stack refers to": "fail",
+    }
+    assert [each.fix for each in found.values() if each.fix] == [
+        "`python -m infra check --stack NAME` prints the commands for the owner of the network"
+    ]
+
+
 # project, APIs, quotas
 
 
@@ -337,6 +361,105 @@ def test_zone_hardware_and_software_that_the_project_does_not_see_fail_with_what
         ("the project sees no v5litepod-1 in us-west4-a", "it has v5litepod-4"),
         ("there is no TPU software `v2-alpha-tpuv5-lite` in us-west4-a", "it has v2-alpha-tpuv6e"),
     ]
+
+
+# machines and boot images
+
+
+def head_findings(google: GoogleServer, settings: Settings) -> list[tuple[str, str, str | None]]:
+    return [(each.level.value, each.message, each.fix) for each in look(google, settings) if each.check == "head main"]
+
+
+def with_head(settings: Settings, **changes: Any) -> Settings:
+    return replace(settings, heads={"main": replace(settings.heads["main"], **changes)})
+
+
+def test_machine_type_and_boot_image_that_are_there_are_ok(google: GoogleServer, marin: Settings) -> None:
+    assert head_findings(google, marin) == [
+        ("ok", "machine type n2-standard-8 is there", None),
+        ("ok", f"boot image {BOOT_IMAGE.rpartition('/')[2]} is there", None),
+    ]
+
+
+def test_machine_type_that_the_zone_lacks_fails_with_what_it_has(google: GoogleServer, marin: Settings) -> None:
+    google.lists[f"projects/hai-gcp-models/zones/{ZONE}/machineTypes"] = [
+        {"name": name} for name in ("n2-standard-8", "c3-standard-8", "e2-medium")
+    ]
+
+    found = head_findings(google, with_head(marin, machine_type="c4-standard-8"))
+
+    assert found[0] == (
+        "fail",
+        "the project sees no c4-standard-8 in us-west4-a",
+        "it has c3-standard-8, n2-standard-8 and 1 more",
+    )
+
+
+def test_boot_image_that_is_not_there_fails_with_the_list(google: GoogleServer, marin: Settings) -> None:
+    del google.resources[BOOT_IMAGE]
+
+    assert head_findings(google, marin)[1:] == [
+        (
+            "fail",
+            f"there is no boot image `{BOOT_IMAGE}`",
+            "`gcloud compute images list --project debian-cloud` lists the images that are there",
+        )
+    ]
+
+
+@pytest.mark.parametrize(("state", "level"), [("DEPRECATED", "warn"), ("OBSOLETE", "fail"), ("DELETED", "fail")])
+def test_boot_image_that_google_gives_up_is_found_with_its_successor(
+    google: GoogleServer, marin: Settings, state: str, level: str
+) -> None:
+    google.resources[BOOT_IMAGE]["deprecated"] = {
+        "state": state,
+        "replacement": f"https://www.googleapis.com/compute/v1/{NEWER}",
+    }
+
+    [found] = head_findings(google, marin)[1:]
+
+    assert (found[0], found[2]) == (level, f"take `{NEWER}`")
+    assert state.lower() in found[1]
+
+
+def test_machine_type_that_google_gives_up_is_found(google: GoogleServer, marin: Settings) -> None:
+    where = f"projects/hai-gcp-models/zones/{ZONE}/machineTypes/n2-standard-8"
+    google.resources[where]["deprecated"] = {"state": "DEPRECATED"}
+
+    assert head_findings(google, marin)[0][::2] == ("warn", "take another `machine_type`")
+
+
+@pytest.mark.parametrize("machine_says", [True, False])
+def test_boot_image_of_another_architecture_than_the_machine_fails(
+    google: GoogleServer, marin: Settings, *, machine_says: bool
+) -> None:
+    google.resources[BOOT_IMAGE]["architecture"] = "ARM64"
+    if not machine_says:
+        del google.resources[f"projects/hai-gcp-models/zones/{ZONE}/machineTypes/n2-standard-8"]["architecture"]
+
+    assert [each[:2] for each in head_findings(google, marin)[2:]] == [
+        ("fail", "the boot image is for ARM64, and n2-standard-8 is X86_64")
+    ]
+
+
+def test_boot_image_larger_than_the_disk_fails_with_the_size(google: GoogleServer, marin: Settings) -> None:
+    google.resources[BOOT_IMAGE]["diskSizeGb"] = "300"
+
+    assert head_findings(google, marin)[2:] == [
+        ("fail", "the boot image needs a disk of 300 GB, and `disk_gb` is 200", "set `disk_gb` to 300 or more")
+    ]
+
+
+def test_disk_of_a_newer_family_counts_against_the_quota_of_hyperdisks(google: GoogleServer, marin: Settings) -> None:
+    quotas = google.resources["projects/hai-gcp-models/regions/us-west4"]["quotas"]
+    quotas.append({"metric": "HDB_TOTAL_GB", "limit": 100.0})
+    where = f"projects/hai-gcp-models/zones/{ZONE}/machineTypes"
+    google.put(f"{where}/c4-standard-8", name="c4-standard-8")
+
+    found = {each.check: each for each in look(google, with_head(marin, machine_type="c4-standard-8"))}
+
+    assert found["quota disks Hyperdisk"].message.startswith("HDB_TOTAL_GB: 200 GB wanted, 100 of 100 free")
+    assert "quota disks" not in found
 
 
 # organisation policies

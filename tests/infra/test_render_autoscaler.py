@@ -94,6 +94,31 @@ def test_file_has_room_for_all_pools_together() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "cpus", "memory_gib"),
+    [
+        ("v4", 120, 244),
+        ("v4-slice", 120, 244),
+        ("v5e", 12, 28),
+        ("v5e-eight", 112, 230),
+        ("v5p", 104, 268),
+        ("v6e", 90, 432),
+    ],
+)
+def test_pool_without_cpus_hands_out_half_of_each_host_and_three_fifths_of_its_memory(
+    shape: str, cpus: int, memory_gib: int
+) -> None:
+    resources = fields_of(pools={shape: SHAPES[shape]})["available_node_types"][shape]["resources"]
+
+    assert (resources["CPU"], resources["memory"]) == (cpus, memory_gib * 1024**3)
+
+
+def test_pool_with_cpus_hands_out_these() -> None:
+    pool = dataclasses.replace(V4, cpus=200)
+
+    assert fields_of(pools={"v4": pool})["available_node_types"]["v4"]["resources"]["CPU"] == 200
+
+
+@pytest.mark.parametrize(
     ("capacity", "scheduling"),
     [
         (Capacity.PREEMPTIBLE, {"preemptible": True}),

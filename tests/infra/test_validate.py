@@ -16,6 +16,8 @@ from runtime.schema import Problem
 TOPIC = "gcp:pubsub/topic:Topic"
 SUBSCRIPTION = "gcp:pubsub/subscription:Subscription"
 GRANT = "gcp:pubsub/topicIAMMember:TopicIAMMember"
+INSTANCE = "gcp:compute/instance:Instance"
+BALANCED = {"initializeParams": {"type": "pd-balanced"}}
 BUCKET = "gcp:storage/bucket:Bucket"
 POLICY = "kubernetes:networking.k8s.io/v1:NetworkPolicy"
 
@@ -199,6 +201,9 @@ def test_validate_known_bad_input_is_found(type_: str, inputs: dict[str, Any], e
             {"network": "n", "allows": [{"protocol": "tcp", "ports": ["ssh"]}]},
             "allows[0].ports[0]",
         ),
+        ("gcp:compute/firewall:Firewall", {"project": "p-1", "network": "projects/p-2/global/networks/n"}, "network"),
+        (INSTANCE, {"machineType": "c4-standard-8", "bootDisk": BALANCED}, "machineType"),
+        (INSTANCE, {"machineType": "g2-standard-8", "scheduling": {"onHostMaintenance": "MIGRATE"}}, "machineType"),
         (
             "gcp:iam/workloadIdentityPool:WorkloadIdentityPool",
             {"workloadIdentityPoolId": "gcp-ci"},
@@ -210,6 +215,24 @@ def test_validate_known_bad_input_is_found(type_: str, inputs: dict[str, Any], e
 )
 def test_validate_value_that_google_refuses_is_found(type_: str, inputs: dict[str, Any], path: str) -> None:
     assert path in problems(type_, inputs)
+
+
+@pytest.mark.parametrize(
+    ("type_", "inputs"),
+    [
+        ("gcp:compute/firewall:Firewall", {"project": "lab-1234", "network": "projects/lab-1234/global/networks/n"}),
+        ("gcp:compute/firewall:Firewall", {"project": "lab-1234", "network": UNKNOWN}),
+        ("gcp:compute/firewall:Firewall", {"network": "projects/lab-1234/global/networks/n"}),
+        (INSTANCE, {"machineType": "c4-standard-8", "bootDisk": UNKNOWN}),
+        (INSTANCE, {"machineType": UNKNOWN, "bootDisk": BALANCED}),
+        (INSTANCE, {"machineType": "q9-standard-8", "bootDisk": BALANCED}),
+        (INSTANCE, {"machineType": "n2-standard-8", "scheduling": {"onHostMaintenance": "MIGRATE"}}),
+    ],
+)
+def test_validate_values_that_fit_each_other_or_are_not_known_yet_are_accepted(
+    type_: str, inputs: dict[str, Any]
+) -> None:
+    assert not {"machineType", "network"} & set(problems(type_, inputs))
 
 
 @pytest.mark.parametrize(

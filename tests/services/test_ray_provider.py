@@ -16,7 +16,7 @@ import yaml
 
 from infra.components.ray_head import HEAD_PERMISSIONS, REAPER_PERMISSIONS
 from infra.render.autoscaler import START_NODE, render_autoscaler
-from infra.render.cluster import HEAD_TYPE, Cluster
+from infra.render.cluster import HEAD_TYPE, Cluster, cpus_per_host, memory_per_host
 from infra.render.startup import render_contract
 from infra.render.units import render_head_service, render_start_script
 from infra.settings.model import MachineSettings
@@ -122,7 +122,23 @@ def test_chips_of_a_pool_are_what_ray_counts_on_a_host(shape: str) -> None:
 
     config = {"acceleratorType": pool.accelerator}
     ours = min(_get_num_tpu_chips(config), get_num_tpu_visible_chips_per_host(pool.accelerator))
-    assert resources == {"CPU": 120, "TPU": ours, f"TPU-{pool.accelerator}-head": 1}
+    assert resources == {
+        "CPU": cpus_per_host(pool),
+        "memory": memory_per_host(pool),
+        "TPU": ours,
+        f"TPU-{pool.accelerator}-head": 1,
+    }
+
+
+def test_memory_of_a_pool_is_what_ray_hands_out_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+
+    resources = node_types(render_autoscaler(sample_cluster(pools={"v4": V4})))["v4"]["resources"]
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps(resources))
+
+    spec = ResourceAndLabelSpec(num_gpus=0, object_store_memory=100_000_000).resolve(is_head=False)
+
+    assert (spec.num_cpus, spec.memory) == (120, 244 * 1024**3)
 
 
 @pytest.mark.parametrize("kind", ["head", "node"])
@@ -261,7 +277,7 @@ def test_autoscaler_starts_ray_on_each_node_with_one_command_over_ssh(
         assert all("uptime" in check for check in checks)
         assert START_NODE in start
         assert "RAY_HEAD_IP=10.64.0.2" in start
-        assert '{"CPU":120,"TPU":4,"TPU-v4-8-head":1}' in start
+        assert '{"CPU":120,"memory":261993005056,"TPU":4,"TPU-v4-8-head":1}' in start
     assert {each["labels"]["ray-node-status"] for each in server.nodes.values()} == {"up-to-date"}
 
 
