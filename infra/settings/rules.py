@@ -566,6 +566,11 @@ def _repeated(values: tuple[str, ...], path: str) -> Iterator[Problem]:
             yield Problem(path=path, message=f"has `{value}` {count} times")
 
 
+def count_machines(settings: Settings) -> int:
+    """Return the most machines that a stack may have at a time: its heads, and the maxima of their pools."""
+    return sum(1 + sum(pool.max for pool in head.pools.values()) for head in settings.heads.values())
+
+
 def quantity(text: str) -> float:
     """Return a Kubernetes quantity as a number; 0 for any other text."""
     found = _QUANTITY.fullmatch(text)
