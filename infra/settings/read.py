@@ -191,6 +191,20 @@ class SettingsReader(schema.Reader):
         # `default:` without a value is the shortest request for every default.
         return super().read(kind, {} if value is None and is_dataclass(kind) else value, path)
 
+    def read_record(self, kind: Any, value: object, path: str, given: Mapping[str, Any] | None = None) -> Any:
+        """As the base, and refuse a key with nothing behind it where an object or a list belongs.
+
+        Somebody began to write it, or left it when the last entry went; no default could be meant by both. An entry
+        under a name is no such key: `default:` asks for every default.
+        """
+        if isinstance(value, Mapping):
+            hints = type_hints(kind)
+            empty = [key for key in hints if key in value and value[key] is None and _show_none(hints[key])]
+            for key in empty:
+                self.report(join(path, key), "is empty", f"write {_show_none(hints[key])}, or leave it out")
+            value = {key: item for key, item in value.items() if key not in empty}
+        return super().read_record(kind, value, path, given)
+
     def read_scalar(self, kind: Any, value: object, path: str) -> Any:
         if kind is bool and value in ("true", "false"):
             return value == "true"
@@ -274,6 +288,15 @@ def show(value: object) -> str:
     else:
         text = json.dumps(value, default=str)
     return text if len(text) <= 80 else f"{text[:76]}…`"
+
+
+def _show_none(kind: Any) -> str | None:
+    """Return how to write that an object or a list is wanted with nothing in it; None for every other kind."""
+    bare = without_none(kind)
+    if is_dataclass(bare):
+        return "at least one of its keys"
+    origin = typing.get_origin(bare)
+    return None if origin is None else "`[]` for none" if origin is tuple else "`{}` for none"
 
 
 def _is_encrypted(value: object) -> bool:
