@@ -22,7 +22,7 @@ from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration
 from infra.check.validate import find_input_problems
 from infra.gcp.outputs import compute
 from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month, traffic_per_tib
-from infra.policy.base import Bounds, leaves
+from infra.policy.base import Bounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
     InvalidStackFile,
@@ -35,6 +35,7 @@ from infra.settings.model import Capacity, PoolSettings, Settings
 from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
+from runtime.schema import leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ from runtime.schema import Problem, join, suggest
 
 DAY_S: Final = 86_400
 MAX_NODES: Final = 1024
+LARGEST: Final = 2**53 - 1
+"""The engine carries every number as a double, and larger whole numbers change on the way."""
 SMALLEST_SUBNET: Final = 21
 GOOGLES_ADDRESSES: Final = 4
 """Addresses that Google reserves in every subnet: network, gateway, last but one, broadcast."""
@@ -72,7 +74,7 @@ _IMAGE_SOURCE: Final = re.compile(r"[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+")
 BOOT_IMAGE: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z][a-z0-9-]*)"
 )
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
 _MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
@@ -86,8 +88,8 @@ PRIVATE: Final = tuple(
 )
 _DOCKERS: Final = ipaddress.ip_network("172.17.0.0/16")
 
-_NO_SPACES: Final = re.compile(r"\S+")
-_SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/\S*)?")
+_NO_SPACES: Final = re.compile(r"(?:[!-~]|\w){1,253}")
+_SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/[!-~]*)?")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _DNS_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 _CLASS: Final = re.compile(rf"(?:{_DNS_NAME.pattern})?")
@@ -351,9 +353,9 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
 def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
     yield from _form(ci, path, "repository", _OWNER_NAME, "`owner/name`")
     for key in ("repository_id", "owner_id"):
-        if getattr(ci, key) <= 0:
+        if not 0 < getattr(ci, key) <= LARGEST:
             hint = f"`gh api repos/{ci.repository} --jq {'.id' if key == 'repository_id' else '.owner.id'}` prints it"
-            yield wrong(join(path, key), getattr(ci, key), "a positive number", hint)
+            yield wrong(join(path, key), getattr(ci, key), f"a positive number, at most {LARGEST:,}", hint)
     yield from _form(ci, path, "ref", _REF, "`refs/heads/BRANCH`", f"did you mean `refs/heads/{ci.ref}`?")
     yield from _form(ci, path, "environment", _ENVIRONMENT, "the name of a protected environment")
     if ci.pool is not None:
@@ -366,7 +368,8 @@ def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
 
 def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
     if not alerts.emails:
-        yield Problem(path=join(path, "emails"), message="is empty: alerts would reach nobody")
+        hint = "write at least one address, or leave `alerts` out"
+        yield Problem(path=join(path, "emails"), message="is empty: alerts would reach nobody", hint=hint)
     for index, email in enumerate(alerts.emails):
         if not _EMAIL.fullmatch(email):
             yield wrong(f"{join(path, 'emails')}[{index}]", email, "an e-mail address")
@@ -375,8 +378,8 @@ def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
 
 def _budget(budget: BudgetSettings, path: str) -> Iterator[Problem]:
     yield from _form(budget, path, "billing_account", _BILLING, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
-    if budget.monthly <= 0:
-        yield wrong(join(path, "monthly"), budget.monthly, "a positive number")
+    if not 0 < budget.monthly <= LARGEST:
+        yield wrong(join(path, "monthly"), budget.monthly, f"a positive number, at most {LARGEST:,}")
     yield from _form(budget, path, "currency", re.compile("[A-Z]{3}"), "three capital letters, such as `USD`")
 
 
@@ -405,7 +408,7 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
 
 def _cluster(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
     for key in ("context", "cluster_identifier"):
-        yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces")
+        yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces and control characters, 253 at most")
     yield from _form(cluster, path, "server", _SERVER, "an address that begins with `https://`")
     if cluster.slot_namespace is not None and cluster.slot_namespace not in cluster.namespaces:
         yield wrong(
