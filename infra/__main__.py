@@ -18,6 +18,7 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 
 from runtime.errors import RuntimeFailure
+from runtime.terminal import clean
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def run_program() -> None:
         export(build(read_settings()))
     except RuntimeFailure as problem:
         # The engine prints a RunError without a traceback, behind `error: `.
-        raise pulumi.RunError(problem.render().removeprefix("error: ")) from problem
+        raise pulumi.RunError(clean(problem.render()).removeprefix("error: ")) from problem
 
 
 if __name__ == "__main__":

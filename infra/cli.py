@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 from runtime.errors import RequestRefused, RuntimeFailure, UnknownName
+from runtime.terminal import clean, clean_json
 
 PROGRAM: Final = "python -m infra"
 
@@ -36,12 +37,21 @@ class Parser(argparse.ArgumentParser):
         raise RequestRefused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
 
 
+def say(text: str) -> None:
+    """Write lines for people on stdout. Nothing of a stack file or an answer of Google commands their terminal."""
+    sys.stdout.write(clean(text))
+
+
+def say_json(document: str) -> None:
+    sys.stdout.write(clean_json(f"{document}\n"))
+
+
 def main(args: Sequence[str]) -> int:
     """Run the command and return its exit code; errors are printed."""
     try:
         return _run(list(args))
     except RuntimeFailure as problem:
-        sys.stderr.write(problem.render() + "\n")
+        sys.stderr.write(clean(problem.render()) + "\n")
         return problem.exit_code
     except BrokenPipeError:
         # The reader has closed the pipe, such as `head`.

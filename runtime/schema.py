@@ -12,7 +12,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, Final, TypeVar, cast
@@ -235,6 +235,18 @@ def suggest(word: str, known: Iterable[str]) -> str | None:
 
 def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of everything in `value` that is no object and no list."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, join(path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value
 
 
 @functools.cache

@@ -18,11 +18,12 @@ from typing import Any, Final
 import pulumi
 
 from infra.check.host_project import list_host_needs
+from infra.check.ranges import Place, find_place, find_range_notes, find_range_problems
 from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, is_grant, record
 from infra.check.validate import find_input_problems
 from infra.gcp.outputs import compute
-from infra.gcp.prices import Cost, find_costs
-from infra.policy.base import Bounds, leaves
+from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month, traffic_per_tib
+from infra.policy.base import Bounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
     InvalidStackFile,
@@ -31,10 +32,11 @@ from infra.settings.files import (
     find_stack_file,
     load_stack_config,
 )
-from infra.settings.model import Settings
+from infra.settings.model import Capacity, PoolSettings, Settings
 from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
+from runtime.schema import leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Report:
     """The contract; values that are not known before `up` read `<known after up>`."""
     notes: tuple[str, ...] = ()
     """Remarks that do not stop a deployment."""
+    place: Place | None = None
+    """Where the stack's machines are."""
 
     @property
     def ok(self) -> bool:
@@ -138,22 +142,19 @@ def report_on(recording: Recording, settings: Settings | None = None) -> Report:
         findings=tuple(findings),
         recording=recording,
         costs=(*find_costs(recording), *_pool_costs(recording, settings)),
+        place=find_place(settings) if settings is not None else None,
         grants=find_grants(recording),
         left_grants=tuple(_left_grants(settings)) if settings is not None else (),
         left_to_host=tuple(list_host_needs(settings)) if settings is not None else (),
         rendered=rendered,
         contract=shown(contract) if isinstance(contract, Mapping) else None,
-        notes=tuple(find_notes(recording)),
+        notes=(*find_notes(recording), *(find_money_notes(settings) if settings is not None else ())),
     )
 
 
 def _pool_costs(recording: Recording, settings: Settings | None) -> Iterator[Cost]:
-    """Yield a cost for each pool, at its head: Ray makes the nodes, and no resource stands for them."""
-    heads = {each.name: each.urn for each in recording.of_type("runtime:ray:RayHead")}
-    for name, head in settings.heads.items() if settings is not None else ():
-        for pool, each in head.pools.items():
-            nodes = f"{each.min:,} to {each.max:,} nodes {each.accelerator}, {each.capacity.value}"
-            yield Cost(urn=heads.get(f"{name}-head", name), monthly_usd=None, basis=f"by use: pool {pool}, {nodes}")
+    heads = {each.name.removesuffix("-head"): each.urn for each in recording.of_type("runtime:ray:RayHead")}
+    return find_pool_costs(settings, heads) if settings is not None else iter(())
 
 
 def _explained(problem: RuntimeFailure, file: str) -> Iterator[Finding]:
@@ -327,6 +328,39 @@ def find_notes(recording: Recording) -> Iterator[str]:
         yield f"{adopted} resources are taken over, not made: they have to exist"
 
 
+MUCH_USD: Final = 10_000
+"""Price a month from which nodes that run at all times are worth a remark: more than most mistakes cost before a bill comes."""
+
+
+def find_money_notes(settings: Settings) -> Iterator[str]:
+    """Yield what will cost money whether anybody works or not, and what a better place would save."""
+    region, records = settings.region, settings.records
+    if region is None or not settings.heads:
+        return
+    place = (records.location if records is not None else None) or region
+    if (price := traffic_per_tib(place.lower(), region)) != 0:
+        known = (
+            f"costs {price:,.2f} USD for each TiB, prices of {AS_OF}" if price else "has a price that is not known here"
+        )
+        yield f"the records are in {place} and the heads with their nodes in {region}: traffic between them {known}"
+    pools = [(f"{name}.{pool}", each) for name, head in settings.heads.items() for pool, each in head.pools.items()]
+    minima = [(name, each, minimum_month(each, region)) for name, each in pools if each.min > 0]
+    total = sum(amount or 0.0 for _, _, amount in minima)
+    for where, each, amount in minima:
+        if amount is None or amount >= MUCH_USD or total >= MUCH_USD:
+            yield f"pool `{where}` keeps {each.min:,} nodes {each.accelerator} at all times: {_month(each, amount)}"
+    if total >= MUCH_USD and len(minima) > 1:
+        yield f"the pools' minima together: {total:,.2f} USD a month at prices on demand"
+
+
+def _month(pool: PoolSettings, amount: float | None) -> str:
+    if amount is None:
+        return "their price is not known here"
+    if pool.capacity is Capacity.ON_DEMAND:
+        return f"{amount:,.2f} USD a month, prices of {AS_OF}"
+    return f"a part of the {amount:,.2f} USD a month on demand, prices of {AS_OF}"
+
+
 PHYSICAL_NAMES: Final = (
     "name",
     "accountId",
@@ -378,12 +412,12 @@ SHARED_TYPES: Final = frozenset({"gcp:projects/service:Service", "gcp:projects/s
 
 
 def find_collisions(reports: Sequence[Report]) -> list[Finding]:
-    """Find resources that two stacks would both make, or to which both would give one unique name."""
+    """Find resources that two stacks would both make or give one unique name, and ranges that exclude each other."""
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for report in reports:
         for identity in sorted(_owned_by(report)):
             owners[identity].append(report.stack)
-    return [
+    twins = [
         Finding(
             "stacks",
             "one-owner",
@@ -394,6 +428,12 @@ def find_collisions(reports: Sequence[Report]) -> list[Finding]:
         for (kind, name), stacks in owners.items()
         if len(stacks) > 1
     ]
+    ranges = find_range_problems(_places(reports))
+    return [*twins, *(Finding("stacks", "ranges-apart", each.path, each.message, each.hint) for each in ranges)]
+
+
+def _places(reports: Sequence[Report]) -> list[Place]:
+    return [each.place for each in reports if each.place is not None]
 
 
 def _owned_by(report: Report) -> set[tuple[str, str]]:
@@ -415,7 +455,7 @@ def _owned_by(report: Report) -> set[tuple[str, str]]:
 
 
 def find_shared_notes(reports: Sequence[Report]) -> list[str]:
-    """Find resources that one stack refers to and no other makes, and grants that two stacks both make."""
+    """Find references to what no stack makes, grants that two stacks make, and networks that cannot be peered."""
     made = {identity for report in reports for _, identity in _owned_by(report)}
     notes = []
     for report in reports:
@@ -423,7 +463,7 @@ def find_shared_notes(reports: Sequence[Report]) -> list[str]:
             f"{report.stack} refers to `{name}`, which none of these stacks makes: it has to exist"
             for name in sorted(_referred_to(report) - made)
         ]
-    return [*notes, *_shared_grants(reports), *_missing_grants(reports)]
+    return [*notes, *_shared_grants(reports), *_missing_grants(reports), *find_range_notes(_places(reports))]
 
 
 def _shared_grants(reports: Sequence[Report]) -> list[str]:

@@ -23,10 +23,11 @@ from infra.check.check import (
 )
 from infra.check.plan import Action, Step, changes, plan
 from infra.check.recording import Recording, Registration, decode_recording, encode_recording
-from infra.cli import Parser
+from infra.cli import Parser, say, say_json
 from infra.gcp.prices import monthly_total
 from infra.settings.files import find_project_folder, find_stack_file, list_stacks
 from runtime.errors import RequestRefused, UnknownName
+from runtime.terminal import clean
 
 EXAMPLES: Final = """examples:
   python -m infra check --all                      every stack in a line, then what is wrong
@@ -114,8 +115,8 @@ def _check_all(folder: Path, output: str) -> int:
     if output == "json":
         _print_json(reports, collisions=[asdict(each) for each in collisions], notes=notes)
     else:
-        sys.stdout.write(render_summary(reports))
-        sys.stdout.write("".join(f"note: {each}\n" for each in notes))
+        say(render_summary(reports))
+        say("".join(f"note: {each}\n" for each in notes))
     _stop_if_wrong(reports, collisions)
     return 0
 
@@ -126,15 +127,16 @@ def _check_one(stack: str, folder: Path, args: argparse.Namespace) -> int:
     if args.against and report.recording is not None:
         steps = plan(_load_against(args.against, folder, stack), report.recording)
     if args.show:
-        sys.stdout.write(_find_rendered(report, args.show))
+        text = _find_rendered(report, args.show)
+        sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
         return 0
     if args.output == "json":
         more: dict[str, Any] = {"steps": [asdict(each) for each in steps]} if steps is not None else {}
         _print_json([report], **more)
     elif report.recording is not None:
-        sys.stdout.write(render_report(report))
+        say(render_report(report))
         if steps is not None:
-            sys.stdout.write("\n" + render_steps(steps, args.against))
+            say("\n" + render_steps(steps, args.against))
     if args.render is not None:
         for name, text in report.rendered.items():
             _write(args.render / name, text)
@@ -182,7 +184,7 @@ def _write(file: Path, text: str) -> None:
 
 def _print_json(reports: Sequence[Report], **more: Any) -> None:
     fields = {"schema": 1, "stacks": [report_fields(each) for each in reports], **more}
-    sys.stdout.write(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    say_json(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False))
 
 
 def _stop_if_wrong(reports: Sequence[Report], collisions: Sequence[Finding] = ()) -> None:

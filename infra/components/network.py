@@ -33,7 +33,7 @@ class Network(Part):
         ensure_valid(args.settings, "network")
         super().__init__("runtime:network:Network", name, args.site, args.apis, opts)
         if args.settings.subnet is not None:
-            self.network = pulumi.Output.from_input(args.settings.network or _find_network(args.settings.subnet))
+            self.network = pulumi.Output.from_input(args.settings.network or find_network(args.settings.subnet))
             self.subnet = pulumi.Output.from_input(args.settings.subnet)
             self.cidr = pulumi.Output.from_input(args.settings.cidr)
         else:
@@ -123,7 +123,7 @@ class Network(Part):
         self.cidr = subnet.ip_cidr_range
 
 
-def _find_network(subnet: str) -> str:
+def find_network(subnet: str) -> str:
     """Return the network with the subnet's name, which Google's automatic subnets are in."""
     before, _, after = subnet.partition("/regions/")
     return f"{before}/global/networks/{after.rsplit('/', 1)[-1]}"

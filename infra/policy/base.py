@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from infra.check.recording import STACK_TYPE, Registration, Secret, Unknown
-from runtime.schema import join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,18 +151,6 @@ def items_of(value: Any) -> list[Any]:
 def may_be(value: Any, wanted: str | bool) -> bool:
     """Whether `value` is the wanted one, or only the cloud knows it."""
     return value == wanted or isinstance(value, Unknown)
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of everything in `value` that is no object and no list."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, join(path, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from leaves(item, f"{path}[{index}]")
-    else:
-        yield path, value
 
 
 _ACCOUNT: Final = re.compile(r"serviceAccount:(?P<id>[a-z0-9-]+)@(?P<project>[a-z0-9-]+)\.iam\.gserviceaccount\.com")

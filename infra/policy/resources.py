@@ -41,12 +41,12 @@ from infra.policy.base import (
     get,
     is_own_account,
     items_of,
-    leaves,
     may_be,
     namespace_of,
 )
 from infra.settings.read import SECRET_VALUE
 from infra.settings.rules import PRIVATE, quantity
+from runtime.schema import leaves
 
 HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ACCOUNT)
 """Types whose loss loses tasks, data or grants: a new service account under an old name has no grants."""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from infra.cli import Parser
+from infra.cli import Parser, say, say_json
 from infra.preflight.findings import Finding, Level, Look, fail, guard, guard_all, ok, warn
 from infra.preflight.heads import list_head_looks
 from infra.preflight.names import find_referred, look_at_names, look_for
@@ -104,7 +104,7 @@ def main(args: Sequence[str]) -> int:
             api = stack.enter_context(GoogleApi(server=server, impersonate=settings.impersonate, again=False))
         findings = list(_shown(preflight(settings, api), asked.output))
     if asked.output == "json":
-        sys.stdout.write(json.dumps([dataclasses.asdict(each) for each in findings], indent=2) + "\n")
+        say_json(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     return 2 if any(each.level is Level.FAIL for each in findings) else 0
 
 
@@ -118,9 +118,9 @@ def _shown(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
     """Print each finding as it arrives, if `output` is text."""
     for finding in findings:
         if output == "text":
-            sys.stdout.write(f"{finding.level.value:<4}  {finding.check:<28}  {finding.message}\n")
+            say(f"{finding.level.value:<4}  {finding.check:<28}  {finding.message}\n")
             if finding.fix:
-                sys.stdout.write(f"{'':<36}fix: {finding.fix}\n")
+                say(f"{'':<36}fix: {finding.fix}\n")
             sys.stdout.flush()
         yield finding
 

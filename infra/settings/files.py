@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from infra.settings.model import NAMESPACE
 from runtime.errors import RequestRefused, UnknownName
+from runtime.owners import check_trusted
 
 PROJECT_FILE = "Pulumi.yaml"
 
@@ -40,13 +42,15 @@ class StackConfig:
 def find_project_folder(start: Path | None = None) -> Path:
     """Return the nearest folder, from `start` (by default the current one) upwards, with this project's Pulumi.yaml.
 
-    Raises `RequestRefused` without one.
+    Raises `RequestRefused` without one, and `Untrusted` for another user's, unless `start` is its very folder.
     """
-    start = (start or Path.cwd()).resolve()
+    named, start = start is not None, (start or Path.cwd()).resolve()
     hint = "run this in the folder of the stack files, or name it with `--folder`"
     for folder in (start, *start.parents):
         file = folder / PROJECT_FILE
         if file.is_file():
+            if not (named and folder == start):
+                check_trusted(str(file), instead=f"name it: `--folder {folder}`")
             name = _read_mapping(file).get("name")
             if name != NAMESPACE:
                 facts = [f"expected the project `{NAMESPACE}`"]
@@ -90,11 +94,21 @@ def read_stack_file(path: Path) -> StackConfig:
             f"has the key `{unknown[0]}`, which is no part of a stack file",
             hint=f"did you mean `{near[0]}`?" if near else "settings stand under `config:`",
         )
-    config = content.get("config") or {}
+    config = content.get("config")
+    config = {} if config is None else config
     if not isinstance(config, Mapping):
         raise InvalidStackFile(path, f"has {_kind(config)} under `config`, expected keys and values")
     secrets = {_full(key) for key, value in config.items() if isinstance(value, Mapping) and set(value) == {"secure"}}
-    values = {_full(key): "" if _full(key) in secrets else as_text(value) for key, value in config.items()}
+    values = {}
+    for key, value in config.items():
+        try:
+            values[_full(key)] = "" if _full(key) in secrets else as_text(value)
+        except (TypeError, ValueError, RecursionError):
+            raise InvalidStackFile(
+                path,
+                f"has something under `{key}` that the engine cannot pass on",
+                hint="a key that is a date or a list goes in quotes, and no object contains itself",
+            ) from None
     return StackConfig(values=values, secrets=frozenset(secrets), written=frozenset(values))
 
 
@@ -117,7 +131,7 @@ def _defaults(folder: Path) -> dict[str, str]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value of a stack file as the engine passes it to the program."""
+    """Return a value of a stack file as the engine passes it to the program. Raises `TypeError`, `ValueError` if it cannot."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -126,12 +140,34 @@ def as_text(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
 
 
+_TAG: Final = "tag:yaml.org,2002:"
+_ONE_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
+_ONE_BOOLEAN: Final = frozenset({"true", "false"})
+_OTHERS_NUMBER: Final = re.compile(r"[-+]?(?:0o[0-7_]+|\.?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+)")
+"""Plain texts that the engine's YAML, of version 1.2, reads as numbers, and Python's, of 1.1, as texts."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses a repeated key; plain YAML loading silently keeps the last."""
+    """Refuses a repeated key, of which plain YAML loading keeps the last, merges, and texts that YAML 1.1 and 1.2 read differently.
+
+    The engine reads 1.2 and `check` 1.1: `yes`, `0200` and `1:30` would be checked as one value and deployed as another.
+    """
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        value = super().construct_object(node, deep=deep)
+        if isinstance(node, yaml.ScalarNode) and node.style is None and (right := _right_form(node, value)):
+            problem = f'`{node.value}` is not the same value to every reader of YAML; write {right}, or `"{node.value}"` for a text'
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                problem = (
+                    "the key `<<` takes over the keys of another object, and no setting is written so; repeat them here"
+                )
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -139,6 +175,16 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key if isinstance(key, str) else None)
         return super().construct_mapping(node, deep=deep)
+
+
+def _right_form(node: yaml.ScalarNode, value: object) -> str | None:
+    """Return how to write the value of a plain text that not every reader takes for the same; None if all do."""
+    text, kind = node.value, node.tag.removeprefix(_TAG)
+    if kind == "bool":
+        return None if text in _ONE_BOOLEAN else f"`{str(value).lower()}`"
+    if kind in ("int", "float"):
+        return None if _ONE_NUMBER.fullmatch(text) else "a plain decimal number" if kind == "float" else f"`{value}`"
+    return "a plain decimal number" if kind == "str" and _OTHERS_NUMBER.fullmatch(text) else None
 
 
 def _read_mapping(path: Path) -> Mapping[str, Any]:
@@ -154,6 +200,11 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
         raise InvalidStackFile(path, f"is no valid YAML: {place}{problem.problem}") from None
     except yaml.YAMLError as problem:
         raise InvalidStackFile(path, f"is no valid YAML: {problem}") from None
+    except RecursionError:
+        raise InvalidStackFile(path, "is nested too deeply", hint="settings have at most a few levels") from None
+    except ValueError as problem:
+        # Python makes no number of more than some thousand digits, and no date of a 13th month.
+        raise InvalidStackFile(path, f"has a value that cannot be read: {problem}") from None
     if content is None:
         content = {}
     if not isinstance(content, Mapping):

@@ -16,7 +16,7 @@ from runtime.outputs import is_free_variable
 from runtime.schema import Problem, join, suggest
 from runtime.secret_signs import find_secret_in_shell, has_known_form, is_secret
 
-VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _ONE_LINE: Final = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029]*")
 _SCRIPT: Final = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
 SETUP_LIMIT_BYTES: Final = 16 * 1024

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final
@@ -20,7 +20,7 @@ from infra.settings.rules import find_own_problems
 from infra.settings.stack_rules import find_stack_problems
 from runtime import schema
 from runtime.errors import RequestRefused
-from runtime.schema import UNREADABLE, Problem, join, suggest, type_hints, without_none
+from runtime.schema import UNREADABLE, Problem, join, leaves, suggest, type_hints, without_none
 
 SECRET_VALUE: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\bya29\.[\w-]{20,}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30,}|\bhf_[A-Za-z0-9]{20,}"
@@ -40,7 +40,7 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
     """
     hints = type_hints(Settings)
     decoded = {key: decode(hints[key], value) if key in KEYS else value for key, value in values.items()}
-    if typed_in := list(_find_typed_secrets(decoded)):
+    if typed_in := _find_typed_secrets(decoded):
         # Reported alone, since any other problem could repeat the value.
         raise InvalidSettings(f"stack `{stack}`", typed_in)
     reader = SettingsReader()
@@ -69,19 +69,11 @@ def _find_news(settings: object, unread: Sequence[Problem]) -> list[Problem]:
     return [each for each in find_problems(settings) if each.path not in paths and each not in broken]
 
 
-def _find_typed_secrets(value: object, path: str = "") -> Iterator[Problem]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _find_typed_secrets(item, join(path, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _find_typed_secrets(item, f"{path}[{index}]")
-    elif isinstance(value, str) and SECRET_VALUE.search(value):
-        yield Problem(
-            path=path,
-            message="looks like the value of a secret, which is not repeated here",
-            hint="take it out and, where it was committed or shared, have a new one made; `runtime secrets put` takes values",
-        )
+def _find_typed_secrets(values: Mapping[str, Any]) -> list[Problem]:
+    hint = "take it out and, where it was committed or shared, have a new one made; `runtime secrets put` takes values"
+    message = "looks like the value of a secret, which is not repeated here"
+    found = (path for path, value in leaves(values) if isinstance(value, str) and SECRET_VALUE.search(value))
+    return [Problem(path=path, message=message, hint=hint) for path in found]
 
 
 def _with_place_of_values(problem: Problem) -> Problem:
@@ -191,6 +183,20 @@ class SettingsReader(schema.Reader):
         # `default:` without a value is the shortest request for every default.
         return super().read(kind, {} if value is None and is_dataclass(kind) else value, path)
 
+    def read_record(self, kind: Any, value: object, path: str, given: Mapping[str, Any] | None = None) -> Any:
+        """As the base, and refuse a key with nothing behind it where an object or a list belongs.
+
+        Somebody began to write it, or left it when the last entry went; no default could be meant by both. An entry
+        under a name is no such key: `default:` asks for every default.
+        """
+        if isinstance(value, Mapping):
+            hints = type_hints(kind)
+            empty = [key for key in hints if key in value and value[key] is None and _show_none(hints[key])]
+            for key in empty:
+                self.report(join(path, key), "is empty", f"write {_show_none(hints[key])}, or leave it out")
+            value = {key: item for key, item in value.items() if key not in empty}
+        return super().read_record(kind, value, path, given)
+
     def read_scalar(self, kind: Any, value: object, path: str) -> Any:
         if kind is bool and value in ("true", "false"):
             return value == "true"
@@ -276,6 +282,15 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:76]}…`"
 
 
+def _show_none(kind: Any) -> str | None:
+    """Return how to write that an object or a list is wanted with nothing in it; None for every other kind."""
+    bare = without_none(kind)
+    if is_dataclass(bare):
+        return "at least one of its keys"
+    origin = typing.get_origin(bare)
+    return None if origin is None else "`[]` for none" if origin is tuple else "`{}` for none"
+
+
 def _is_encrypted(value: object) -> bool:
     """Whether `pulumi config set --secret` wrote the value, as `{secure: …}`."""
     return isinstance(value, Mapping) and set(value) == {"secure"}
@@ -289,11 +304,26 @@ def _show_as_keys(value: object) -> str | None:
     return f"write `{{{', '.join(f'{name}: {{}}' for name in names)}}}`"
 
 
+LONGEST: Final = 800
+"""Most letters of a path, a message and a hint; a value or a name in a file may have any number of them."""
+
+
+def _cut(problem: Problem) -> Problem:
+    """Return the problem with the middle of long texts left out: the end says what is allowed."""
+    texts = {"path": problem.path, "message": problem.message, "hint": problem.hint}
+    long = {name: text for name, text in texts.items() if text is not None and len(text) > LONGEST}
+    return (
+        replace(problem, **{name: f"{text[:200]}…{text[220 - LONGEST :]}" for name, text in long.items()})
+        if long
+        else problem
+    )
+
+
 class InvalidSettings(RequestRefused):
     """The settings of `where` (a stack, or a component) cannot be used; nothing was made."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
-        self.where, self.problems = where, tuple(problems)
+        self.where, self.problems = where, tuple(map(_cut, problems))
         super().__init__(
             f"the settings of {where} cannot be used",
             facts=[str(each) for each in self.problems],

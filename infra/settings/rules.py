@@ -46,6 +46,8 @@ from runtime.schema import Problem, join, suggest
 
 DAY_S: Final = 86_400
 MAX_NODES: Final = 1024
+LARGEST: Final = 2**53 - 1
+"""The engine carries every number as a double, and larger whole numbers change on the way."""
 SMALLEST_SUBNET: Final = 21
 GOOGLES_ADDRESSES: Final = 4
 """Addresses that Google reserves in every subnet: network, gateway, last but one, broadcast."""
@@ -91,8 +93,8 @@ PRIVATE: Final = tuple(
 )
 _DOCKERS: Final = ipaddress.ip_network("172.17.0.0/16")
 
-_NO_SPACES: Final = re.compile(r"\S+")
-_SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/\S*)?")
+_NO_SPACES: Final = re.compile(r"(?:[!-~]|\w){1,253}")
+_SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/[!-~]*)?")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _DNS_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 _CLASS: Final = re.compile(rf"(?:{_DNS_NAME.pattern})?")
@@ -369,9 +371,9 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
 def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
     yield from _form(ci, path, "repository", _OWNER_NAME, "`owner/name`")
     for key in ("repository_id", "owner_id"):
-        if getattr(ci, key) <= 0:
+        if not 0 < getattr(ci, key) <= LARGEST:
             hint = f"`gh api repos/{ci.repository} --jq {'.id' if key == 'repository_id' else '.owner.id'}` prints it"
-            yield wrong(join(path, key), getattr(ci, key), "a positive number", hint)
+            yield wrong(join(path, key), getattr(ci, key), f"a positive number, at most {LARGEST:,}", hint)
     yield from _form(ci, path, "ref", _REF, "`refs/heads/BRANCH`", f"did you mean `refs/heads/{ci.ref}`?")
     yield from _form(ci, path, "environment", _ENVIRONMENT, "the name of a protected environment")
     if ci.pool is not None:
@@ -384,7 +386,8 @@ def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
 
 def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
     if not alerts.emails:
-        yield Problem(path=join(path, "emails"), message="is empty: alerts would reach nobody")
+        hint = "write at least one address, or leave `alerts` out"
+        yield Problem(path=join(path, "emails"), message="is empty: alerts would reach nobody", hint=hint)
     for index, email in enumerate(alerts.emails):
         if not _EMAIL.fullmatch(email):
             yield wrong(f"{join(path, 'emails')}[{index}]", email, "an e-mail address")
@@ -393,8 +396,8 @@ def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
 
 def _budget(budget: BudgetSettings, path: str) -> Iterator[Problem]:
     yield from _form(budget, path, "billing_account", _BILLING, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
-    if budget.monthly <= 0:
-        yield wrong(join(path, "monthly"), budget.monthly, "a positive number")
+    if not 0 < budget.monthly <= LARGEST:
+        yield wrong(join(path, "monthly"), budget.monthly, f"a positive number, at most {LARGEST:,}")
     yield from _form(budget, path, "currency", re.compile("[A-Z]{3}"), "three capital letters, such as `USD`")
 
 
@@ -424,7 +427,7 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
 
 def _cluster(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
     for key in ("context", "cluster_identifier"):
-        yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces")
+        yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces and control characters, 253 at most")
     yield from _form(cluster, path, "server", _SERVER, "an address that begins with `https://`")
     if cluster.slot_namespace is not None and cluster.slot_namespace not in cluster.namespaces:
         yield wrong(
@@ -551,6 +554,11 @@ def _label_problems(labels: Mapping[str, str], path: str) -> Iterator[Problem]:
             yield wrong(where, value, "at most 63 lower case letters, digits, `-` and `_`, no sign at the ends")
     if len(labels) > 60:
         yield Problem(path=path, message=f"has {len(labels)} labels, allowed are 60")
+
+
+def count_machines(settings: Settings) -> int:
+    """Return the most machines that a stack may have at a time: its heads, and the maxima of their pools."""
+    return sum(1 + sum(pool.max for pool in head.pools.values()) for head in settings.heads.values())
 
 
 def quantity(text: str) -> float:

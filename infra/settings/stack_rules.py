@@ -27,6 +27,7 @@ from infra.settings.rules import (
     REPOSITORY,
     SMALLEST_SUBNET,
     SUBNET,
+    count_machines,
 )
 from runtime.schema import Problem, suggest
 
@@ -185,7 +186,7 @@ def _subnet(settings: Settings) -> Iterator[Problem]:
     if cidr.prefixlen > SMALLEST_SUBNET:
         return
     room = cidr.num_addresses - GOOGLES_ADDRESSES
-    needed = sum(1 + sum(pool.max for pool in head.pools.values()) for head in settings.heads.values())
+    needed = count_machines(settings)
     if needed > room:
         yield Problem(
             path="network.cidr",

@@ -22,6 +22,7 @@ from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
 from runtime.shim import tree
+from runtime.snapshots.own_files import MARKER, make_output_folder
 from runtime.units import count_noun
 from runtime.values import dataclass
 
@@ -64,11 +65,11 @@ def check_name(name: str) -> str:
 
 
 class LocalFolder:
-    """A folder that is created if missing. Its own path may contain links: the user named it."""
+    """A folder that is created if missing, and then left out of snapshots if `marked`. Its own path may contain links: the user named it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, marked: bool = False) -> None:
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_output_folder(path, marked=marked)
         except (FileExistsError, NotADirectoryError):
             raise NotPossible(f"`{path}` is no folder", hint="name another folder, or move it away") from None
         self._below = tree.Below(str(path))
@@ -205,7 +206,8 @@ def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bo
     """
     if not listed:
         return
-    with LocalFolder(to) as folder:
+    # A file of the job that has the marker's name comes as it is.
+    with LocalFolder(to, marked=all(each.place != MARKER for each in listed)) as folder:
         for each in listed:
             became = folder.put(each.place, partial(files.download, each.name), overwrite=overwrite)
             yield Fetched(path=str(to / each.place), size_bytes=each.size_bytes, what=became)

@@ -18,7 +18,7 @@ from runtime.errors import RequestRefused
 from runtime.schema import Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
 from runtime.units import format_duration, format_size, parse_size
-from runtime.values import dataclass, field
+from runtime.values import dataclass, field, replace
 
 MAX_INDICES: Final = 100_000
 MAX_RANKS: Final = 100_000
@@ -228,28 +228,18 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tpu:
-    type: str
-    topology: str | None = None
-    slices: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResources:
     """Of each node; what is left out is the target's default."""
 
     cpus: float | None = None
     memory: Range | None = None
     gpus: Gpus | None = None
-    tpu: Tpu | None = None
     disk: Range | None = None
     shared_memory: Size | None = None
 
     def __post_init__(self) -> None:
         if self.cpus is not None and not 0 < self.cpus < math.inf:
             raise ValueError(f"has `cpus` {self.cpus:g}, expected more than 0")
-        if self.gpus and self.tpu:
-            raise ValueError("has `gpus` and `tpu`, expected one kind of accelerator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,8 +367,6 @@ class Checkpoint:
 class Outputs:
     dir: str | None = None
     """Folder inside the container or node that the command writes to; RUNTIME_OUTPUT_DIR names it."""
-    upload: str | None = None
-    """URL it is copied to in the end."""
 
 
 class When(StrEnum):
@@ -511,6 +499,13 @@ def _check_spec(spec: JobSpec) -> None:
         )
 
 
+NOWHERE: Final[Mapping[str, str]] = {
+    "outputs.upload": "outputs stay in the record root: `runtime fetch JOB` copies them, or let the command copy what it needs elsewhere",
+    "resources.tpu": "no launcher asks for TPUs; the nodes of a Ray cluster's pools have them",
+}
+"""Fields that one may look for and that no launcher keeps → what to do instead."""
+
+
 def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
     """The spec in a YAML file's or another mapping. Raises `InvalidSpec` with all its problems."""
     if isinstance(value, Mapping) and isinstance(value.get("command"), str):
@@ -520,7 +515,7 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
         value = {**value, "after": [value["after"]]}
     spec, problems = read_record(JobSpec, value)
     if spec is None:
-        raise InvalidSpec(source, problems)
+        raise InvalidSpec(source, [replace(each, hint=NOWHERE.get(each.path, each.hint)) for each in problems])
     return spec
 
 

@@ -34,7 +34,6 @@ COMMON: Final[Mapping[str, FieldSupport]] = {
     **dict.fromkeys(leaf_fields(), by_shim()),
     "placement.on": native("the choice of the target"),
     "ttl_after_finished": by_client("runtime gc"),
-    "outputs.upload": refused("outputs stay in the record root: runtime fetch"),
     "idempotency_key": native("part of the job's id"),
 }
 """Rows of every launcher, unless its own table has another: the shim emulates a field."""

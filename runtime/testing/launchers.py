@@ -419,18 +419,16 @@ class LauncherSuite:
 
 def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, Any]]:
     """A field that the launcher refuses, and a change of a spec that sets only this field."""
-    from runtime.jobs.spec import EnvironmentManager, Gpus, JobResources, Outputs, Placement, Priority, Tpu
+    from runtime.jobs.spec import EnvironmentManager, Gpus, JobResources, Placement, Priority
 
     changes: dict[str, dict[str, Any]] = {
         "image": {"image": "lab/image:1"},
         "account": {"account": "vision"},
         "priority": {"priority": Priority.HIGH},
         "after": {"after": ("j-other",)},
-        "outputs.upload": {"outputs": Outputs(upload="gs://bucket/x")},
         "placement.capacity": {"placement": Placement(capacity="spot")},
         "placement.nodes": {"placement": Placement(nodes=("n1",))},
         "resources.cpus": {"resources": JobResources(cpus=1.0)},
-        "resources.tpu.type": {"resources": JobResources(tpu=Tpu(type="v5p"))},
         "resources.gpus.count": {"resources": JobResources(gpus=Gpus(count=1))},
         "environment.manager": {"environment": Environment(manager=EnvironmentManager.UV)},
         "nodes": {"nodes": 2},

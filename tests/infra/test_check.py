@@ -571,7 +571,7 @@ def _lab(stack: str, project: Project, *, heads: bool = True, **access: Any) -> 
 
 def _notes_on_grants(project: Project, *stacks: str) -> list[str]:
     notes = find_shared_notes([check_stack(each, folder=project.folder) for each in stacks])
-    return [note for note in notes if "refers to" not in note]
+    return [note for note in notes if "refers to" not in note and "ranges" not in note]
 
 
 def test_find_shared_notes_grants_that_two_stacks_make_are_counted(project: Project) -> None:

@@ -125,11 +125,41 @@ def test_quoted_numbers_and_booleans_read_like_bare_ones() -> None:
 
 
 def test_empty_text_and_empty_entry_are_the_defaults() -> None:
-    read = parse_settings(
-        "west", {"project": "my-lab", "region": "us-west4", "zone": "", "queues": {"a": None}, "labels": ""}
-    )
+    read = parse_settings("west", {"project": "my-lab", "region": "us-west4", "zone": "", "queues": {"a": None}})
 
     assert read == Settings(stack="west", project="my-lab", region="us-west4", queues={"a": QueueSettings()})
+
+
+EMPTY = [
+    ("queues", "write `{}` for none, or leave it out"),
+    ("registries", "write `{}` for none, or leave it out"),
+    ("labels", "write `{}` for none, or leave it out"),
+    ("access", "write at least one of its keys, or leave it out"),
+    ("overrides", "write at least one of its keys, or leave it out"),
+    ("alerts/budget", "write at least one of its keys, or leave it out"),
+    ("heads/main/pools", "write `{}` for none, or leave it out"),
+    ("heads/main/environment", "write `[]` for none, or leave it out"),
+    ("secrets/hf-token/readers", "write `[]` for none, or leave it out"),
+    ("kubernetes/lab/namespaces/train/quota", "write `{}` for none, or leave it out"),
+    ("kubernetes/lab/namespaces/train/claims", "write `{}` for none, or leave it out"),
+]
+
+
+@pytest.mark.parametrize(("where", "hint"), EMPTY, ids=[where for where, _ in EMPTY])
+def test_empty_key_where_an_object_or_a_list_belongs_is_refused(where: str, hint: str) -> None:
+    values = json.loads(json.dumps(changed(where, "<empty>")).replace('"<empty>"', "null"))
+    found = [each for each in problems_of(values) if each.path == where.replace("/", ".")]
+    assert [(each.message, each.hint) for each in found][:1] == [("is empty", hint)]
+
+
+@pytest.mark.parametrize("key", ["queues", "labels", "heads", "access"])
+def test_empty_key_as_the_engine_passes_it_is_refused_too(key: str) -> None:
+    config = {f"research-runtime:{each}": "{}" for each in KEYS} | CLOSED_DOOR
+    config |= {"research-runtime:protect": "true", "research-runtime:adopt": "false", f"research-runtime:{key}": ""}
+    config |= {f"research-runtime:{each}": "" for each in ("project", "region", "zone", "impersonate")}
+    with pytest.raises(InvalidSettings) as refused:
+        settings_from("west", config)
+    assert [(each.path, each.message) for each in refused.value.problems] == [(key, "is empty")]
 
 
 TOO_LONG = "a" * 41

@@ -55,6 +55,41 @@ def test_locks_agree_on_every_version() -> None:
     assert {name: pinned for name, pinned in versions.items() if len(pinned) > 1} == {}
 
 
+IMPORTED_AS = {"google-auth": "google", "google-cloud-pubsub": "google", "pyyaml": "yaml"}
+"""Packages whose modules have another name."""
+RUN_AS = {"ray": "exec ray start "}
+"""Packages that a module of ours runs as a command, in its words."""
+
+
+def find_unused(requirements: list[object], sources: str) -> set[str]:
+    """Return the required packages that these sources neither import nor run."""
+    unused = set()
+    for name in names_of(requirements):
+        module = IMPORTED_AS.get(name, name.replace("-", "_"))
+        imports = rf"^\s*(?:import|from) {module}\b|import_module\(\"(?:\w+\.)*{module}\b"
+        if not re.search(imports, sources, re.MULTILINE) and RUN_AS.get(name, "\0") not in sources:
+            unused.add(name)
+    return unused
+
+
+def test_each_extra_is_of_a_package_that_a_module_imports_or_runs() -> None:
+    files = [each for folder in ("runtime", "infra") for each in sorted((ROOT / folder).rglob("*.py"))]
+    sources = "\n".join(each.read_text() for each in files)
+
+    extras = {name: wanted for name, wanted in PROJECT["project"]["optional-dependencies"].items() if name != "all"}
+
+    assert {name: find_unused(wanted, sources) for name, wanted in extras.items()} == {name: set() for name in extras}
+    # No extra may be empty: it would promise what is not there.
+    assert [name for name, wanted in extras.items() if not wanted] == []
+    assert PROJECT["project"]["optional-dependencies"]["all"] == [f"research-runtime[{','.join(sorted(extras))}]"]
+    assert {each.stem for each in LOCKS} == {*extras, "all", "base", "bench", "build", "cluster", "dev", "lock"}
+
+
+def test_extra_whose_package_nothing_imports_is_found() -> None:
+    assert find_unused(["beaker-py>=2.5", "boto3"], "import boto3\n") == {"beaker-py"}
+    assert find_unused(["boto3", "ray[default]"], 'import_module("obstore.auth.boto3")\n# ray\n') == {"ray"}
+
+
 def test_each_extra_has_a_lock_with_all_it_asks_for() -> None:
     base = names_of(PROJECT["project"]["dependencies"])
     extras = {name: names_of(wanted) for name, wanted in PROJECT["project"]["optional-dependencies"].items()}

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from runtime.client.jobs import last_launch
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.known import count_gpus, forget_job, remember_job
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, prepare
@@ -76,11 +77,11 @@ def launch(
             progress(f"target `{target.name}` does not accept it: {problem.message}")
             continue
         try:
-            return carry_out(prepared, options, progress)
+            return carry_out(prepared, options, progress, compare=True)
         except NotPossible as problem:
             forget_job(prepared.plan.job.id, settings)
             progress(f"target `{target.name}` does not accept it: {problem.message}")
-    return carry_out(prepare(request, targets[-1], settings, options), options, progress)
+    return carry_out(prepare(request, targets[-1], settings, options), options, progress, compare=True)
 
 
 def _was_launched(request: Request, target: Target, settings: Settings, options: LaunchOptions) -> bool:
@@ -97,19 +98,23 @@ def _open(prepared: Prepared) -> OpenTarget:
 
 
 def carry_out(
-    prepared: Prepared, options: LaunchOptions, progress: Callable[[str], None] = lambda text: None
+    prepared: Prepared,
+    options: LaunchOptions,
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    compare: bool = False,
 ) -> JobHandle:
-    """Do everything that was prepared, exactly once."""
+    """Do everything that was prepared, exactly once. With `compare`, a new job is compared with the last one of its name."""
     place = _open(prepared)
     try:
-        return _carry_out(prepared, options, place, progress)
+        return _carry_out(prepared, options, place, progress, compare=compare)
     except BaseException:
         place.close()
         raise
 
 
 def _carry_out(
-    prepared: Prepared, options: LaunchOptions, place: OpenTarget, progress: Callable[[str], None]
+    prepared: Prepared, options: LaunchOptions, place: OpenTarget, progress: Callable[[str], None], *, compare: bool
 ) -> JobHandle:
     files, launcher = place.files, place.launcher
     if options.again:
@@ -123,6 +128,8 @@ def _carry_out(
     reach("launch.unlocked")
     code = prepared.context.base / plan.spec.code.path
     git = _begin(functools.partial(read_git_state, code, prepared.snapshot.names)) if prepared.snapshot else None
+    if launched := last_launch.look_at(prepared) if compare and not known else None:
+        last_launch.tell_difference(prepared, launched, progress)
     for note in () if known else plan.notes:
         progress(note)
     if not known and isinstance(launcher, ChecksHost):
@@ -154,6 +161,8 @@ def _carry_out(
         reach("launch.launched")
     finally:
         lock.release()
+    if launched:
+        last_launch.remember(prepared, launched)
     job.new = True
     return job
 

@@ -16,6 +16,7 @@ from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec
 from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
+from runtime.snapshots.own_files import list_own_places
 from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, make_snapshot
 from runtime.values import MISSING, dataclass, fields, replace
 
@@ -119,7 +120,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
         request = Request(request)
     launcher, base = get_launcher(target.kind), options.base or Path.cwd()
     spec = _drop_refused(request.spec_on(target), target, launcher, options.ignore)
-    snapshot = _take_code(spec, base)
+    snapshot = _take_code(spec, base, list_own_places(settings, *_record_folder(target)))
     code, owner = snapshot.id if snapshot else None, owner_name()
     identity = JobIdentity(
         id=job_id(owner=owner, target=target.name, spec=spec, snapshot=code),
@@ -199,10 +200,17 @@ def _without(value: Any, path: Sequence[str]) -> Any:
     return replace(value, **{first: default})
 
 
-def _take_code(spec: JobSpec, base: Path) -> Snapshot | None:
+def _record_folder(target: Target) -> list[str]:
+    """Return the record root, if it could be a folder of this machine: it may lie in the code, and every job changes it."""
+    return [target.records] if target.records and target.records.startswith("/") else []
+
+
+def _take_code(spec: JobSpec, base: Path, left_out: Sequence[Path]) -> Snapshot | None:
     if spec.code.mode is not CodeMode.SNAPSHOT:
         return None
-    rules = SnapshotRules(max_bytes=spec.code.max_size, secrets=spec.code.secrets, exclude=spec.code.exclude)
+    rules = SnapshotRules(
+        max_bytes=spec.code.max_size, secrets=spec.code.secrets, exclude=spec.code.exclude, left_out=left_out
+    )
     try:
         return make_snapshot(base / spec.code.path, rules)
     except SecretInTree as problem:

@@ -192,13 +192,13 @@ def _home_and_above() -> set[Path]:
 
 def _rules(settings: Settings, records: RecordStore | None) -> SnapshotRules:
     """Leave out files and folders of this package, which may lie in the folder of the code and are never submitted."""
+    from runtime.snapshots.own_files import list_own_places
     from runtime.snapshots.snapshot import SnapshotRules
 
-    places = [str(settings.data_dir), str(settings.cache_dir), str(settings.config_dir)]
+    places: list[str] = []
     kind, _, path = (records.url if records else "").partition(":")
     if kind == "file":
         places.append(path)
     elif kind == "sqlite":
         places += [f"{path}{end}" for end in ("", "-wal", "-shm", "-journal", "-lock", "-workers", "-files")]
-    left_out = tuple(Path(os.path.realpath(place)) for place in places)
-    return SnapshotRules(secrets=settings.project.snapshot_secrets, left_out=left_out)
+    return SnapshotRules(secrets=settings.project.snapshot_secrets, left_out=list_own_places(settings, *places))

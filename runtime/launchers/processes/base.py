@@ -179,7 +179,6 @@ PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.shared_memory": native("the machine's own /dev/shm"),
     "resources.gpus.count": by_shim("locks of the machine's GPUs that all its users share"),
     "resources.gpus.type": _NO_LIMIT,
-    **dict.fromkeys(fields_of("resources.tpu"), _NO_LIMIT),
     "gang.start_timeout": native("all ranks are started at once"),
     **dict.fromkeys(fields_of("placement"), _NO_SCHEDULER),
     "placement.on": COMMON["placement.on"],

@@ -22,6 +22,7 @@ from runtime.launchers.slurm import render
 from runtime.launchers.slurm.client import SCRUB
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
 from runtime.shim.program import build_shim
+from runtime.snapshots.own_files import make_output_folder
 
 RECORDS: Final = "records"
 
@@ -46,6 +47,7 @@ def export_bundle(plan: LaunchPlan, folder: Path, snapshot: bytes | None = None)
         files[f"{run}/artefacts/{name}"] = text.encode(), 0o700
     if snapshot is not None:
         files[f"{run}/{SNAPSHOT_FILE}"] = snapshot, 0o600
+    make_output_folder(folder, marked=True)
     written = []
     for name, (content, mode) in files.items():
         path = folder / name

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from runtime.jobs.plan import FieldSupport
-from runtime.launchers.support import ALARM, COMMON, fields_of, native, refused
+from runtime.launchers.support import ALARM, COMMON, native, refused
 
 _SET_BY_SHIM: Final = native("--array, and the shim sets them")
 
@@ -22,7 +22,6 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.shared_memory": native("the node's own /dev/shm"),
     "resources.gpus.count": native("--gres=gpu"),
     "resources.gpus.type": native("--gres=gpu:TYPE"),
-    **dict.fromkeys(fields_of("resources.tpu"), refused("nodes of Slurm have no TPUs")),
     "nodes": native("--nodes, and srun starts the ranks"),
     "tasks_per_node": native("--ntasks-per-node where there are several nodes; else the shim starts the ranks"),
     "gang.start_timeout": native("all nodes are given at once"),

@@ -546,24 +546,20 @@ def test_bucket_as_a_mount_of_this_machine_is_refused_with_the_ways_out(run: Ter
     ]
 
 
-def test_tpus_on_slurm_are_refused_with_the_reason_and_the_words_that_drop_them(run: Terminal) -> None:
-    (run.tree / "runtime.toml").write_text('[targets.hpc]\nkind = "slurm"\nrecords = "/nowhere"\n')
-    tpus = ["--set", "resources.tpu.type=v5p", "--set", "resources.tpu.topology=2x2x4"]
+def test_two_fields_that_are_refused_are_named_with_the_reasons_and_the_words_that_drop_them(run: Terminal) -> None:
+    words = ["--set", "placement.capacity=spot", "--image", "lab/image:1"]
 
-    refused = run("launch", "--on", "hpc", *tpus, "--dry-run", "--", "true")
+    refused = run("launch", "--on", "local", *words, "--dry-run", "--", "true")
 
     assert refused.code == 2
     assert refused.err.splitlines() == [
-        "error: target `hpc` cannot keep `resources.tpu.topology`, `resources.tpu.type` of this job",
-        "  resources.tpu.topology: nodes of Slurm have no TPUs",
-        "  resources.tpu.type: nodes of Slurm have no TPUs",
-        (
-            "hint: take it out of the spec, name another target, or drop it: "
-            "--ignore resources.tpu.topology --ignore resources.tpu.type"
-        ),
+        "error: target `local` cannot keep `image`, `placement.capacity` of this job",
+        "  image: processes of this machine run without a container",
+        "  placement.capacity: there is no scheduler: what is launched runs at once",
+        ("hint: take it out of the spec, name another target, or drop it: --ignore image --ignore placement.capacity"),
     ]
-    dropped = ["--ignore", "resources.tpu.topology", "--ignore", "resources.tpu.type"]
-    assert run("launch", "--on", "hpc", *tpus, *dropped, "--dry-run", "--", "true").code == 0
+    dropped = ["--ignore", "image", "--ignore", "placement.capacity"]
+    assert run("launch", "--on", "local", *words, *dropped, "--dry-run", "--", "true").code == 0
 
 
 @pytest.mark.parametrize(

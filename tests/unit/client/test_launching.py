@@ -470,8 +470,8 @@ def test_job_id_of_a_prepared_launch_stays_what_it_was_in_earlier_versions(
         "env": {"A": "9"},
         "placement": {"on": ["box"]},
     }
-    dropped = {"command": ["true"], "code": {"mode": "none"}, "account": "lab", "resources": {"tpu": {"type": "v5"}}}
-    ignore = LaunchOptions(ignore=("account", "resources.tpu.type"))
+    dropped = {"command": ["true"], "code": {"mode": "none"}, "account": "lab", "placement": {"capacity": "spot"}}
+    ignore = LaunchOptions(ignore=("account", "placement.capacity"))
 
     with_defaults = prepare(parse_spec(filled), box, settings, LaunchOptions()).plan
     without_refused = prepare(parse_spec(dropped), Target(name="local", kind="local"), settings, ignore).plan

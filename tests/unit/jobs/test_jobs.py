@@ -153,7 +153,6 @@ def test_spec_with_many_mistakes_names_each_with_what_is_allowed() -> None:
         ({"array": {"params": {"lr": []}}}, "no values for `params.lr`"),
         ({"array": {"count": 2, "pack": 2}, "nodes": 2}, "packed runs"),
         ({"resources": {"gpus": {"count": 1.5}}}, "expected whole GPUs"),
-        ({"resources": {"gpus": {"count": 1}, "tpu": {"type": "v4"}}}, "one kind of accelerator"),
         ({"resources": {"cpus": 0}}, "`cpus` 0, expected more than 0"),
         ({"mounts": [{"source": "/a", "target": "b"}]}, "expected an absolute path"),
         ({"secrets": [{"name": "A", "source": "hf-token"}]}, "expected secret-manager://NAME"),

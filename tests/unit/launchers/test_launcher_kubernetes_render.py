@@ -345,7 +345,7 @@ def test_every_field_of_a_spec_is_kept_in_one_way() -> None:
 def test_refused_fields_say_why(context: PlanContext) -> None:
     refused = {name for name, support in KEEPS.items() if support.fidelity is Fidelity.REFUSED}
 
-    assert {"nodes", "resources.tpu.type", "after", "start_deadline", "outputs.upload"} <= refused
+    assert {"nodes", "after", "start_deadline"} <= refused
     assert plan(context, nodes=2).refused() == ["nodes"]
 
 
