@@ -78,6 +78,35 @@ def test_decide_preemptions_spend_no_failure_and_the_first_costs_no_wait() -> No
     assert again.spent == 1
 
 
+@pytest.mark.parametrize(
+    ("ended", "wait_s"),
+    [
+        ([SOON], 0),
+        ([SOON] * 2, 1),
+        ([SOON] * 3, 2),
+        ([SOON] * 5, 8),
+        ([LATE, SOON, SOON], 1),
+        ([SOON, SOON, LATE], 0),
+        ([SOON, LATE, SOON], 0),
+        ([PROVEN_AFTER, SOON], 0),
+        ([None, None], 1),
+    ],
+)
+@pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.NODE_FAILED, EndReason.LOST])
+def test_decide_preemptions_in_a_row_that_proved_nothing_wait_longer_each_time(
+    reason: EndReason, ended: list[timedelta | None], wait_s: int
+) -> None:
+    again = decided(*(note(reason, ran=ran) for ran in ended))
+    assert isinstance(again, Again)
+    assert again.not_before == NOW + timedelta(seconds=wait_s)
+
+
+def test_decide_preemption_after_a_failure_begins_a_row_of_its_own() -> None:
+    again = decided(note(EndReason.PREEMPTED), note(EndReason.APP_FAILED), note(EndReason.PREEMPTED))
+    assert isinstance(again, Again)
+    assert again.not_before == NOW
+
+
 @pytest.mark.parametrize("reason", [EndReason.CONFIG_INVALID, EndReason.IMAGE_FAILED])
 def test_decide_what_again_would_not_help_gives_up_at_once(reason: EndReason) -> None:
     assert isinstance(decided(note(reason)), GiveUp)

@@ -700,7 +700,8 @@ def test_plain_child_is_gone_after_the_attempt(bench: Bench) -> None:
     assert b"ended 1 process that the attempt had left running" in ended.log
 
 
-@pytest.mark.parametrize("then", ["return", "crash", "exit"])
+# The process of an attempt in good order ends with 117.
+@pytest.mark.parametrize("then", ["return", "crash", "exit 0", "exit 3", "exit 117"])
 @pytest.mark.parametrize("scrub", [False, True])
 def test_daemon_is_gone_after_the_attempt(bench: Bench, scrub: bool, then: str) -> None:
     ended = bench.run("start_daemon", bench.path("pid"), scrub, then)
