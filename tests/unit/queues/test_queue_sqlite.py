@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,12 +25,14 @@ from runtime.queues.sqlite.holders import SWEEP_EVERY_S
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
+from runtime.records.base import RecordStore
 from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.embedded import Durability, EmbeddedFile, refuse_network_filesystem
+from runtime.records.memory import MemoryRecords
 from runtime.records.orders import pause_order, resume_order
 from runtime.records.store import BlobRecords
 from runtime.tasks.history import EndedNote, Lease, Release
-from runtime.tasks.model import TaskState, next_generation
+from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
 from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
 
@@ -124,6 +126,65 @@ def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> Non
     assert [(note.reason, note.worker, note.alone) for note in notes] == [(EndReason.LOST, "w-dying", True)]
     assert records.history(sample_task("1").id, 1).ended == ()
     check_counters(path)
+
+
+class LooksAtEachNote(MemoryRecords):
+    """Records outside the file; `look` is called before each note of an end is written."""
+
+    def __init__(self, look: Callable[[Task], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def note_ended(self, task: Task, note: EndedNote) -> None:
+        self._look(task)
+        super().note_ended(task, note)
+
+
+def beside(path: Path, records: RecordStore) -> SqliteQueue:
+    return SqliteQueue(EmbeddedFile(path), records)
+
+
+def test_loss_is_noted_in_a_store_elsewhere_before_another_worker_can_take_the_task(path: Path) -> None:
+    taken: list[Lease] = []
+    other = beside(path, MemoryRecords())
+    records = LooksAtEachNote(lambda task: taken.extend(other.lease(9, worker="w-c", ttl=TTL)))
+    queue = beside(path, records)
+    queue.put(tasks(3))
+    with holder(path, leases=3, running=2) as process:
+        process.kill()
+        process.wait()
+        back = wait_for(queue, 3)
+
+    assert taken == []
+    assert {lease.task.key: (lease.tries, lease.suspect) for lease in back} == {
+        "0": (1, True),
+        "1": (1, True),
+        "2": (0, True),
+    }
+    notes = {key: records.history(sample_task(key).id, 1).ended for key in "012"}
+    assert {key: [(note.reason, note.worker, note.alone) for note in found] for key, found in notes.items()} == {
+        "0": [(EndReason.LOST, "w-dying", False)],
+        "1": [(EndReason.LOST, "w-dying", False)],
+        "2": [],
+    }
+
+
+def test_loss_whose_note_a_store_elsewhere_refuses_keeps_no_task_and_no_other_note(path: Path) -> None:
+    def refuse_first(task: Task) -> None:
+        if task.key == "0":
+            raise StoreUnavailable("no answer")
+
+    records = LooksAtEachNote(refuse_first)
+    queue = beside(path, records)
+    queue.put(tasks(2))
+    with holder(path, leases=2, running=2) as process:
+        process.kill()
+        process.wait()
+        with pytest.raises(StoreUnavailable):
+            wait_for(queue, 2)
+
+    assert {lease.task.key for lease in wait_for(queue, 2)} == {"0", "1"}
+    assert [len(records.history(sample_task(key).id, 1).ended) for key in "01"] == [0, 1]
 
 
 def notes_after(path: Path, *processes: subprocess.Popen[str]) -> dict[str, EndedNote]:
