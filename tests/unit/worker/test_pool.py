@@ -1511,18 +1511,23 @@ def test_unreadable_report_is_put_down_to_the_process_once_and_then_to_the_task(
 
 
 WORKER = """
-import json, selectors, sys, fcntl
+import json, os, selectors, signal, sys, fcntl
 from pathlib import Path
+from runtime.worker.attempts import guardian_link
 from runtime.worker.attempts.model import Order, PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 
-folder, tasks, adopt, prefix = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "adopt", sys.argv[4]
+folder, tasks, adopt, prefix = Path(sys.argv[1]), sys.argv[2], "adopt" in sys.argv[3], sys.argv[4]
+if "old kernel" in sys.argv[3]:
+    guardian_link._GUARDIAN = "import os; del os.pidfd_open" + guardian_link._GUARDIAN
 lock = open(folder / "lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 selector = selectors.DefaultSelector()
 settings = PoolSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
 pool = AttemptPool(selector=selector, slots=3, settings=settings)
 pool.start()
+if "copied" in sys.argv[3] and not (copy := os.fork()):
+    signal.pause()
 for slot, (name, args) in enumerate([("start_daemon", [True, "hang"]), ("start_daemon", [False, "hang"])]):
     body = json.dumps({"function": f"pool_tasks:{name}", "args": [str(folder / f"pid{slot}"), *args]})
     pool.slots[slot].send([Order(token=f"{prefix}{slot}", body=body, task_id=f"t-{slot}")])
@@ -1536,6 +1541,8 @@ while True:
         print(json.dumps([ended.token, ended.reason, ended.message, ended.log.decode()]), flush=True)
     if not told and all((folder / f"pid{slot}").exists() for slot in range(3)):
         told = True
+        if "copied" in sys.argv[3]:
+            (folder / "copy").write_text(str(copy))
         print(json.dumps([pool._guardian.process.pid, *(child.pid for child in pool._children)]), flush=True)
 """
 
@@ -1554,9 +1561,12 @@ def start_worker(tmp_path: Path, mode: str = "plain") -> tuple[subprocess.Popen[
     return worker, pids, [int((tmp_path / f"pid{slot}").read_text()) for slot in range(3)]
 
 
+@pytest.mark.parametrize("mode", ["plain", "old kernel"])
 @pytest.mark.parametrize("stopped", [False, True])
-def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_path: Path, stopped: bool) -> None:
-    worker, pids, started = start_worker(tmp_path)
+def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(
+    tmp_path: Path, stopped: bool, mode: str
+) -> None:
+    worker, pids, started = start_worker(tmp_path, mode)
     assert all(is_alive(pid) for pid in [*pids, *started])
     if stopped:
         os.kill(pids[0], signal.SIGSTOP)
@@ -1571,7 +1581,24 @@ def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_p
     wait_until(lambda: not is_alive(pids[0]))
 
 
-@pytest.mark.parametrize("mode", ["plain", "adopt"])
+@pytest.mark.parametrize("mode", ["copied", "copied, old kernel"])
+def test_death_of_the_worker_is_noticed_though_a_copy_of_its_process_holds_the_socket(
+    tmp_path: Path, mode: str
+) -> None:
+    """Kernels before 5.3 have no descriptor of a process, so there the guardian asks for its parent."""
+    worker, pids, started = start_worker(tmp_path, mode)
+    copy = int((tmp_path / "copy").read_text())
+    try:
+        assert all(is_alive(pid) for pid in [copy, *pids, *started])
+        worker.kill()
+        wait_until(lambda: not any(is_alive(pid) for pid in [*pids, *started]))
+        assert is_alive(copy)
+    finally:
+        os.kill(copy, signal.SIGKILL)
+    worker.communicate()
+
+
+@pytest.mark.parametrize("mode", ["plain", "adopt", "adopt, old kernel"])
 def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mode: str) -> None:
     worker, pids, started = start_worker(tmp_path, mode)
     assert worker.stdout
@@ -1579,7 +1606,7 @@ def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mo
     ended = [json.loads(worker.stdout.readline())[:2] for _ in range(3)]
     assert sorted(ended) == [[f"{_PREFIX}{slot}", "lost"] for slot in range(3)]
     # Only a process that adopts orphans can find a daemon that left its session and cleared its environment.
-    sought = started if mode == "adopt" else started[1:]
+    sought = started if "adopt" in mode else started[1:]
     assert [pid for pid in [*pids[1:], *sought] if is_alive(pid)] == []
     worker.kill()
     worker.communicate()
