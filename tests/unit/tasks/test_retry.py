@@ -182,6 +182,12 @@ def test_decide_three_deaths_of_the_starter_under_a_living_worker_bury() -> None
     )
 
 
+def test_decide_deaths_of_the_starter_beside_other_suspects_bury_nobody() -> None:
+    beside = [lost(alone=False, evidence="the process that starts attempts")] * 20
+    alone = [lost(evidence="the process that starts attempts")] * (CRASHES_TO_BURY - 1)
+    assert isinstance(decided(*beside, *alone), Again)
+
+
 def test_decide_suspect_whose_workers_vanish_on_one_host_runs_fenced() -> None:
     three = decided(*[lost()] * 3)
     assert isinstance(three, Again)

@@ -1614,6 +1614,30 @@ def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mo
         os.kill(started[0], signal.SIGKILL)
 
 
+def test_death_of_the_guardian_ends_its_children_though_the_worker_is_stopped(tmp_path: Path) -> None:
+    worker, pids, started = start_worker(tmp_path)
+    worker.send_signal(signal.SIGSTOP)
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids[1:]))
+    worker.kill()
+    worker.communicate()
+    processes.send_signal(started, signal.SIGKILL)
+
+
+def test_child_whose_guardian_died_before_it_could_ask_for_its_own_end_leaves() -> None:
+    code = (
+        "from runtime.worker.attempts.guardian import Guardian; guardian = Guardian.__new__(Guardian); guardian.pid = -1\n"
+        "guardian.prctl = lambda option, value: 0\n"
+        "import os; pid = os.fork()\n"
+        "if not pid: guardian._leave_guardian(); os._exit(1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
+    )
+    assert shown.stdout == "117\n", shown.stderr
+
+
 def test_guardian_and_fresh_child_load_next_to_nothing(tmp_path: Path) -> None:
     code = "import sys, runtime.worker.attempts.guardian; print('\\n'.join(sys.modules))"
     shown = subprocess.run(
