@@ -78,10 +78,10 @@ class Presence:
         return self._wake_fd if self._poll is None else self._poll.fileno()
 
     def mark(self, tokens: Iterable[str], apart: str | None = None) -> None:
-        # One slice assignment; the terminating newline comes with it, so a reader sees old or new lines, and a torn
-        # line names no token.
-        last = f"!{apart}\n\n" if apart else "\n"
-        text = ("".join([f"{token}\n" for token in tokens]) + last).encode()
+        # One slice assignment; the empty line at the end comes with it, also without tokens, so a reader sees old or new
+        # lines, and a torn line names no token.
+        lines = [*tokens, *([f"!{apart}"] if apart else ())]
+        text = ("\n".join(lines) + "\n\n").encode()
         self._memory[0 : len(text)] = text
 
     def watch(self, workers: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ import random
 import select
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ import pytest
 import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.sqlite.holders import SWEEP_EVERY_S
+from runtime.queues.base import Running
+from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
@@ -270,6 +272,118 @@ def test_silent_worker_loses_its_leases_after_their_length_and_not_before(path: 
     clock.advance(seconds=2)
     assert len(wait_for(other, 1)) == 1
     assert queue.renew([lease], TTL) == [lease]
+
+
+def test_worker_that_was_silent_does_not_take_its_own_leases_for_a_dead_workers(path: Path) -> None:
+    clock = FakeClock()
+    queue, records = open_sqlite(path, clock=clock)
+    queue.put(tasks(1))
+    queue.join("w-a")
+    lease = queue.lease(1, worker="w-a", ttl=TTL)[0]
+    queue.mark_running([lease.token], None)
+    clock.advance(seconds=31)
+
+    queue.tend()
+
+    assert queue.renew([lease], TTL) == []
+    assert records.history(lease.task.id, 1).ended == ()
+    queue.close()
+
+
+def test_deadline_of_a_lease_is_its_last_living_moment(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    other, _ = open_sqlite(path, clock=clock)
+    queue.put(tasks(1))
+    queue.join("w-a")
+    assert queue.lease(1, worker="w-a", ttl=TTL)
+    clock.advance(seconds=30)
+    other.tend()
+    assert lease_all(other) == []
+    clock.advance(seconds=0.001)
+    other.tend()
+    assert len(lease_all(other)) == 1
+    queue.close()
+
+
+def test_worker_that_has_left_holds_no_descriptor_and_no_file(path: Path) -> None:
+    open_sqlite(path)[0].put(tasks(1))
+    open_descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(3):
+        presence = Presence(path.parent / "workers", f"w-{number}")
+        others = [Presence(path.parent / "workers", f"w-{number}-{other}") for other in range(2)]
+        presence.watch(other.worker for other in others)
+        others[0].leave()
+        assert presence.drain_wakes()
+        assert not presence.drain_wakes()
+        others[1].leave()
+        presence.leave()
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_descriptors
+    assert list((path.parent / "workers").iterdir()) == []
+
+
+def test_worker_that_is_watched_no_longer_wakes_nobody_by_its_end(path: Path) -> None:
+    one, other, third = (Presence(path.parent, name) for name in ("w-1", "w-2", "w-3"))
+    one.watch(["w-2", "w-3", "w-never-here"])
+    one.watch(["w-3"])
+    other.leave()
+    assert not one.drain_wakes()
+    third.leave()
+    assert one.drain_wakes()
+    one.leave()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "apart"), [([], None), (["a" * 16], None), (["a" * 16, "b" * 16], "b" * 16), ([], "c" * 16)]
+)
+def test_marked_tokens_are_read_by_others_and_replace_those_before(
+    path: Path, tokens: list[str], apart: str | None
+) -> None:
+    presence = Presence(path.parent, "w-1")
+    presence.mark(["d" * 16, "e" * 16, "f" * 16], "d" * 16)
+
+    presence.mark(tokens, apart)
+
+    running = Presence.running(path.parent, "w-1")
+    assert (running.tokens, running.apart) == (frozenset(tokens), apart)
+    presence.leave()
+    assert Presence.running(path.parent, "w-1") == Running()
+    assert not Presence.alive(path.parent, "w-1")
+
+
+@pytest.mark.parametrize(("private", "modes"), [(True, {0o600}), (False, {0o622, 0o644})])
+def test_files_of_a_worker_are_for_its_user_alone_in_a_private_folder(
+    path: Path, private: bool, modes: set[int]
+) -> None:
+    folder = path.parent / "workers"
+    before = os.umask(0)
+    presence = Presence(folder, "w-1", private=private)
+    os.umask(before)
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == modes
+    assert stat.S_IMODE(folder.stat().st_mode) == (0o700 if private else 0o777)
+    presence.leave()
+
+
+def test_files_of_dead_workers_go_with_the_sweep_and_those_of_living_ones_stay(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    queue.put(tasks(1))
+    queue.join("w-a")
+    folder = Path(f"{path}-workers")
+    for name in ("w-old.lock", "w-old.bell", "w-old.life"):
+        (folder / name).touch()
+
+    queue.tend()
+    assert sorted(each.name for each in folder.iterdir()) == ["w-a.bell", "w-a.life", "w-a.lock"]
+
+    (folder / "w-old.lock").touch()
+    clock.advance(seconds=SWEEP_EVERY_S - 1)
+    queue.tend()
+    assert (folder / "w-old.lock").exists()
+    clock.advance(seconds=1)
+    queue.tend()
+    assert not (folder / "w-old.lock").exists()
+    queue.close()
 
 
 def test_lease_survives_a_jump_of_the_wall_clock(path: Path) -> None:
