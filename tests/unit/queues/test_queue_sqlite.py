@@ -22,7 +22,7 @@ import pytest
 import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.base import Running
+from runtime.queues.base import Running, Waiting
 from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
@@ -36,6 +36,7 @@ from runtime.records.store import BlobRecords
 from runtime.tasks.history import EndedNote, Lease, Release
 from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
+from runtime.values import replace
 from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
 
 HOLDER = """
@@ -288,6 +289,26 @@ def test_worker_that_was_silent_does_not_take_its_own_leases_for_a_dead_workers(
     assert queue.renew([lease], TTL) == []
     assert records.history(lease.task.id, 1).ended == ()
     queue.close()
+
+
+def test_waiting_task_has_its_place_in_the_line_or_its_time_and_a_leased_one_has_neither(path: Path) -> None:
+    queue, _ = open_sqlite(path)
+    due = datetime(2100, 1, 1, tzinfo=UTC)
+    taken, first, second, urgent, later = (sample_task(key) for key in ("0", "1", "2", "3", "4"))
+    queue.put([taken])
+    assert lease_all(queue)
+    queue.put([first, second, replace(urgent, priority=9), replace(later, not_before=due)])
+
+    found = {task.key: queue.find_waiting(task.id) for task in (taken, first, second, urgent, later)}
+
+    assert found == {
+        "0": None,
+        "1": Waiting(1, None),
+        "2": Waiting(2, None),
+        "3": Waiting(0, None),
+        "4": Waiting(3, due),
+    }
+    assert queue.find_waiting("t-unknown") is None
 
 
 def test_deadline_of_a_lease_is_its_last_living_moment(path: Path) -> None:

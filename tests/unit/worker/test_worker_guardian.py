@@ -45,6 +45,14 @@ def end_on_signal(name):
     wait(name)
 
 
+def end_guardian_once(name):
+    path = HERE / f"{name}.ended"
+    if path.exists():
+        return current_attempt().attempt
+    path.touch()
+    signal_guardian(signal.SIGKILL)
+
+
 def stop_guardian(value):
     os.kill(os.getppid(), signal.SIGSTOP)
     return value
@@ -105,6 +113,21 @@ def test_tasks_that_end_their_guardian_are_dead_letters_and_every_good_one_is_do
         record = bench.record(task)
         assert (record.state, record.reason) == (TaskState.FAILED, EndReason.LOST)
         assert {note.reason for note in bench.notes(task)} == {EndReason.LOST}
+
+
+@pytest.mark.usefixtures("quick")
+def test_loss_of_an_attempt_with_its_guardian_is_evidence_and_a_failure_is_none(bench: Bench) -> None:
+    killer, wrong = bench.function("end_guardian_once", "a"), bench.function("fail_first", "b")
+    bench.put(killer, wrong)
+
+    result = bench.run(idle_timeout=timedelta(seconds=1))
+
+    assert (result.exit_code, result.succeeded) == (0, 2), bench.log.getvalue()
+    [lost], [failed] = bench.notes(killer), bench.notes(wrong)
+    assert (lost.reason, lost.evidence) == (EndReason.LOST, "the process that starts attempts")
+    assert (failed.reason, failed.evidence) == (EndReason.APP_FAILED, None)
+    assert [(note.alone, note.machine is not None) for note in (lost, failed)] == [(True, True)] * 2
+    assert (bench.record(killer).value, bench.record(wrong).value) == (2, 2)
 
 
 @pytest.mark.usefixtures("quick")
