@@ -23,7 +23,7 @@ import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.queues.base import Running, Waiting
-from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence
+from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence, WakePipes
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
@@ -341,6 +341,22 @@ def test_worker_that_has_left_holds_no_descriptor_and_no_file(path: Path) -> Non
         presence.leave()
     assert len(list(Path("/proc/self/fd").iterdir())) == open_descriptors
     assert list((path.parent / "workers").iterdir()) == []
+
+
+def test_pipes_of_workers_that_have_left_are_closed_by_who_wakes_them(path: Path) -> None:
+    first = Presence(path.parent, "w-1")
+    wakes = WakePipes(path.parent)
+    wakes.wake()
+    first.leave()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(2, 6):
+        presence = Presence(path.parent, f"w-{number}")
+        wakes.wake()
+        assert select.select([presence.wake_descriptor], [], [], 0)[0]
+        presence.leave()
+    # The pipe of the last one takes the place of the first one's.
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    wakes.close()
 
 
 def test_worker_that_is_watched_no_longer_wakes_nobody_by_its_end(path: Path) -> None:

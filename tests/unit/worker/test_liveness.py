@@ -144,6 +144,13 @@ def test_guardian_that_dies_again_and_again_is_started_later_and_later(stopped: 
     assert (bench.guardian.starts, bench.watch.failure) == (10, None)
 
 
+def test_slots_go_on_after_a_death_with_what_they_still_have(stopped: set[int], now: list[float]) -> None:
+    bench = Watch()
+    pumped = bench.slot.pumped
+    bench.die()
+    assert bench.slot.pumped == pumped + 1
+
+
 def test_guardian_is_not_started_before_its_time_nor_at_the_end(stopped: set[int], now: list[float]) -> None:
     bench = Watch()
     bench.die()
@@ -198,7 +205,7 @@ def test_guardian_that_was_ready_once_begins_the_count_of_false_starts_again(
     stopped: set[int], now: list[float]
 ) -> None:
     bench = Watch()
-    for number in range(14):
+    for number in range(15):
         if number == 7:
             bench.hear("ready")
         bench.die()
@@ -340,6 +347,7 @@ def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_wa
         process.pid: process
         for process in [
             Process(me, 1, session, "R", 0),
+            Process(70, 1, 70, "Z", 0),  # the child, which is dead
             Process(11, 1, 70, "S", 0),  # in a child's session
             Process(12, 1, 12, "S", 0),  # with a token
             Process(13, 12, 13, "S", 0),  # below that
@@ -357,6 +365,8 @@ def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_wa
 
     monkeypatch.setattr(liveness.processes, "read_table", lambda: dict(table))
     monkeypatch.setattr(liveness.processes, "send_signal", kill)
+    pauses: list[float] = []
+    monkeypatch.setattr(liveness.time, "sleep", pauses.append)
     monkeypatch.setattr(liveness.processes, "find_marked", lambda _, tokens: [12] if tokens == ["t"] else [])
     child = Child("c1", pid=70)
     child.find_pid = lambda: 70  # type: ignore[attr-defined]
@@ -364,3 +374,27 @@ def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_wa
     end_strays(None, [child], adopt_orphans=adopt)  # type: ignore[list-item]
 
     assert sorted(killed) == ([11, 12, 13, 14] if adopt else [11, 12, 13])
+    assert len(pauses) == 1
+
+
+def test_strays_that_do_not_die_are_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
+    def sleep(seconds: float) -> None:
+        now[0] += 0.5
+
+    said: list[str] = []
+    guardian: Any = SimpleNamespace(
+        pid=50,
+        send_signal=lambda number: said.append(f"signal {int(number)}"),
+        kill=lambda: said.append("kill"),
+        wait=lambda: said.append("wait"),
+    )
+    table = {pid: Process(pid, 50, 50, "D", 0) for pid in (51, 52)}
+    monkeypatch.setattr(liveness.time, "sleep", sleep)
+    monkeypatch.setattr(liveness.processes, "read_table", lambda: dict(table))
+    monkeypatch.setattr(
+        liveness.processes, "send_signal", lambda pids, number: said.append(f"{sorted(pids)} {int(number)}")
+    )
+
+    end_strays(guardian, [], adopt_orphans=False)
+
+    assert said == ["signal 19", *["[51, 52] 9"] * 11, "kill", "wait"]
