@@ -72,8 +72,8 @@ class Bench:
             pool=self.pool,
             slots=(1, 2),
         )
-        orders: Any = SimpleNamespace(due=FAR, read_when_due=lambda now: None)
-        logs: Any = SimpleNamespace(next_at=lambda: FAR, write_when_due=lambda now: None)
+        orders: Any = SimpleNamespace(due=FAR, read_when_due=self.calls.read_orders)
+        logs: Any = SimpleNamespace(next_at=lambda: FAR, write_when_due=self.calls.write_logs)
         self.upkeep = Upkeep(self.services, self.outbox, orders, self.dispatch, logs)  # type: ignore[arg-type]
 
     def call(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
@@ -123,6 +123,15 @@ def test_queue_is_tended_and_what_waits_too_long_is_shed_every_eight_tenths() ->
     assert bench.upkeep.next_at() == 0.0
 
 
+def test_orders_and_logs_are_looked_at_each_time_and_know_themselves_when_they_are_due() -> None:
+    bench = Bench()
+    for now in (0.0, 0.1):
+        bench.upkeep.do_what_is_due(now)
+
+    looks = [call for call in bench.calls.calls if call[0] in ("read_orders", "write_logs")]
+    assert looks == [("read_orders", 0.0), ("write_logs", 0.0), ("read_orders", 0.1), ("write_logs", 0.1)]
+
+
 def test_worker_without_leases_renews_nothing() -> None:
     bench = Bench()
     bench.upkeep.do_what_is_due(0.0)
@@ -169,6 +178,7 @@ def test_lost_lease_stops_an_attempt_only_if_its_task_has_a_record(
     assert ("t" in bench.holdings.by_token) is sent
     assert ("leave_line" in bench.calls.names()) is not sent
     assert bench.metrics.names() == ["lease_lost"]
+    assert bench.say.calls == [("lost", held.lease.task, bench.record)]
 
 
 def test_renewal_that_fails_takes_no_lease_and_is_told() -> None:
@@ -210,7 +220,14 @@ def test_worker_reports_in_every_thirty_seconds_and_soon_after_it_became_busy_or
     assert (last.worker, last.queue, last.slots, last.left) == ("w-1", "q", 2, False)
     assert (last.running, last.done, last.failed, last.rate_per_s) == ((sample_task("t").id,), 3, 1, 0.04)
     assert last.seen_at - last.started_at == timedelta(seconds=100)
-    assert bench.calls.calls[-1] == ("put_counters", "w-1", {"lab": {TaskState.SUCCEEDED: 3}})
+    assert ("put_counters", "w-1", {"lab": {TaskState.SUCCEEDED: 3}}) in bench.calls.calls
+
+    monkeypatch.setattr(upkeep.time, "monotonic", lambda: 8.0)
+    bench.upkeep.note_busy()
+    bench.upkeep.do_what_is_due(36.9)
+    assert len(bench.seen) == 3
+    bench.upkeep.do_what_is_due(37.0)
+    assert len(bench.seen) == 4
 
 
 def test_duty_that_a_broken_store_refuses_for_good_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
