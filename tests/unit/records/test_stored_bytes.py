@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from runtime.errors import StoreUnsafe
 from runtime.reasons import EndReason
 from runtime.records import codec
 from runtime.records.base import ExperimentSeen, WorkerSeen
+from runtime.records.memory import MemoryRecords
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import CommandEntry, TaskState
 from runtime.testing import sample_task
+from runtime.values import replace
 
 NOON, MIDNIGHT = datetime(2026, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -231,3 +234,34 @@ def test_length_of_a_record_says_its_state_by_the_table_that_stores_rely_on() ->
         "cancelled",
         "expired",
     ]
+
+
+@pytest.mark.parametrize(
+    ("length", "state", "reason", "message"),
+    [
+        (400, TaskState.SUCCEEDED, EndReason.SUCCEEDED, None),
+        (401, TaskState.FAILED, EndReason.APP_FAILED, "why"),
+        (402, TaskState.CANCELLED, EndReason.CANCELLED, "why"),
+        (403, TaskState.EXPIRED, EndReason.EXPIRED, "why"),
+    ],
+)
+def test_record_that_cannot_be_read_has_the_state_of_its_length_and_no_value(
+    length: int, state: TaskState, reason: EndReason, message: str | None
+) -> None:
+    found = codec.read_record(b"x" * length, "here", "t-1", 2)
+
+    assert (found.task_id, found.generation, found.state, found.reason) == ("t-1", 2, state, reason)
+    assert found.unreadable
+    assert (found.message is None) == (message is None)
+    with pytest.raises(StoreUnsafe, match="the value of task t-1"):
+        codec.read_value(found, MemoryRecords())
+
+
+def test_value_is_read_from_the_record_or_from_where_it_points() -> None:
+    records = MemoryRecords()
+    url = records.put_blob(b"[1, 2]")
+
+    assert codec.read_value(replace(SHORT_RECORD, value=7), records) == 7
+    assert codec.read_value(replace(SHORT_RECORD, value_url=url), records) == [1, 2]
+    with pytest.raises(StoreUnsafe):
+        codec.read_value(replace(SHORT_RECORD, value_url=records.put_blob(b"[1,")), records)
