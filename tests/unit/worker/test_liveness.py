@@ -214,6 +214,20 @@ def test_guardian_that_was_ready_once_begins_the_count_of_false_starts_again(
     assert bench.watch.failure is None
 
 
+def test_guardians_that_are_never_ready_are_given_up_also_after_one_that_was(
+    stopped: set[int], now: list[float]
+) -> None:
+    bench = Watch()
+    bench.hear("ready")
+    bench.die()
+    for _ in range(8):
+        assert bench.watch.failure is None
+        bench.watch.check(bench.watch._start_at)
+        bench.die()
+
+    assert bench.watch.failure is not None
+
+
 def test_guardian_that_cannot_be_started_is_tried_again(stopped: set[int], now: list[float]) -> None:
     bench = Watch()
     bench.die()
