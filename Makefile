@@ -31,7 +31,7 @@ types: .venv/.ready
 	$(PY) -m mypy --no-error-summary
 
 fast: .venv/.compiled
-	$(PY) -m pytest -q -n 4 -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/infra) $(ARGS)
+	$(PY) -m pytest -q -n 4 -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/infra tests/services/test_failure*.py) $(ARGS)
 
 services: .venv-lock/.ready ## install the real components the service tests need (Debian, Ubuntu)
 	@scripts/services

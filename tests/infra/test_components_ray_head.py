@@ -27,8 +27,7 @@ from infra.components.ray_head import (
 from infra.policy.base import ADDRESS, SCHEDULE, SCHEDULED_DISK, Bounds
 from infra.policy.rules import apply_rules
 from infra.render.autoscaler import render_autoscaler
-from infra.render.cluster import PORTS, Cluster, SecretReference
-from infra.render.firewalls import IAP_RANGE
+from infra.render.cluster import Cluster, SecretReference
 from infra.settings.model import HeadSettings, PoolSettings
 from infra.settings.read import InvalidSettings
 from tests.infra.components_support import PROJECT, SERVICES, make_apis, run, sample_site
@@ -260,12 +259,14 @@ def test_head_firewall_lets_in_googles_proxy_for_ssh_and_the_own_range_for_ray()
     rules = {each.name: each.inputs for each in recorded().of_type("gcp:compute/firewall:Firewall")}
 
     ssh, cluster = rules["main-head-ssh-firewall"], rules["main-head-cluster-firewall"]
-    assert (ssh["sourceRanges"], ssh["allows"]) == ([IAP_RANGE], [{"protocol": "tcp", "ports": ["22"]}])
+    assert (ssh["sourceRanges"], ssh["allows"]) == (["35.235.240.0/20"], [{"protocol": "tcp", "ports": ["22"]}])
     assert cluster["sourceRanges"] == ["10.64.0.0/20"]
     assert {rule["targetTags"][0] for rule in rules.values()} == {"marin-main"}
     opened = {port for allow in cluster["allows"] for port in allow.get("ports", [])}
-    workers = f"{PORTS['worker_min']}-{PORTS['worker_max']}"
-    assert opened == {"22", workers} | {str(port) for name, port in PORTS.items() if not name.startswith("worker_")}
+    assert opened == {
+        *("22", "6379", "6380", "6381", "6382", "6383", "8080", "8265", "10001", "10002-19999"),
+        *("44217", "44227", "52365"),
+    }
 
 
 def test_head_waits_for_its_grants_and_everything_is_its_child() -> None:
@@ -297,7 +298,21 @@ def test_head_registers_what_it_offers() -> None:
         "cluster_name": "marin-main",
         "zone": "us-west4-a",
         "image": IMAGE,
-        "ports": dict(PORTS),
+        "ports": {
+            "gcs": 6379,
+            "node_manager": 6380,
+            "object_manager": 6381,
+            "runtime_env_agent": 6382,
+            "agent_grpc": 6383,
+            "metrics": 8080,
+            "dashboard": 8265,
+            "client": 10001,
+            "worker_min": 10002,
+            "worker_max": 19999,
+            "autoscaler_metrics": 44217,
+            "dashboard_metrics": 44227,
+            "agent": 52365,
+        },
         "pools": {
             "v5e": {
                 "accelerator": "v5litepod-1",

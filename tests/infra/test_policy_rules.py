@@ -16,8 +16,7 @@ from infra.check.recording import UNKNOWN, Recording, Unknown, record
 from infra.gcp.outputs import compute
 from infra.naming import labels
 from infra.policy.base import Bounds, Graph
-from infra.policy.grants import HEAD, ISSUER, PIPELINE
-from infra.policy.resources import IAP_RANGE
+from infra.policy.grants import HEAD, PIPELINE
 from infra.policy.rules import RULES, Violation, apply_rule, apply_rules, bounds_of
 from infra.settings.read import parse_settings
 from tests.infra.test_config import GOOD
@@ -87,7 +86,7 @@ class Lab:
         arguments: dict[str, Any] = {
             "network": "n",
             "direction": "INGRESS",
-            "source_ranges": [IAP_RANGE],
+            "source_ranges": ["35.235.240.0/20"],
             "allows": [{"protocol": "tcp", "ports": ["22"]}],
         }
         gcp.compute.Firewall("lab-firewall", **(arguments | others), opts=self.opts())
@@ -245,7 +244,7 @@ def federation(lab: Lab, condition: str = PINNED) -> None:
         workload_identity_pool_provider_id="preview",
         attribute_condition=condition,
         attribute_mapping={"google.subject": "assertion.sub", "attribute.role": "'preview'"},
-        oidc={"issuer_uri": ISSUER},
+        oidc={"issuer_uri": "https://token.actions.githubusercontent.com"},
         opts=lab.opts(),
     )
 

@@ -653,7 +653,7 @@ def publish_raw(yard: Yard, *bodies: bytes) -> None:
         client.close()
 
 
-STACKS = ("sqlite", "pubsub")
+STACKS = ("sqlite", pytest.param("pubsub", marks=pytest.mark.service))
 """Either the embedded queue with its own records, or Pub/Sub with a folder."""
 
 

@@ -20,8 +20,6 @@ from tests.services.failure_support import MARK, Aftermath, Yard, call, find_pro
 from tests.services.test_soak import check_runs
 from tests.services_support import wait_until
 
-pytestmark = pytest.mark.service
-
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from runtime.tasks.model import TaskState
 from tests.services.failure_support import EXPERIMENT, STACKS, Yard, call, open_yard
 from tests.services.pubsub_pairs import lease_soon
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers run their attempts on Linux")
 
 MIB = 1 << 20
 
@@ -39,6 +40,7 @@ def remote_yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard
         yield opened
 
 
+@pytest.mark.service
 def test_emulator_restarted_under_its_workers_repair_brings_back_what_it_forgot(remote_yard: Yard) -> None:
     from runtime.queues.pubsub.client import ensure_topics
 
@@ -68,6 +70,7 @@ def test_emulator_restarted_under_its_workers_repair_brings_back_what_it_forgot(
     yard.check()
 
 
+@pytest.mark.service
 def test_emulator_that_stops_answering_for_a_while_costs_no_task(remote_yard: Yard) -> None:
     yard = remote_yard
     assert yard.emulator is not None
@@ -131,6 +134,7 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.service
 def test_record_folder_on_a_full_disk_workers_wait_and_go_on_when_there_is_room(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -153,6 +157,7 @@ def test_record_folder_on_a_full_disk_workers_wait_and_go_on_when_there_is_room(
         yard.check()
 
 
+@pytest.mark.slow
 def test_embedded_file_on_a_full_disk_workers_wait_and_go_on_when_there_is_room(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -191,6 +196,7 @@ def fill_and_submit(yard: Yard) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STACKS)
 def test_task_submitted_as_a_worker_leaves_for_idleness_is_never_lost(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -215,6 +221,7 @@ def test_task_submitted_as_a_worker_leaves_for_idleness_is_never_lost(
         yard.check()
 
 
+@pytest.mark.service
 def test_task_released_200_times_spends_no_budget(remote_yard: Yard) -> None:
     yard = remote_yard
     [task] = yard.submit([call("quick", "patient", max_failures=1)])

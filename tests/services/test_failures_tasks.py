@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.model import TaskState
 from tests.services.failure_support import STACKS, Yard, call, open_yard, publish_raw
 
-pytestmark = pytest.mark.service
-
 MIB = 1 << 20
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers run their attempts on Linux")
 
 
 @pytest.fixture(params=STACKS)
@@ -73,6 +74,7 @@ def test_tasks_that_end_badly_each_get_their_reason_and_stop_nobody(yard: Yard) 
     yard.check()
 
 
+@pytest.mark.slow
 def test_task_that_ignores_every_signal_is_killed_after_its_time(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -86,6 +88,7 @@ def test_task_that_ignores_every_signal_is_killed_after_its_time(
         yard.check()
 
 
+@pytest.mark.service
 def test_malformed_message_becomes_a_dead_letter_with_its_text(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with open_yard("pubsub", tmp_path, request) as yard:
         publish_raw(
@@ -214,6 +217,7 @@ def test_failures_in_a_row_end_the_worker_and_it_keeps_nothing(yard: Yard) -> No
     yard.check()
 
 
+@pytest.mark.slow
 def test_big_task_among_small_workers_is_left_alone_until_a_large_one_comes(yard: Yard) -> None:
     big = yard.submit_one("quick", "big", resources={"cpus": 1.5})
     small = yard.submit([call("short", f"s{n}", 0.05) for n in range(10)])
@@ -249,6 +253,7 @@ def test_two_launches_of_one_experiment_each_run_the_code_they_were_submitted_wi
     yard.check()
 
 
+@pytest.mark.service
 def test_worker_killed_while_it_fetches_the_code_its_task_runs_elsewhere(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

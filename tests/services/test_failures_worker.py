@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from runtime.tasks.model import TaskState
 from tests.services.failure_support import STACKS, Yard, call, open_yard
 from tests.services_support import wait_until
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers run their attempts on Linux")
 
 
 @pytest.fixture(params=STACKS)
@@ -126,6 +127,7 @@ def test_lease_lost_while_the_attempt_runs_one_result_is_recorded(yard: Yard, fi
     yard.check()
 
 
+@pytest.mark.slow
 def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_blamed(yard: Yard) -> None:
     others = yard.submit([call("quick", f"q{n}") for n in range(5)])
     crasher = yard.submit_one("kill_worker", "crasher")

@@ -27,7 +27,7 @@ from runtime.records.embedded import EmbeddedFile, count
 from runtime.records.filelock import take_lock
 from runtime.records.sqlite import insert_note
 from runtime.tasks.history import EndedNote
-from runtime.tasks.model import TOKEN_CHARS, Task
+from runtime.tasks.model import TOKEN_CHARS
 
 TICK_NS: Final = 100_000_000
 """Two changes of a folder that lie closer together may bear the same time: file systems count it in ticks."""
@@ -78,10 +78,10 @@ class Presence:
         return self._wake_fd if self._poll is None else self._poll.fileno()
 
     def mark(self, tokens: Iterable[str], apart: str | None = None) -> None:
-        # One slice assignment; the terminating newline comes with it, so a reader sees old or new lines, and a torn
-        # line names no token.
-        last = f"!{apart}\n\n" if apart else "\n"
-        text = ("".join([f"{token}\n" for token in tokens]) + last).encode()
+        # One slice assignment; the empty line at the end comes with it, also without tokens, so a reader sees old or new
+        # lines, and a torn line names no token.
+        lines = [*tokens, *([f"!{apart}"] if apart else ())]
+        text = ("\n".join(lines) + "\n\n").encode()
         self._memory[0 : len(text)] = text
 
     def watch(self, workers: Iterable[str]) -> None:
@@ -298,46 +298,75 @@ class Holders:
         return not Presence.alive(self._file.workers_folder, worker)
 
     def _give_back(self, holder: int, worker: str, running: Running, *, together: bool) -> None:
-        now = self._clock.now()
-        orphans: list[tuple[Task, EndedNote]] = []
+        # Before the leases go back: a worker that takes one of these tasks then knows how its last attempt ended.
+        failure = None if self._fused else self._note_elsewhere(holder, worker, running, together=together)
         with self._file.transaction() as connection:
-            row = connection.execute("SELECT boot, deadline FROM holders WHERE id=?", (holder,)).fetchone()
-            if row is None or not self._is_dead(worker, *row):
+            boot = self._find_dead(connection, holder, worker)
+            if boot is None:
                 return  # It renewed in between.
             rows = connection.execute(
                 "DELETE FROM leases WHERE holder=? RETURNING seq, token, tries, flags, leased", (holder,)
             ).fetchall()
             for seq, token, tries, flags, leased in rows:
-                queue, rank, experiment, generation, body = connection.execute(
-                    "SELECT queue, rank, experiment, generation, body FROM tasks WHERE seq=?", (seq,)
+                queue, rank, experiment, generation = connection.execute(
+                    "SELECT queue, rank, experiment, generation FROM tasks WHERE seq=?", (seq,)
                 ).fetchone()
                 if token in running.tokens:
-                    note = EndedNote(
-                        token=token,
-                        reason=EndReason.LOST,
-                        ended_at=now,
-                        started_at=datetime.fromtimestamp(leased, UTC),
-                        worker=worker,
-                        message=f"worker {worker} vanished",
-                        # A new boot means that the machine went, with all that ran on it.
-                        alone=row[0] == self._boot and not together and running.alone(token),
-                        machine=machine_id(row[0]),
-                    )
                     if self._fused:
+                        note = self._make_note(worker, boot, running, token, leased, together=together)
                         insert_note(connection, seq, generation, note)
-                    else:
-                        orphans.append((read_task(connection, seq, generation, body), note))
                     tries += 1
                 requeue(connection, seq, queue, rank, None, 0, tries=tries, flags=flags | SUSPECT)
                 count(connection, experiment, leased=-1, queued=1)
             connection.execute("DELETE FROM holders WHERE id=?", (holder,))
-        failure: Exception | None = None
-        for task, note in orphans:
-            try:
-                self._records.note_ended(task, note)
-            except Exception as problem:  # The notes after one that cannot be written are still written.
-                failure = problem
         if failure is not None:
             raise failure
         if rows:
             self._wake()
+
+    def _find_dead(self, connection: sqlite3.Connection, holder: int, worker: str) -> str | None:
+        """Return the boot that the worker ran in if it is dead; None if it lives or holds nothing any more."""
+        row = connection.execute("SELECT boot, deadline FROM holders WHERE id=?", (holder,)).fetchone()
+        return str(row[0]) if row is not None and self._is_dead(worker, *row) else None
+
+    def _note_elsewhere(self, holder: int, worker: str, running: Running, *, together: bool) -> Exception | None:
+        """Note the lost attempts in a store outside the file; returns the failure of a note that cannot be written."""
+        with self._file.reading() as connection:
+            boot = self._find_dead(connection, holder, worker)
+            if boot is None:
+                return None
+            rows = connection.execute(
+                "SELECT l.seq, l.token, l.leased, t.generation, t.body FROM leases l JOIN tasks t ON t.seq=l.seq "
+                "WHERE l.holder=?",
+                (holder,),
+            ).fetchall()
+            lost = [
+                (
+                    read_task(connection, seq, generation, body),
+                    self._make_note(worker, boot, running, token, leased, together=together),
+                )
+                for seq, token, leased, generation, body in rows
+                if token in running.tokens
+            ]
+        failure: Exception | None = None
+        for task, note in lost:
+            try:
+                self._records.note_ended(task, note)
+            except Exception as problem:  # The notes after one that cannot be written are still written.
+                failure = problem
+        return failure
+
+    def _make_note(
+        self, worker: str, boot: str, running: Running, token: str, leased: float, *, together: bool
+    ) -> EndedNote:
+        return EndedNote(
+            token=token,
+            reason=EndReason.LOST,
+            ended_at=self._clock.now(),
+            started_at=datetime.fromtimestamp(leased, UTC),
+            worker=worker,
+            message=f"worker {worker} vanished",
+            # A new boot means that the machine went, with all that ran on it.
+            alone=boot == self._boot and not together and running.alone(token),
+            machine=machine_id(boot),
+        )

@@ -7,11 +7,12 @@ import random
 import select
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,17 +22,21 @@ import pytest
 import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.sqlite.holders import SWEEP_EVERY_S
+from runtime.queues.base import Running, Waiting
+from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence, WakePipes
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
+from runtime.records.base import RecordStore
 from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.embedded import Durability, EmbeddedFile, refuse_network_filesystem
+from runtime.records.memory import MemoryRecords
 from runtime.records.orders import pause_order, resume_order
 from runtime.records.store import BlobRecords
 from runtime.tasks.history import EndedNote, Lease, Release
-from runtime.tasks.model import TaskState, next_generation
+from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
+from runtime.values import replace
 from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
 
 HOLDER = """
@@ -126,6 +131,65 @@ def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> Non
     check_counters(path)
 
 
+class LooksAtEachNote(MemoryRecords):
+    """Records outside the file; `look` is called before each note of an end is written."""
+
+    def __init__(self, look: Callable[[Task], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def note_ended(self, task: Task, note: EndedNote) -> None:
+        self._look(task)
+        super().note_ended(task, note)
+
+
+def beside(path: Path, records: RecordStore) -> SqliteQueue:
+    return SqliteQueue(EmbeddedFile(path), records)
+
+
+def test_loss_is_noted_in_a_store_elsewhere_before_another_worker_can_take_the_task(path: Path) -> None:
+    taken: list[Lease] = []
+    other = beside(path, MemoryRecords())
+    records = LooksAtEachNote(lambda task: taken.extend(other.lease(9, worker="w-c", ttl=TTL)))
+    queue = beside(path, records)
+    queue.put(tasks(3))
+    with holder(path, leases=3, running=2) as process:
+        process.kill()
+        process.wait()
+        back = wait_for(queue, 3)
+
+    assert taken == []
+    assert {lease.task.key: (lease.tries, lease.suspect) for lease in back} == {
+        "0": (1, True),
+        "1": (1, True),
+        "2": (0, True),
+    }
+    notes = {key: records.history(sample_task(key).id, 1).ended for key in "012"}
+    assert {key: [(note.reason, note.worker, note.alone) for note in found] for key, found in notes.items()} == {
+        "0": [(EndReason.LOST, "w-dying", False)],
+        "1": [(EndReason.LOST, "w-dying", False)],
+        "2": [],
+    }
+
+
+def test_loss_whose_note_a_store_elsewhere_refuses_keeps_no_task_and_no_other_note(path: Path) -> None:
+    def refuse_first(task: Task) -> None:
+        if task.key == "0":
+            raise StoreUnavailable("no answer")
+
+    records = LooksAtEachNote(refuse_first)
+    queue = beside(path, records)
+    queue.put(tasks(2))
+    with holder(path, leases=2, running=2) as process:
+        process.kill()
+        process.wait()
+        with pytest.raises(StoreUnavailable):
+            wait_for(queue, 2)
+
+    assert {lease.task.key for lease in wait_for(queue, 2)} == {"0", "1"}
+    assert [len(records.history(sample_task(key).id, 1).ended) for key in "01"] == [0, 1]
+
+
 def notes_after(path: Path, *processes: subprocess.Popen[str]) -> dict[str, EndedNote]:
     """The notes about tasks that ran on workers that were killed together, by key."""
     queue, records = open_sqlite(path)
@@ -209,6 +273,154 @@ def test_silent_worker_loses_its_leases_after_their_length_and_not_before(path: 
     clock.advance(seconds=2)
     assert len(wait_for(other, 1)) == 1
     assert queue.renew([lease], TTL) == [lease]
+
+
+def test_worker_that_was_silent_does_not_take_its_own_leases_for_a_dead_workers(path: Path) -> None:
+    clock = FakeClock()
+    queue, records = open_sqlite(path, clock=clock)
+    queue.put(tasks(1))
+    queue.join("w-a")
+    lease = queue.lease(1, worker="w-a", ttl=TTL)[0]
+    queue.mark_running([lease.token], None)
+    clock.advance(seconds=31)
+
+    queue.tend()
+
+    assert queue.renew([lease], TTL) == []
+    assert records.history(lease.task.id, 1).ended == ()
+    queue.close()
+
+
+def test_waiting_task_has_its_place_in_the_line_or_its_time_and_a_leased_one_has_neither(path: Path) -> None:
+    queue, _ = open_sqlite(path)
+    due = datetime(2100, 1, 1, tzinfo=UTC)
+    taken, first, second, urgent, later = (sample_task(key) for key in ("0", "1", "2", "3", "4"))
+    queue.put([taken])
+    assert lease_all(queue)
+    queue.put([first, second, replace(urgent, priority=9), replace(later, not_before=due)])
+
+    found = {task.key: queue.find_waiting(task.id) for task in (taken, first, second, urgent, later)}
+
+    assert found == {
+        "0": None,
+        "1": Waiting(1, None),
+        "2": Waiting(2, None),
+        "3": Waiting(0, None),
+        "4": Waiting(3, due),
+    }
+    assert queue.find_waiting("t-unknown") is None
+
+
+def test_deadline_of_a_lease_is_its_last_living_moment(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    other, _ = open_sqlite(path, clock=clock)
+    queue.put(tasks(1))
+    queue.join("w-a")
+    assert queue.lease(1, worker="w-a", ttl=TTL)
+    clock.advance(seconds=30)
+    other.tend()
+    assert lease_all(other) == []
+    clock.advance(seconds=0.001)
+    other.tend()
+    assert len(lease_all(other)) == 1
+    queue.close()
+
+
+def test_worker_that_has_left_holds_no_descriptor_and_no_file(path: Path) -> None:
+    open_sqlite(path)[0].put(tasks(1))
+    open_descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(3):
+        presence = Presence(path.parent / "workers", f"w-{number}")
+        others = [Presence(path.parent / "workers", f"w-{number}-{other}") for other in range(2)]
+        presence.watch(other.worker for other in others)
+        others[0].leave()
+        assert presence.drain_wakes()
+        assert not presence.drain_wakes()
+        others[1].leave()
+        presence.leave()
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_descriptors
+    assert list((path.parent / "workers").iterdir()) == []
+
+
+def test_pipes_of_workers_that_have_left_are_closed_by_who_wakes_them(path: Path) -> None:
+    first = Presence(path.parent, "w-1")
+    wakes = WakePipes(path.parent)
+    wakes.wake()
+    first.leave()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(2, 6):
+        presence = Presence(path.parent, f"w-{number}")
+        wakes.wake()
+        assert select.select([presence.wake_descriptor], [], [], 0)[0]
+        presence.leave()
+    # The pipe of the last one takes the place of the first one's.
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    wakes.close()
+
+
+def test_worker_that_is_watched_no_longer_wakes_nobody_by_its_end(path: Path) -> None:
+    one, other, third = (Presence(path.parent, name) for name in ("w-1", "w-2", "w-3"))
+    one.watch(["w-2", "w-3", "w-never-here"])
+    one.watch(["w-3"])
+    other.leave()
+    assert not one.drain_wakes()
+    third.leave()
+    assert one.drain_wakes()
+    one.leave()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "apart"), [([], None), (["a" * 16], None), (["a" * 16, "b" * 16], "b" * 16), ([], "c" * 16)]
+)
+def test_marked_tokens_are_read_by_others_and_replace_those_before(
+    path: Path, tokens: list[str], apart: str | None
+) -> None:
+    presence = Presence(path.parent, "w-1")
+    presence.mark(["d" * 16, "e" * 16, "f" * 16], "d" * 16)
+
+    presence.mark(tokens, apart)
+
+    running = Presence.running(path.parent, "w-1")
+    assert (running.tokens, running.apart) == (frozenset(tokens), apart)
+    presence.leave()
+    assert Presence.running(path.parent, "w-1") == Running()
+    assert not Presence.alive(path.parent, "w-1")
+
+
+@pytest.mark.parametrize(("private", "modes"), [(True, {0o600}), (False, {0o622, 0o644})])
+def test_files_of_a_worker_are_for_its_user_alone_in_a_private_folder(
+    path: Path, private: bool, modes: set[int]
+) -> None:
+    folder = path.parent / "workers"
+    before = os.umask(0)
+    presence = Presence(folder, "w-1", private=private)
+    os.umask(before)
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == modes
+    assert stat.S_IMODE(folder.stat().st_mode) == (0o700 if private else 0o777)
+    presence.leave()
+
+
+def test_files_of_dead_workers_go_with_the_sweep_and_those_of_living_ones_stay(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    queue.put(tasks(1))
+    queue.join("w-a")
+    folder = Path(f"{path}-workers")
+    for name in ("w-old.lock", "w-old.bell", "w-old.life"):
+        (folder / name).touch()
+
+    queue.tend()
+    assert sorted(each.name for each in folder.iterdir()) == ["w-a.bell", "w-a.life", "w-a.lock"]
+
+    (folder / "w-old.lock").touch()
+    clock.advance(seconds=SWEEP_EVERY_S - 1)
+    queue.tend()
+    assert (folder / "w-old.lock").exists()
+    clock.advance(seconds=1)
+    queue.tend()
+    assert not (folder / "w-old.lock").exists()
+    queue.close()
 
 
 def test_lease_survives_a_jump_of_the_wall_clock(path: Path) -> None:

@@ -881,6 +881,7 @@ def test_shim_that_is_told_to_stop_lets_the_backend_say_why(job: MakeJob, tmp_pa
         # Its pod was released by hand, and its count was lost with it.
         (None, 2, 0, None, "preempted", "the backend took its machine away"),
         ("asked to stop", None, 1, None, "stopped", "asked to stop"),
+        ("asked to stop", 1, None, None, "stopped", "asked to stop"),
     ],
 )
 def test_term_alone_proves_nothing_and_the_count_of_the_backend_tells(
@@ -889,6 +890,12 @@ def test_term_alone_proves_nothing_and_the_count_of_the_backend_tells(
     found = name_end({"reason": "stopped", "message": said} if said else None, before, after, full)
 
     assert (found["reason"], found.get("message")) == (reason, message)
+
+
+def test_end_that_left_no_word_has_the_exit_code_of_its_reason() -> None:
+    assert [name_end(None, 0, 1, full)["code"] for full in (None, "97 %")] == [1, 137]
+    assert name_end({"reason": "stopped", "code": 9}, 0, 1, None)["code"] == 9
+    assert "code" not in name_end({"reason": "stopped"}, 0, 0, None)
 
 
 def stop_once(made: ShimJob, failures: int, number: int, **environ: str) -> int:
@@ -1363,6 +1370,21 @@ def test_decision_follows_from_how_the_attempts_ended(
     notes: list[dict[str, Any] | None], then: tuple[str, object]
 ) -> None:
     assert decide(notes, RETRY, pause=lambda: 0.5) == then
+
+
+def test_decision_gives_up_after_three_losses_in_a_row_whatever_the_budget() -> None:
+    retry = RETRY | {"preemption": 99}
+
+    assert decide(ended(None, None), retry) == ("again", 0.0)
+    assert decide(ended(None, None, None), retry) == ("final", "lost")
+    assert decide(ended(None, None, "stopped", None, None), retry) == ("again", 0.0)
+
+
+def test_decision_counts_no_exit_code_that_the_job_itself_declares_to_be_a_request_for_more() -> None:
+    asked = RETRY | {"on_exit": {"75": "requeue"}}
+
+    assert decide(temporary(*[75] * 50), asked) == ("again", 0.0)
+    assert decide(temporary(*[75] * 3), RETRY | {"on_exit": {"76": "requeue"}}) == ("final", "app_failed")
 
 
 def test_decision_pauses_longer_each_time_up_to_a_bound() -> None:

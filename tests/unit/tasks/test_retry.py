@@ -78,6 +78,35 @@ def test_decide_preemptions_spend_no_failure_and_the_first_costs_no_wait() -> No
     assert again.spent == 1
 
 
+@pytest.mark.parametrize(
+    ("ended", "wait_s"),
+    [
+        ([SOON], 0),
+        ([SOON] * 2, 1),
+        ([SOON] * 3, 2),
+        ([SOON] * 5, 8),
+        ([LATE, SOON, SOON], 1),
+        ([SOON, SOON, LATE], 0),
+        ([SOON, LATE, SOON], 0),
+        ([PROVEN_AFTER, SOON], 0),
+        ([None, None], 1),
+    ],
+)
+@pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.NODE_FAILED, EndReason.LOST])
+def test_decide_preemptions_in_a_row_that_proved_nothing_wait_longer_each_time(
+    reason: EndReason, ended: list[timedelta | None], wait_s: int
+) -> None:
+    again = decided(*(note(reason, ran=ran) for ran in ended))
+    assert isinstance(again, Again)
+    assert again.not_before == NOW + timedelta(seconds=wait_s)
+
+
+def test_decide_preemption_after_a_failure_begins_a_row_of_its_own() -> None:
+    again = decided(note(EndReason.PREEMPTED), note(EndReason.APP_FAILED), note(EndReason.PREEMPTED))
+    assert isinstance(again, Again)
+    assert again.not_before == NOW
+
+
 @pytest.mark.parametrize("reason", [EndReason.CONFIG_INVALID, EndReason.IMAGE_FAILED])
 def test_decide_what_again_would_not_help_gives_up_at_once(reason: EndReason) -> None:
     assert isinstance(decided(note(reason)), GiveUp)
@@ -151,6 +180,12 @@ def test_decide_three_deaths_of_the_starter_under_a_living_worker_bury() -> None
         "the process that starts attempts died under it 3 times while the worker lived, with no other suspect there, "
         "within 10 minutes and without progress; last on w-1",
     )
+
+
+def test_decide_deaths_of_the_starter_beside_other_suspects_bury_nobody() -> None:
+    beside = [lost(alone=False, evidence="the process that starts attempts")] * 20
+    alone = [lost(evidence="the process that starts attempts")] * (CRASHES_TO_BURY - 1)
+    assert isinstance(decided(*beside, *alone), Again)
 
 
 def test_decide_suspect_whose_workers_vanish_on_one_host_runs_fenced() -> None:

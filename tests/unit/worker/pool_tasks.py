@@ -337,8 +337,8 @@ def start_daemon(path, scrub=False, then="return"):
         time.sleep(300)
     if then == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
-    if then == "exit":
-        os._exit(117)
+    if then.startswith("exit"):
+        os._exit(int(then.removeprefix("exit ")))
 
 
 def fork_and_return():

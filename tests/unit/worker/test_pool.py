@@ -700,7 +700,8 @@ def test_plain_child_is_gone_after_the_attempt(bench: Bench) -> None:
     assert b"ended 1 process that the attempt had left running" in ended.log
 
 
-@pytest.mark.parametrize("then", ["return", "crash", "exit"])
+# The process of an attempt in good order ends with 117.
+@pytest.mark.parametrize("then", ["return", "crash", "exit 0", "exit 3", "exit 117"])
 @pytest.mark.parametrize("scrub", [False, True])
 def test_daemon_is_gone_after_the_attempt(bench: Bench, scrub: bool, then: str) -> None:
     ended = bench.run("start_daemon", bench.path("pid"), scrub, then)
@@ -1510,18 +1511,23 @@ def test_unreadable_report_is_put_down_to_the_process_once_and_then_to_the_task(
 
 
 WORKER = """
-import json, selectors, sys, fcntl
+import json, os, selectors, signal, sys, fcntl
 from pathlib import Path
+from runtime.worker.attempts import guardian_link
 from runtime.worker.attempts.model import Order, PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 
-folder, tasks, adopt, prefix = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "adopt", sys.argv[4]
+folder, tasks, adopt, prefix = Path(sys.argv[1]), sys.argv[2], "adopt" in sys.argv[3], sys.argv[4]
+if "old kernel" in sys.argv[3]:
+    guardian_link._GUARDIAN = "import os; del os.pidfd_open" + guardian_link._GUARDIAN
 lock = open(folder / "lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 selector = selectors.DefaultSelector()
 settings = PoolSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
 pool = AttemptPool(selector=selector, slots=3, settings=settings)
 pool.start()
+if "copied" in sys.argv[3] and not (copy := os.fork()):
+    signal.pause()
 for slot, (name, args) in enumerate([("start_daemon", [True, "hang"]), ("start_daemon", [False, "hang"])]):
     body = json.dumps({"function": f"pool_tasks:{name}", "args": [str(folder / f"pid{slot}"), *args]})
     pool.slots[slot].send([Order(token=f"{prefix}{slot}", body=body, task_id=f"t-{slot}")])
@@ -1535,6 +1541,8 @@ while True:
         print(json.dumps([ended.token, ended.reason, ended.message, ended.log.decode()]), flush=True)
     if not told and all((folder / f"pid{slot}").exists() for slot in range(3)):
         told = True
+        if "copied" in sys.argv[3]:
+            (folder / "copy").write_text(str(copy))
         print(json.dumps([pool._guardian.process.pid, *(child.pid for child in pool._children)]), flush=True)
 """
 
@@ -1553,9 +1561,12 @@ def start_worker(tmp_path: Path, mode: str = "plain") -> tuple[subprocess.Popen[
     return worker, pids, [int((tmp_path / f"pid{slot}").read_text()) for slot in range(3)]
 
 
+@pytest.mark.parametrize("mode", ["plain", "old kernel"])
 @pytest.mark.parametrize("stopped", [False, True])
-def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_path: Path, stopped: bool) -> None:
-    worker, pids, started = start_worker(tmp_path)
+def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(
+    tmp_path: Path, stopped: bool, mode: str
+) -> None:
+    worker, pids, started = start_worker(tmp_path, mode)
     assert all(is_alive(pid) for pid in [*pids, *started])
     if stopped:
         os.kill(pids[0], signal.SIGSTOP)
@@ -1570,7 +1581,24 @@ def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_p
     wait_until(lambda: not is_alive(pids[0]))
 
 
-@pytest.mark.parametrize("mode", ["plain", "adopt"])
+@pytest.mark.parametrize("mode", ["copied", "copied, old kernel"])
+def test_death_of_the_worker_is_noticed_though_a_copy_of_its_process_holds_the_socket(
+    tmp_path: Path, mode: str
+) -> None:
+    """Kernels before 5.3 have no descriptor of a process, so there the guardian asks for its parent."""
+    worker, pids, started = start_worker(tmp_path, mode)
+    copy = int((tmp_path / "copy").read_text())
+    try:
+        assert all(is_alive(pid) for pid in [copy, *pids, *started])
+        worker.kill()
+        wait_until(lambda: not any(is_alive(pid) for pid in [*pids, *started]))
+        assert is_alive(copy)
+    finally:
+        os.kill(copy, signal.SIGKILL)
+    worker.communicate()
+
+
+@pytest.mark.parametrize("mode", ["plain", "adopt", "adopt, old kernel"])
 def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mode: str) -> None:
     worker, pids, started = start_worker(tmp_path, mode)
     assert worker.stdout
@@ -1578,12 +1606,36 @@ def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mo
     ended = [json.loads(worker.stdout.readline())[:2] for _ in range(3)]
     assert sorted(ended) == [[f"{_PREFIX}{slot}", "lost"] for slot in range(3)]
     # Only a process that adopts orphans can find a daemon that left its session and cleared its environment.
-    sought = started if mode == "adopt" else started[1:]
+    sought = started if "adopt" in mode else started[1:]
     assert [pid for pid in [*pids[1:], *sought] if is_alive(pid)] == []
     worker.kill()
     worker.communicate()
     if mode == "plain":
         os.kill(started[0], signal.SIGKILL)
+
+
+def test_death_of_the_guardian_ends_its_children_though_the_worker_is_stopped(tmp_path: Path) -> None:
+    worker, pids, started = start_worker(tmp_path)
+    worker.send_signal(signal.SIGSTOP)
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids[1:]))
+    worker.kill()
+    worker.communicate()
+    processes.send_signal(started, signal.SIGKILL)
+
+
+def test_child_whose_guardian_died_before_it_could_ask_for_its_own_end_leaves() -> None:
+    code = (
+        "from runtime.worker.attempts.guardian import Guardian; guardian = Guardian.__new__(Guardian); guardian.pid = -1\n"
+        "guardian.prctl = lambda option, value: 0\n"
+        "import os; pid = os.fork()\n"
+        "if not pid: guardian._leave_guardian(); os._exit(1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
+    )
+    assert shown.stdout == "117\n", shown.stderr
 
 
 def test_guardian_and_fresh_child_load_next_to_nothing(tmp_path: Path) -> None:

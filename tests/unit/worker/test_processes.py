@@ -98,6 +98,100 @@ def test_marked_process_is_found_by_its_first_environment() -> None:
             marked.kill()
 
 
+TREE = """
+import os, sys
+from runtime.worker.attempts import processes
+
+processes.find_prctl()(processes.PR_SET_CHILD_SUBREAPER, 1)
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(write, b"x")
+    os.execvp("sleep", ["sleep", "600"])
+if os.fork() == 0:
+    os._exit(0)
+os.read(read, 1)
+print(processes.end_tree(os.getpid(), patience_s=float(sys.argv[1])))
+print(len(processes.find_descendants(processes.read_table(), os.getpid())), processes.reap())
+"""
+
+
+def end_tree(*, patience_s: float, change: str = "") -> list[str]:
+    """Run `end_tree` over a child in a session of its own and its child; returns what was said."""
+    words = [sys.executable, "-c", TREE.replace("read, write", f"{change}\nread, write", 1), str(patience_s)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    return done.stdout.splitlines()
+
+
+@linux_only
+def test_end_tree_kills_all_below_until_nothing_is_left_and_takes_their_statuses() -> None:
+    assert end_tree(patience_s=600) == ["2", "0 False"]
+
+
+@linux_only
+def test_end_tree_gives_up_on_what_does_not_die_after_its_patience() -> None:
+    # Nothing dies of signal 0, as if each process were another user's.
+    keep = "real = processes.send_signal; processes.send_signal = lambda pids, number: real(pids, 0)"
+    undo = "import atexit; atexit.register(lambda: real(processes.find_descendants(processes.read_table(), os.getpid()), 9))"
+    assert end_tree(patience_s=0.01, change=f"{keep}; {undo}") == ["2", "2 True"]
+
+
+def test_end_tree_without_a_process_table_gives_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "read_table", dict)
+    monkeypatch.setattr(processes, "reap", lambda: True)
+    assert processes.end_tree(1, patience_s=600) == 0
+
+
+def test_end_tree_waits_a_little_longer_after_each_round_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pauses = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(processes.time, "sleep", sleep)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processes, "read_table", lambda: family((1, 0, 1, "S"), (2, 1, 1, "D")))
+    monkeypatch.setattr(processes, "send_signal", lambda pids, number: None)
+    monkeypatch.setattr(processes, "reap", lambda: True)
+
+    assert processes.end_tree(1, patience_s=0.2) == 1
+    assert pauses == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.05]
+
+
+@pytest.mark.parametrize(("state", "stopped", "dead"), [("T", True, False), ("S", False, False), ("Z", False, True)])
+def test_state_of_a_process_says_whether_it_is_stopped_or_dead(
+    monkeypatch: pytest.MonkeyPatch, state: str, stopped: bool, dead: bool
+) -> None:
+    line = STAT.replace(b") S ", f") {state} ".encode())
+    monkeypatch.setattr(processes, "read_file", lambda path, limit: line if path == "/proc/4242/stat" else b"")
+
+    assert (processes.is_stopped(4242), processes.is_stopped(4243)) == (stopped, False)
+    assert processes.parse_stat(line).dead is dead
+
+
+def test_own_memory_is_unknown_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (b"", b"77"):
+        monkeypatch.setattr(processes, "read_file", lambda path, limit, text=text: text)
+        assert processes.own_rss_bytes() == 0
+
+
+def test_memory_at_the_limit_is_not_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = family((10, 1, 10, "S"), (11, 10, 10, "S"))
+    monkeypatch.setattr(processes, "read_file", lambda path, limit: b"Rss: 9 kB\nPss: 1 kB\n")
+    assert processes.tree_memory_bytes(table, 10, limit_bytes=2000) == 2000
+    assert processes.tree_memory_bytes(table, 10, limit_bytes=1999) == 2048
+    # A single process shares nothing with another of the tree.
+    assert processes.tree_memory_bytes(table, 11, limit_bytes=1) == 1000
+
+
+def test_memory_that_the_kernel_does_not_divide_is_the_resident_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "read_file", lambda path, limit: b"")
+    assert processes.pss_bytes(10, family((10, 1, 10, "S"))) == 1000
+    assert processes.pss_bytes(11, {}) == 0
+
+
 def test_signal_to_what_is_gone_is_passed_over() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()

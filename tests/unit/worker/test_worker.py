@@ -22,9 +22,9 @@ from runtime.tasks.model import FunctionEntry, Resources, TaskState, WorkflowEnt
 from runtime.testing import sample_task
 from runtime.worker.services import Holdings
 from tests.services_support import wait_until
-from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, open_pair_with_folder, start_command
+from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, open_pair_with_folder, start_command, stored
 
-__all__ = ["bench"]
+__all__ = ["bench", "stored"]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="attempts' trees are seen through /proc")
 
@@ -322,6 +322,7 @@ def test_worker_told_to_stop_asks_the_attempt_to_end_and_releases_it_unspent(ben
     assert (counts[TaskState.QUEUED], counts[TaskState.LEASED]) == (2, 0)
 
 
+@pytest.mark.usefixtures("stored")
 def test_attempt_that_ends_well_within_the_grace_is_recorded(bench: Bench) -> None:
     task = bench.function("polite", "kind")
     bench.put(task)
@@ -333,6 +334,7 @@ def test_attempt_that_ends_well_within_the_grace_is_recorded(bench: Bench) -> No
     assert bench.record(task).value == "preempted"
 
 
+@pytest.mark.usefixtures("stored")
 def test_second_stop_ends_an_attempt_that_does_not_listen(bench: Bench) -> None:
     task = bench.function("stubborn", "deaf")
     bench.put(task)
@@ -348,6 +350,7 @@ def test_second_stop_ends_an_attempt_that_does_not_listen(bench: Bench) -> None:
     assert [note.reason for note in bench.notes(task)] == [EndReason.PREEMPTED]
 
 
+@pytest.mark.usefixtures("stored")
 def test_attempt_that_outlives_the_grace_is_killed_and_released(bench: Bench) -> None:
     task = bench.function("stubborn", "deaf")
     bench.put(task)

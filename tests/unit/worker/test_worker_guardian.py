@@ -15,9 +15,9 @@ from runtime.worker.attempts import processes
 from runtime.worker.attempts.model import GuardianFailed
 from runtime.worker.attempts.scratch import remove_leftovers
 from tests.services_support import wait_until
-from tests.unit.worker.worker_bench import EXPERIMENT, Bench, bench, start_command
+from tests.unit.worker.worker_bench import EXPERIMENT, Bench, bench, start_command, stored
 
-__all__ = ["bench"]
+__all__ = ["bench", "stored"]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="attempts' trees are seen through /proc")
 
@@ -43,6 +43,14 @@ def signal_worker(number, how):
 def end_on_signal(name):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     wait(name)
+
+
+def end_guardian_once(name):
+    path = HERE / f"{name}.ended"
+    if path.exists():
+        return current_attempt().attempt
+    path.touch()
+    signal_guardian(signal.SIGKILL)
 
 
 def stop_guardian(value):
@@ -89,7 +97,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ("number", "slots", "warm"),
     [(signal.SIGKILL, 1, False), (signal.SIGKILL, 3, True), (signal.SIGSTOP, 1, True), (signal.SIGSTOP, 3, False)],
 )
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "stored")
 def test_tasks_that_end_their_guardian_are_dead_letters_and_every_good_one_is_done(
     bench: Bench, number: int, slots: int, warm: bool
 ) -> None:
@@ -107,7 +115,22 @@ def test_tasks_that_end_their_guardian_are_dead_letters_and_every_good_one_is_do
         assert {note.reason for note in bench.notes(task)} == {EndReason.LOST}
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "stored")
+def test_loss_of_an_attempt_with_its_guardian_is_evidence_and_a_failure_is_none(bench: Bench) -> None:
+    killer, wrong = bench.function("end_guardian_once", "a"), bench.function("fail_first", "b")
+    bench.put(killer, wrong)
+
+    result = bench.run(idle_timeout=timedelta(seconds=1))
+
+    assert (result.exit_code, result.succeeded) == (0, 2), bench.log.getvalue()
+    [lost], [failed] = bench.notes(killer), bench.notes(wrong)
+    assert (lost.reason, lost.evidence) == (EndReason.LOST, "the process that starts attempts")
+    assert (failed.reason, failed.evidence) == (EndReason.APP_FAILED, None)
+    assert [(note.alone, note.machine is not None) for note in (lost, failed)] == [(True, True)] * 2
+    assert (bench.record(killer).value, bench.record(wrong).value) == (2, 2)
+
+
+@pytest.mark.usefixtures("quick", "stored")
 @pytest.mark.parametrize("warm", [False, True])
 def test_task_that_stops_its_guardian_and_returns_has_succeeded_and_the_worker_leaves(bench: Bench, warm: bool) -> None:
     task = bench.function("stop_guardian", "done")
@@ -119,7 +142,7 @@ def test_task_that_stops_its_guardian_and_returns_has_succeeded_and_the_worker_l
     assert bench.record(task).value == "done"
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "stored")
 def test_tasks_behind_one_that_spoils_the_reports_of_its_process_spend_no_failure(bench: Bench) -> None:
     good = [bench.function("give", n, max_failures=1) for n in range(20)]
     bench.put(*good[:10], bench.function("spoil_reports"), *good[10:])

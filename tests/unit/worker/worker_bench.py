@@ -132,6 +132,9 @@ class Bench:
         self.path = folder / "tasks.db"
         self.code = folder / "code"
         self.log = io.StringIO()
+        self.elsewhere = False
+        self._queue: Queue
+        self.records: RecordStore
         self._queue, self.records = open_sqlite(self.path)
 
     # tasks
@@ -156,7 +159,13 @@ class Bench:
     # workers
 
     def open_queue(self) -> Queue:
-        return open_sqlite(self.path)[0]
+        return open_pair_with_folder(self)[0] if self.elsewhere else open_sqlite(self.path)[0]
+
+    def keep_records_elsewhere(self) -> None:
+        """Have the records in a folder beside the file, from the first task on."""
+        self._queue.close()
+        self.elsewhere = True
+        self._queue, self.records = open_pair_with_folder(self)
 
     def run(self, queue: Queue | None = None, **options: Any) -> WorkerResult:
         """Run a worker until it is idle, unless the options set another end."""
@@ -247,6 +256,13 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     opened.close()
     # A thread of the last worker may still be checking the leftovers of others.
     assert wait_until(lambda: not list((tmp_path / "tmp").glob("*/*"))), "scratch was left"
+
+
+@pytest.fixture(params=["embedded", "folder"])
+def stored(request: pytest.FixtureRequest, bench: Bench) -> None:
+    """The records are in the queue's file, or in a folder."""
+    if request.param == "folder":
+        bench.keep_records_elsewhere()
 
 
 def open_pair_with_folder(bench: Bench) -> tuple[Queue, RecordStore]:
