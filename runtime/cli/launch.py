@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -194,6 +195,11 @@ def build_request(
 
     written: dict[str, Any] = read_spec_file(Path("/dev/stdin") if file == STDIN else file) if file else {}
     if command:
+        if len(command) == 1 and _is_job_file(command[0]):
+            raise RequestRefused(
+                f"`{command[0]}` is a file that no machine can run as a command",
+                hint=f"runtime launch -f {command[0]} takes it as a job file",
+            )
         written["command"] = list(command)
     for path, value in flags.items():
         if value is not None:
@@ -223,6 +229,10 @@ def build_request(
             hint="runtime launch --on local -- python train.py",
         )
     return Request(written, source=source)
+
+
+def _is_job_file(word: str) -> bool:
+    return word.endswith((".yaml", ".yml", ".json")) and os.path.isfile(word) and not os.access(word, os.X_OK)  # noqa: PTH113
 
 
 def _put(written: dict[str, Any], path: str, value: Any) -> None:

@@ -53,6 +53,11 @@ def test_help_reads_as_reviewed(golden: Callable[[str, str], None], name: str) -
 
 WRONG: list[tuple[str, list[str], str]] = [
     ("nothing to run", [], "error: there is nothing to run: no command, and no job file that has one"),
+    (
+        "a job file as the command",
+        ["broken.yaml"],
+        "error: `broken.yaml` is a file that no machine can run as a command",
+    ),
     ("no such file", ["-f", "none.yaml"], "error: cannot read the job spec `none.yaml`: no such file or directory"),
     ("no YAML", ["-f", "broken.yaml"], "error: `broken.yaml` is no YAML: line "),
     (
