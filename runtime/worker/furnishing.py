@@ -59,6 +59,8 @@ class Furnishing:
         """Times in a row that tasks were given back for their secrets."""
         self.slow_until = 0.0
         """The worker leases nothing before."""
+        self._in_vain: tuple[float, RuntimeFailure] | None = None
+        """Since when tasks came only to be given back for their secrets, and why."""
 
     def furnish(self, held: HeldLease) -> None:
         """Line the task up, with its secrets once they are here."""
@@ -85,6 +87,18 @@ class Furnishing:
             return 0
         now = time.monotonic()
         return sum(len(fetch.waiting) for fetch in self._fetches.values() if now - fetch.began > PATIENT_S)
+
+    def leave_if_in_vain(self, now: float) -> None:
+        """Leave after the idle time-out if in all that time no task could start, for its secrets."""
+        services, timeout = self._services, self._services.options.idle_timeout
+        if self._in_vain is None or timeout is None:
+            return
+        since, problem = self._in_vain
+        if services.holdings.running:
+            self._in_vain = now, problem
+        elif now - since >= timeout.total_seconds():
+            why = f"no secret of its tasks could be read for {timeout.total_seconds():g} s: {problem.message}"
+            services.leaving.decide(why, problem.exit_code)
 
     def _wait(self, held: HeldLease, names: tuple[str, ...], secrets: AttemptSecrets) -> None:
         now = time.monotonic()
@@ -113,7 +127,7 @@ class Furnishing:
                 self._line_up(held, found)
 
     def _line_up(self, held: HeldLease, values: Values | None) -> None:
-        self._lacked = 0
+        self._lacked, self._in_vain = 0, None
         self._services.holdings.declined.pop(held.lease.task.id, None)
         held.secrets = values
         self._dispatch.line_up(held)
@@ -123,6 +137,7 @@ class Furnishing:
         if tasks:
             self._services.say.trouble("secrets for attempts", problem)
             self._brake(LONGEST_PAUSE_S if may_pass(problem) else LONGEST_BRAKE_S)
+            self._in_vain = self._in_vain or (time.monotonic(), problem)
         for held in tasks:
             self._decline(held, problem.message, LONGEST_WAIT)
 

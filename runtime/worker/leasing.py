@@ -73,6 +73,7 @@ class Leasing:
         if not self._orders.known:
             self._orders.wait(now)
             return
+        self._preparing.furnishing.leave_if_in_vain(now)
         at = self.next_at()
         if at is None or now < at:
             return

@@ -363,6 +363,17 @@ def test_worker_that_may_read_nothing_leaves_the_queue_to_others(given: SecretBe
     assert len(given.google.calls("*.access")) == 1
 
 
+def test_worker_that_may_read_nothing_leaves_after_its_idle_time_out(given: SecretBench) -> None:
+    given.google.deny("*.access", "secretmanager.versions.access")
+    given.put(given.task("look", "HF_TOKEN"))
+
+    with given.worker(idle_timeout=timedelta(milliseconds=200)):
+        assert wait_until(lambda: given.bench.events("worker_draining"))
+
+    assert "`hf-token`" in given.bench.events("worker_draining")[0]["reason"]
+    assert given.bench.events("attempt_started") == []
+
+
 def test_slow_service_keeps_no_task_that_needs_no_secret_and_no_worker_that_leaves(
     given: SecretBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
