@@ -59,7 +59,7 @@ def test_head_in_a_subnet_of_another_project_is_made_without_touching_that_proje
     lab.up("dev", *PACK)
 
     machine = lab.cloud.world().resources[lab.cloud.one(":Instance")]["inputs"]
-    assert machine["networkInterfaces"] == [{"subnetwork": SUBNET}]
+    assert [each["subnetwork"] for each in machine["networkInterfaces"]] == [SUBNET]
     assert lab.cloud.ids(":Firewall") == []
     assert {id_: each for id_, each in lab.cloud.world().resources.items() if "net-host" in id_} == before
     assert lab.preview("dev", "--refresh") == []
