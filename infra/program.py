@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pulumi
 
@@ -11,6 +11,7 @@ from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQ
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
 from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, member_label
+from infra.components.key import KeyGrants, KeyGrantsArgs, find_agents
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
@@ -18,7 +19,7 @@ from infra.components.ray_head import RayHead, RayHeadArgs, SecretVariable
 from infra.components.records import Records, RecordsArgs
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
-from infra.components.site import Site, as_member
+from infra.components.site import Key, Site, as_member
 from infra.components.workspace import Workspace, WorkspaceArgs
 from infra.naming import Names, labels
 from infra.settings.model import KubernetesSettings, Role, Settings
@@ -104,10 +105,23 @@ class _GoogleParts:
                 project=settings.project,
                 services=find_services(settings),
                 # The agent of Pub/Sub gets grants; the agent of TPUs has to exist before any node.
-                agents=[*(["pubsub"] if settings.queues else []), *(["tpu"] if settings.heads else [])],
+                agents=[
+                    *(["pubsub"] if settings.queues else []),
+                    *(["tpu"] if settings.heads else []),
+                    *(find_agents(settings.encrypted_services) if settings.grants_key else []),
+                ],
             ),
             self.opts,
         )
+        if settings.kms_key is not None:
+            self.site = replace(self.site, key=self._key(settings.kms_key))
+
+    def _key(self, kms_key: str) -> Key:
+        if not self.settings.grants_key:
+            return Key(name=kms_key)
+        services = self.settings.encrypted_services
+        args = KeyGrantsArgs(site=self.site, kms_key=kms_key, services=services, apis=self.apis)
+        return Key(name=kms_key, grants=KeyGrants("key", args, self.opts).grants)
 
     def build(self, workspaces: Mapping[str, Mapping[str, Workspace]]) -> Built:
         settings, access = self.settings, self.settings.access
@@ -319,6 +333,7 @@ def find_services(settings: Settings) -> list[str]:
         "iap": bool(settings.heads),
         "oslogin": bool(settings.heads),
         "monitoring": settings.alerts is not None or bool(settings.heads),
+        "cloudkms": settings.grants_key,
         "billingbudgets": settings.alerts is not None and settings.alerts.budget is not None,
         "iamcredentials": settings.ci is not None,
         "sts": settings.ci is not None,

@@ -18,6 +18,7 @@ from typing import Any, Final
 import pulumi
 
 from infra.check.host_project import list_host_needs
+from infra.check.key_owner import list_key_needs
 from infra.check.ranges import Place, find_place, find_range_notes, find_range_problems
 from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, is_grant, record
 from infra.check.validate import find_input_problems
@@ -74,6 +75,8 @@ class Report:
     """Grants that people need in the project and another stack makes, by `access.project_grants`."""
     left_to_host: tuple[str, ...] = ()
     """Commands for the owner of a network in another project."""
+    left_to_key_owner: tuple[str, ...] = ()
+    """Commands without which Google's services cannot use the stack's encryption key."""
     rendered: Mapping[str, str] = field(default_factory=dict)
     """`RESOURCE/KEY` → text in the metadata: autoscaler files, boot scripts, units."""
     contract: Mapping[str, Any] | None = None
@@ -146,6 +149,7 @@ def report_on(recording: Recording, settings: Settings | None = None) -> Report:
         grants=find_grants(recording),
         left_grants=tuple(_left_grants(settings)) if settings is not None else (),
         left_to_host=tuple(list_host_needs(settings)) if settings is not None else (),
+        left_to_key_owner=tuple(list_key_needs(settings)) if settings is not None else (),
         rendered=rendered,
         contract=shown(contract) if isinstance(contract, Mapping) else None,
         notes=(*find_notes(recording), *(find_money_notes(settings) if settings is not None else ())),

@@ -226,6 +226,7 @@ def render_report(report: Report) -> str:
         _section("who may do what", _grants(report.grants)),
         _section("left to another stack of the project", _grants(report.left_grants)),
         _section("left to the owner of the network", report.left_to_host),
+        _section("left to the owner of the key", report.left_to_key_owner),
         _section("protected: refuse to be destroyed", [f"{each.name}  ({each.type})" for each in report.protected]),
         _section(
             "rendered files",
@@ -373,6 +374,7 @@ def report_fields(report: Report) -> dict[str, Any]:
         "grants": [asdict(each) for each in report.grants],
         "left_grants": [asdict(each) for each in report.left_grants],
         "left_to_host": list(report.left_to_host),
+        "left_to_key_owner": list(report.left_to_key_owner),
         "rendered": dict(report.rendered),
         "contract": report.contract,
     }

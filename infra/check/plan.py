@@ -262,7 +262,7 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
     "gcp:compute/instance:Instance": _all(
         *("name", "project", "zone", "hostname", "metadataStartupScript", "guestAccelerators", "scratchDisks"),
         *("reservationAffinity", "confidentialInstanceConfig"),
-        *(f"bootDisk.{key}" for key in ("deviceName", "source", "mode")),
+        *(f"bootDisk.{key}" for key in ("deviceName", "source", "mode", "kmsKeySelfLink")),
         *(f"bootDisk.initializeParams.{key}" for key in ("image", "snapshot", "type")),
         *("scheduling.preemptible", "scheduling.provisioningModel"),
         *("networkInterfaces[*].nicType", "networkInterfaces[*].networkIp"),

@@ -87,6 +87,7 @@ PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "storage": _each("storage.buckets", *(action for action in _MANAGE if action != "delete")),
     "artifactregistry": _each("artifactregistry.repositories", *_MANAGE),
     "secretmanager": _each("secretmanager.secrets", *_MANAGE),
+    "cloudkms": _each("cloudkms.cryptoKeys", "getIamPolicy", "setIamPolicy"),
 }
 """API → permissions of the deployer's custom role. Google's own administrator roles of these services would read messages,
 objects and secret values too. Whoever has `setIamPolicy` can still grant that. The previewer's role has the permissions that

@@ -96,8 +96,9 @@ class Queue(Part):
             name=topic,
             project=args.site.project,
             labels=args.site.labels,
+            kms_key_name=self._kms_key,
             deletion_policy="DELETE",
-            opts=self._kept("pubsub"),
+            opts=self._kept("pubsub", needs=self._key_grants("pubsub")),
         )
 
     def _subscription(

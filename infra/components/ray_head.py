@@ -304,6 +304,9 @@ class RayHead(Part):
             machine_type=args.settings.machine_type,
             boot_disk=compute.InstanceBootDiskArgs(
                 auto_delete=True,
+                # Google encrypts the snapshots of a disk with the key of the disk.
+                # https://cloud.google.com/compute/docs/disks/customer-managed-encryption
+                kms_key_self_link=self._kms_key,
                 initialize_params=compute.InstanceBootDiskInitializeParamsArgs(
                     image=args.settings.boot_image,
                     size=args.settings.disk_gb,
@@ -343,7 +346,7 @@ class RayHead(Part):
                 "compute",
                 "iap",
                 "oslogin",
-                needs=needed,
+                needs=[*needed, *self._key_grants("compute")],
                 ignore_changes=[*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS, OWN_ADDRESS],
             ),
         )

@@ -85,9 +85,12 @@ class Records(Part):
                 _rule("Delete", days_since_noncurrent_time=_PAST_DAYS, with_state="ARCHIVED"),
                 _rule("AbortIncompleteMultipartUpload", age=7),
             ],
+            encryption=storage.BucketEncryptionArgs(default_kms_key_name=self._kms_key) if self._kms_key else None,
             force_destroy=False,
             deletion_policy="ABANDON",
-            opts=self._surviving(bucket, "storage", unread=UNREAD, protect=site.protect),
+            opts=self._surviving(
+                bucket, "storage", unread=UNREAD, protect=site.protect, needs=self._key_grants("storage")
+            ),
         )
 
     def _grant(

@@ -104,8 +104,9 @@ class Registry(Part):
             vulnerability_scanning_config=artifactregistry.RepositoryVulnerabilityScanningConfigArgs(
                 enablement_config="INHERITED"
             ),
+            kms_key_name=self._kms_key,
             deletion_policy="DELETE",
-            opts=self._kept("artifactregistry"),
+            opts=self._kept("artifactregistry", needs=self._key_grants("artifactregistry")),
         )
 
     def _make_cache(self, name: str, region: str, host: str, args: RegistryArgs) -> artifactregistry.Repository:
@@ -126,9 +127,12 @@ class Registry(Part):
             vulnerability_scanning_config=artifactregistry.RepositoryVulnerabilityScanningConfigArgs(
                 enablement_config="INHERITED"
             ),
+            kms_key_name=self._kms_key,
             deletion_policy="DELETE",
             # A cache fills itself again.
-            opts=self._options("artifactregistry", delete_before_replace=True),
+            opts=self._options(
+                "artifactregistry", needs=self._key_grants("artifactregistry"), delete_before_replace=True
+            ),
         )
 
     def _grant(self, name: str, place: Place, role: str, members: Members, *services: str) -> None:

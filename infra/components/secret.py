@@ -70,19 +70,28 @@ class Secret(Part):
             project=args.site.project,
             secret_id=args.site.names.secret(args.secret),
             labels=args.site.labels,
-            replication=_replication(args.settings.regions),
+            replication=_replication(args.settings.regions, self._kms_key),
             # `protect` is the guard; this one would need an `up` of its own before a secret can go.
             deletion_protection=False,
             deletion_policy="DELETE",
-            opts=self._kept("secretmanager"),
+            opts=self._kept("secretmanager", needs=self._key_grants("secretmanager")),
         )
 
 
-def _replication(regions: tuple[str, ...]) -> secretmanager.SecretReplicationArgs:
+def _replication(regions: tuple[str, ...], key: str | None) -> secretmanager.SecretReplicationArgs:
     if not regions:
-        return secretmanager.SecretReplicationArgs(auto=secretmanager.SecretReplicationAutoArgs())
+        auto = secretmanager.SecretReplicationAutoCustomerManagedEncryptionArgs(kms_key_name=key) if key else None
+        return secretmanager.SecretReplicationArgs(
+            auto=secretmanager.SecretReplicationAutoArgs(customer_managed_encryption=auto)
+        )
+    each = secretmanager.SecretReplicationUserManagedReplicaCustomerManagedEncryptionArgs
     return secretmanager.SecretReplicationArgs(
         user_managed=secretmanager.SecretReplicationUserManagedArgs(
-            replicas=[secretmanager.SecretReplicationUserManagedReplicaArgs(location=region) for region in regions]
+            replicas=[
+                secretmanager.SecretReplicationUserManagedReplicaArgs(
+                    location=region, customer_managed_encryption=each(kms_key_name=key) if key else None
+                )
+                for region in regions
+            ]
         )
     )

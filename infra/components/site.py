@@ -21,6 +21,16 @@ imports ignore them; the first `up` without `adopt` sets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """The key that encrypts what the stack keeps."""
+
+    name: str
+    """`projects/P/locations/L/keyRings/R/cryptoKeys/K`"""
+    grants: Mapping[str, pulumi.Resource] = field(default_factory=dict)
+    """Service → the grant of its agent; empty if the key's owner makes the grants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """The place of a stack's resources, and their protection; other programs make one, too."""
 
@@ -32,6 +42,8 @@ class Site:
     """Whether resources that hold work refuse to be destroyed."""
     adopt: bool = False
     """Whether to import resources that survived a destroy instead of creating them."""
+    key: Key | None = None
+    """Google's own keys encrypt without one."""
 
 
 class Part(pulumi.ComponentResource):
@@ -42,6 +54,15 @@ class Part(pulumi.ComponentResource):
     ) -> None:
         super().__init__(type_, name, None, opts)
         self._name, self._site, self._apis = name, site, apis
+
+    @property
+    def _kms_key(self) -> str | None:
+        return self._site.key.name if self._site.key is not None else None
+
+    def _key_grants(self, service: str) -> list[pulumi.Resource]:
+        """Return what a resource that `service` encrypts has to wait for."""
+        granted = self._site.key.grants.get(service) if self._site.key is not None else None
+        return [granted] if granted is not None else []
 
     def _options(self, *services: str, needs: Sequence[pulumi.Resource] = (), **more: Any) -> pulumi.ResourceOptions:
         """Options of a child that waits for the APIs `services` and the resources `needs`."""

@@ -33,6 +33,8 @@ class Bounds:
     """Subjects of cluster roles, such as `Group:lab`; None: every one that Kubernetes does not reserve."""
     repository: tuple[int, int] | None = None
     """Ids of the repository and its owner that may federate; None: any."""
+    keys: frozenset[str] | None = None
+    """Keys that the stack encrypts with: none or one; None: any."""
     pool: str | None = None
     """Identity pool of another stack that this one federates with."""
 
@@ -113,6 +115,7 @@ SCHEDULE: Final = "gcp:compute/resourcePolicy:ResourcePolicy"
 SCHEDULED_DISK: Final = "gcp:compute/diskResourcePolicyAttachment:DiskResourcePolicyAttachment"
 SUBNET: Final = "gcp:compute/subnetwork:Subnetwork"
 BUCKET: Final = "gcp:storage/bucket:Bucket"
+KEY_GRANT: Final = "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember"
 BUCKET_GRANT: Final = "gcp:storage/bucketIAMMember:BucketIAMMember"
 REPOSITORY_GRANT: Final = "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember"
 SECRET_GRANT: Final = "gcp:secretmanager/secretIamMember:SecretIamMember"

@@ -21,6 +21,7 @@ from infra.policy.base import (
     CUSTOM_ROLE,
     IDENTITY_POOL,
     IDENTITY_PROVIDER,
+    KEY_GRANT,
     PROJECT_GRANT,
     REPOSITORY_GRANT,
     SCHEDULE,
@@ -57,7 +58,7 @@ TYPES: Final = frozenset(
         *(CUSTOM_ROLE, PROJECT_GRANT, "gcp:projects/service:Service", SERVICE_IDENTITY),
         *("gcp:pubsub/subscription:Subscription", SUBSCRIPTION_GRANT, "gcp:pubsub/topic:Topic", TOPIC_GRANT),
         *("gcp:secretmanager/secret:Secret", SECRET_GRANT, ACCOUNT, ACCOUNT_GRANT, REPOSITORY_GRANT),
-        *("gcp:storage/bucket:Bucket", BUCKET_GRANT),
+        *("gcp:storage/bucket:Bucket", BUCKET_GRANT, KEY_GRANT),
         *("kubernetes:core/v1:LimitRange", "kubernetes:core/v1:Namespace", "kubernetes:core/v1:PersistentVolumeClaim"),
         *("kubernetes:core/v1:ResourceQuota", "kubernetes:core/v1:ServiceAccount", CLUSTER_ROLE, CLUSTER_GRANT),
         "kubernetes:networking.k8s.io/v1:NetworkPolicy",
@@ -106,6 +107,7 @@ PROJECT_ROLES: Final[Mapping[tuple[str, str], str]] = {
 """(Component, role) → reason to grant it on the project and not on one resource. Other roles are violations."""
 
 ROLES: Final[Mapping[str, Mapping[str, str]]] = {
+    KEY_GRANT: {"roles/cloudkms.cryptoKeyEncrypterDecrypter": "encrypts what the stack keeps, for Google's agents"},
     TOPIC_GRANT: {"roles/pubsub.publisher": "puts tasks, or dead letters"},
     SUBSCRIPTION_GRANT: {
         "roles/pubsub.subscriber": "takes tasks",
@@ -149,6 +151,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "storage.buckets": _MANAGE,
         "artifactregistry.repositories": (*_MANAGE, "delete"),
         "secretmanager.secrets": (*_MANAGE, "delete"),
+        "cloudkms.cryptoKeys": ("getIamPolicy", "setIamPolicy"),
     },
 }
 """Component → permissions of its custom roles: nothing that reads content, makes keys or acts as another identity. The

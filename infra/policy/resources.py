@@ -55,6 +55,7 @@ LABELLED: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, AD
 
 APIS: Final[Mapping[str, str]] = {
     "billing": "billingbudgets",
+    "kms": "cloudkms",
     "projects": "cloudresourcemanager",
     "serviceaccount": "iam",
 }

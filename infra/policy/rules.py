@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from infra.check.recording import Registration
-from infra.policy import grants, resources
+from infra.policy import encryption, grants, resources
 from infra.policy.base import UNBOUNDED, Bounds, Graph, Rule
 from infra.settings.model import Settings
 
@@ -48,6 +48,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "snapshots-only": resources.find_other_schedules,
     "closed-firewalls": resources.find_open_firewalls,
     "no-secret-values": resources.find_secret_values,
+    "stack-key": encryption.find_foreign_keys,
+    "encrypted": encryption.find_unencrypted,
     "buckets": resources.find_open_buckets,
     "labels": resources.find_unlabelled,
     "protected": resources.find_unprotected,
@@ -98,5 +100,6 @@ def bounds_of(settings: Settings) -> Bounds:
         cidrs=frozenset([settings.network.cidr] if settings.network else []),
         subjects=frozenset(launcher for namespace in namespaces for launcher in namespace.launchers),
         repository=(ci.repository_id, ci.owner_id) if ci else None,
+        keys=frozenset([settings.kms_key] if settings.kms_key else []),
         pool=ci.pool if ci else None,
     )

@@ -89,6 +89,10 @@ class RegistrySettings:
     existing: Mapping[str, str] = field(default_factory=dict)
     """Region → `projects/P/locations/R/repositories/N` of another stack; this stack makes none in that region."""
 
+    def made_regions(self, default: str) -> list[str]:
+        """Return the regions in which the stack makes a repository; `default` is the stack's own region."""
+        return [each for each in dict.fromkeys(self.regions or (default,)) if each not in self.existing]
+
 
 class Attempts(StrEnum):
     """The attempts of tasks that workers give a secret to."""
@@ -273,6 +277,8 @@ class Settings:
     adopt: bool = False
     """Whether to import resources that survived a destroy (APIs, buckets, identity pools, custom roles)."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    kms_key: str | None = None
+    """`projects/P/locations/REGION/keyRings/R/cryptoKeys/K` that encrypts what the stack keeps; Google's own keys by default."""
     network: NetworkSettings | None = None
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
     records: RecordsSettings | None = None
@@ -293,6 +299,23 @@ class Settings:
         subnet = self.network.subnet if self.network is not None else None
         owner = subnet.partition("projects/")[2].partition("/")[0] if subnet is not None else None
         return owner if owner != self.project else None
+
+    @property
+    def grants_key(self) -> bool:
+        """Whether the stack makes the grants on its key, which is then in its own project."""
+        return self.kms_key is not None and self.kms_key.startswith(f"projects/{self.project}/")
+
+    @property
+    def encrypted_services(self) -> tuple[str, ...]:
+        """Short names of Google's services that encrypt with `kms_key`; empty without one."""
+        made = {
+            "storage": self.records is not None,
+            "pubsub": bool(self.queues),
+            "artifactregistry": any(each.made_regions(self.region or "") for each in self.registries.values()),
+            "secretmanager": any(each.existing is None for each in self.secrets.values()),
+            "compute": bool(self.heads),
+        }
+        return tuple(service for service, is_made in made.items() if is_made and self.kms_key is not None)
 
     @property
     def uses_google(self) -> bool:

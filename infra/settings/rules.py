@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from infra.gcp import catalog, machines
 from infra.naming import OWN_LABELS
+from infra.settings.key_rules import find_form_problems
 from infra.settings.machine_rules import VARIABLE, find_container_problems, find_label_problems, find_machine_problems
 from infra.settings.model import (
     AccessSettings,
@@ -137,6 +138,7 @@ def _stack(settings: Settings, path: str) -> Iterator[Problem]:
     yield from _label_problems(settings.labels, join(path, "labels"))
     account = "a service account, `NAME@PROJECT.iam.gserviceaccount.com`"
     yield from _form(settings, path, "impersonate", _SERVICE_ACCOUNT, account)
+    yield from find_form_problems(settings, path)
     for part in ("queues", "registries", "secrets", "heads", "kubernetes"):
         yield from _name_problems(getattr(settings, part), join(path, part))
 

@@ -13,6 +13,7 @@ from typing import Final
 from infra.gcp import catalog, machines
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS, IMAGE_SOURCES
 from infra.naming import Names
+from infra.settings.key_rules import find_key_problems
 from infra.settings.model import AccessSettings, HeadSettings, PoolSettings, Settings
 from infra.settings.problems import wrong
 from infra.settings.rules import (
@@ -277,7 +278,18 @@ def _idle(settings: Settings) -> Iterator[Problem]:
             yield Problem(path=key, message="is set, and nothing of Google is in this stack", hint="leave it out")
 
 
-_RULES: Final = (_place, _regions, _heads, _subnet, _queues, _secrets, _registries, _kubernetes_clusters, _idle)
+_RULES: Final = (
+    _place,
+    _regions,
+    _heads,
+    _subnet,
+    _queues,
+    _secrets,
+    _registries,
+    find_key_problems,
+    _kubernetes_clusters,
+    _idle,
+)
 
 
 # --- facts that the rules share
@@ -294,7 +306,7 @@ def made_repository_urls(settings: Settings, registry: str) -> set[str]:
     repositories = {its.repository or names.repository(registry)}
     if its.pull_through:
         repositories.add(names.repository(f"{registry}-cache"))
-    regions = [region for region in its.regions or (settings.region,) if region and region not in its.existing]
+    regions = [region for region in its.made_regions(settings.region or "") if region]
     return {f"{region}-docker.pkg.dev/{settings.project}/{name}" for region in regions for name in repositories}
 
 

@@ -23,7 +23,7 @@ import grpc
 
 from infra.check.recording import UNKNOWN, Unknown
 from infra.gcp.outputs import compute
-from tests.engine.google_refusals import refuse_firewall, refuse_machine
+from tests.engine.google_refusals import refuse_firewall, refuse_key, refuse_machine
 from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
 from tests.engine.plugin import (
     Failure,
@@ -51,7 +51,10 @@ DEFAULT_RANGE: Final = "10.128.0.0/20"
 EMULATORS_RETENTION_S: Final = 604_800
 """The emulator still has the service's old limit of seven days."""
 
-DEFAULT_AGENTS: Final = re.compile(r"serviceAccount:(\d+)(-compute@developer|@cloudservices)\.gserviceaccount\.com")
+DEFAULT_AGENTS: Final = re.compile(
+    r"serviceAccount:(?:\d+(-compute@developer|@cloudservices)|service-\d+@(gs-project-accounts|compute-system)\.iam)"
+    r"\.gserviceaccount\.com"
+)
 
 AGENTS: Final = {
     "pubsub": "service-{number}@gcp-sa-pubsub.iam.gserviceaccount.com",
@@ -101,6 +104,7 @@ FIREWALL = "gcp:compute/firewall:Firewall"
 POOL = "gcp:iam/workloadIdentityPool:WorkloadIdentityPool"
 SECRET, REPOSITORY = "gcp:secretmanager/secret:Secret", "gcp:artifactregistry/repository:Repository"
 CHANNEL = "gcp:monitoring/notificationChannel:NotificationChannel"
+KEY_GRANT = "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember"
 RESOURCE_POLICY = "gcp:compute/resourcePolicy:ResourcePolicy"
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -179,6 +183,7 @@ KINDS: Final[Mapping[str, Kind]] = {
             "hostname",
             "metadataStartupScript",
             "bootDisk.deviceName",
+            "bootDisk.kmsKeySelfLink",
             "bootDisk.initializeParams",
             "bootDisk.source",
             "networkInterfaces.*.networkIp",
@@ -208,6 +213,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         fixed=("billingAccount",),
         refers={"allUpdatesRule.monitoringNotificationChannels.*": CHANNEL},
     ),
+    KEY_GRANT: Kind(api="cloudkms", fixed=("cryptoKeyId",)),
     "gcp:kms/keyRing:KeyRing": Kind(api="cloudkms", fixed=("name", "location")),
 }
 
@@ -290,6 +296,7 @@ class GooglePlugin(Plugin):
         kind = KINDS[wanted.type]
         _refuse_unless_enabled(world, wanted.type, inputs)
         _refuse_unless_there(world, wanted.type, inputs)
+        _refuse_unless_encrypted(world, wanted.type, inputs)
         _refuse_unless_possible(wanted.type, inputs)
         world.serial += 1
         outputs = self._outputs(wanted, inputs, serial=world.serial)
@@ -352,6 +359,7 @@ class GooglePlugin(Plugin):
                 raise Refused(f"Error 404: `{wanted.id}` was not found", grpc.StatusCode.NOT_FOUND)
             _refuse_unless_enabled(world, wanted.type, inputs)
             _refuse_unless_there(world, wanted.type, inputs)
+            _refuse_unless_encrypted(world, wanted.type, inputs)
             _refuse_unless_possible(wanted.type, inputs)
             self._refuse_fixed(wanted.type, there["inputs"], inputs)
             fresh = self._outputs(wanted, inputs, serial=world.serial)
@@ -478,6 +486,16 @@ def _refuse_unless_there(world: World, type_: str, inputs: Values) -> None:
         role = str(inputs["role"])
         if role.startswith("projects/") and role not in world.resources:
             raise Refused(f"Error 400: Role {role} does not exist in the resource's hierarchy")
+
+
+def _refuse_unless_encrypted(world: World, type_: str, inputs: Values) -> None:
+    """Refuse a key that the service's agent was not granted."""
+    granted = {
+        (each["inputs"]["cryptoKeyId"], each["inputs"]["member"])
+        for each in world.resources.values()
+        if each["type"] == KEY_GRANT
+    }
+    refuse_key(type_, inputs, _number(str(inputs.get("project") or "")), granted)
 
 
 def _refuse_unless_possible(type_: str, inputs: Values) -> None:

@@ -1,4 +1,4 @@
-"""What Google says of machines that it cannot make, and of firewalls in a network of another project.
+"""What Google says of machines that it cannot make, of firewalls in a network of another project, and of keys that it may not use.
 
 Each sentence is Google's own, as people have reported it.
 """
@@ -6,10 +6,21 @@ Each sentence is Google's own, as people have reported it.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from infra.gcp import catalog, machines
+from runtime.schema import leaves
 from tests.engine.plugin import Refused, Values, value_at
+
+KEY_USERS: Final = {
+    "gcp:artifactregistry/repository:Repository": "gcp-sa-artifactregistry",
+    "gcp:compute/instance:Instance": "compute-system",
+    "gcp:pubsub/topic:Topic": "gcp-sa-pubsub",
+    "gcp:secretmanager/secret:Secret": "gcp-sa-secretmanager",
+    "gcp:storage/bucket:Bucket": "gs-project-accounts",
+}
+"""Type → domain of the agent that encrypts it."""
 
 _PROJECT: Final = re.compile(r"projects/([^/]+)/global/networks/")
 
@@ -57,3 +68,16 @@ def refuse_firewall(inputs: Values) -> None:
             f"Error 400: Invalid value for field 'resource.network': '{network}'. "
             "Cross project referencing is not allowed for this resource., invalid"
         )
+
+
+def refuse_key(type_: str, inputs: Values, number: str, granted: Collection[tuple[str, str]]) -> None:
+    """Refuse a key that is not among the pairs of key and member in `granted`."""
+    if type_ not in KEY_USERS:
+        return
+    member = f"serviceAccount:service-{number}@{KEY_USERS[type_]}.iam.gserviceaccount.com"
+    for path, key in leaves(inputs):
+        if "kmskey" in path.lower() and key and (key, member) not in granted:
+            raise Refused(
+                f"Error 403: Permission denied on Cloud KMS key. Please ensure that {member.partition(':')[2]} has "
+                f"been granted roles/cloudkms.cryptoKeyEncrypterDecrypter on {key}., forbidden"
+            )

@@ -83,7 +83,7 @@ def test_check_output_of_stack_as_json_is_complete(stack: str, capsys: pytest.Ca
     assert answer["schema"] == 1
     assert set(one) == {
         "stack", "ok", "findings", "notes", "resources", "protected", "monthly_usd", "costs", "grants", "left_grants",
-        "left_to_host", "rendered", "contract",
+        "left_to_host", "left_to_key_owner", "rendered", "contract",
     }  # fmt: skip
     assert [each["urn"] for each in one["resources"]] == [each.urn for each in recorded(stack).resources]
     assert one["contract"]["stack"] == stack

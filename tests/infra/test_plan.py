@@ -268,12 +268,18 @@ def _queue(config: dict[str, Any], **knobs: Any) -> None:
     config["queues"]["default"] = knobs
 
 
+def _encrypt(config: dict[str, Any], key: str) -> None:
+    config.update(kms_key=key)
+    config["secrets"]["hf-token"].update(regions=["us-central1"])
+
+
 KNOBS: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "ack-deadline": ("dev", lambda config: _queue(config, ack_deadline_s=120)),
     "delivery-attempts": ("dev", lambda config: _queue(config, max_delivery_attempts=50)),
     "second-queue": ("dev", lambda config: config["queues"].update(second={})),
     "no-secrets": ("dev", lambda config: config.pop("secrets")),
     "other-region": ("dev", lambda config: config.update(region="us-east1", records={"location": "us-east1"})),
+    "kms-key": ("dev", lambda config: _encrypt(config, "projects/my-lab-dev/locations/us-central1/keyRings/r/cryptoKeys/k")),
     "team-label": ("dev", lambda config: config.update(labels={"team": "ml"})),
     "protect-on": ("dev", lambda config: config.update(protect=True)),
     "pool-maximum": ("marin-us-west4", lambda config: config["heads"]["main"]["pools"]["v5e"].update(max=512)),

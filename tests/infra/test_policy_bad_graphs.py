@@ -439,7 +439,7 @@ BAD: dict[str, tuple[str, Program]] = {
         made(gcp.cloudrunv2.Service, location="us-west4", template={"containers": [{"image": "debian"}]}),
     ),
     "decrypter": (
-        "allowed-types",
+        "stack-key",
         made(
             gcp.kms.CryptoKeyIAMMember,
             crypto_key_id="k",
@@ -488,6 +488,7 @@ OPENING = {
     "closed-firewalls",
     "closed-instances",
     "no-secret-values",
+    "stack-key",
 }
 """Rules against strangers; the small programs here break others, such as the one about labels."""
 

@@ -306,6 +306,16 @@ def address(lab: Lab, kind: str | None) -> None:
     gcp.compute.Address("lab-address", address_type=kind, labels=LABELS, opts=lab.opts())
 
 
+def key_for_people(lab: Lab) -> None:
+    gcp.kms.CryptoKeyIAMMember(
+        "lab-grant",
+        crypto_key_id="projects/my-lab/locations/us-west4/keyRings/r/cryptoKeys/k",
+        role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
+        member="group:lab@example.com",
+        opts=lab.opts(),
+    )
+
+
 def schedule(lab: Lab, **properties: Any) -> None:
     daily = {"daily_schedule": {"days_in_cycle": 1, "start_time": "09:00"}}
     snapshots: Any = {"schedule": daily, "snapshot_properties": properties}
@@ -376,6 +386,8 @@ KEPT: list[tuple[str, Program]] = [
     ("closed-firewalls", lambda lab: lab.firewall(source_ranges=["10.64.0.0/20"])),
     ("closed-firewalls", lambda lab: lab.firewall(source_ranges=["0.0.0.0/0"], direction="EGRESS")),
     ("no-secret-values", labelled),
+    ("stack-key", labelled),
+    ("encrypted", labelled),
     ("buckets", lambda lab: lab.bucket()),
     ("labels", labelled),
     ("protected", unprotected),
@@ -481,6 +493,7 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
     ("closed-addresses", lambda lab: address(lab, "EXTERNAL"), [("lab-address", "is an external address")]),
     ("closed-addresses", lambda lab: address(lab, None), [("lab-address", "is an external address")]),
     ("snapshots-only", schedule, [("lab-schedule", "does not say where snapshots are kept")]),
+    ("stack-key", key_for_people, [("lab-grant", "lets `group:lab@example.com` decrypt with the key")]),
     (
         "snapshots-only",
         stops_machines,
@@ -648,7 +661,7 @@ def with_one_unknown(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_rule_has_a_program_that_keeps_it_and_one_that_breaks_it() -> None:
-    bounded = {"regions"}  # can break only if bounds are set, below
+    bounded = {"regions", "encrypted"}  # can break only if bounds are set, below
 
     assert {rule for rule, _ in KEPT} == set(RULES)
     assert {rule for rule, _, _ in BROKEN} == set(RULES) - bounded
@@ -768,6 +781,7 @@ def test_bounds_are_what_the_settings_say() -> None:
         cidrs=frozenset({"10.64.0.0/20"}),
         subjects=frozenset(),
         repository=(12, 34),
+        keys=frozenset(),
     )
 
 
