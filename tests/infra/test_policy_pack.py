@@ -305,6 +305,7 @@ def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
         people=frozenset(),
         cidrs=frozenset(),
         subjects=frozenset(),
+        keys=frozenset(),
     )
 
 
