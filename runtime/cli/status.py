@@ -116,11 +116,11 @@ def status(
             facts=[f"`{what}` is named already"],
             hint="runtime status --state running",
         )
-    if on and what is None:
+    if on is not None and what is None:
         return _target_status(on, wanted, watch=watch, failed=failed, output=output)
     if is_job(what, on=on, stack=stack):
         return _job_status(str(what), on, index=index, watch=watch, failed=failed, output=output)
-    if on:
+    if on is not None:
         raise RequestRefused(
             f"`--on` looks at a target's jobs, and `{what}` is no job", hint="runtime status --on hpc, or … j-91c0"
         )
@@ -136,7 +136,7 @@ def status(
         if queue is not None:
             opened.existing_queue()
         last = recall_last(opened.settings.data_dir, opened.name)
-        found = identify(what, opened.records, last=last) if what else None
+        found = identify(what, opened.records, last=last) if what is not None else None
         if failed and (found is None or found.kind is not Kind.EXPERIMENT):
             raise RequestRefused("`--failed` lists the failures of an experiment", hint="runtime status last --failed")
         read = partial(

@@ -14,7 +14,7 @@ from typing import Final
 
 from runtime.client.identify import LAST
 from runtime.client.jobs.handle import SHORTEST_PREFIX, JobHandle, TargetSilent, find_job
-from runtime.client.jobs.known import JobLine, find_from_terminal, list_known, list_launched
+from runtime.client.jobs.known import JobLine, find_from_terminal, list_known, list_launched, list_out_of_reach
 from runtime.client.jobs.targets import find_target, list_usable_targets, make_context, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
@@ -78,6 +78,8 @@ def open_job(
     elif not _WHOLE_ID.fullmatch(text):
         known = _list_candidates(settings, target, text)
         named = _named(text, known, settings, target, acting=acting)
+        if named and acting:
+            _refuse_beginning(text, named, known)
         if named:
             chosen = _choose(text, named, acting=acting, tell=tell)
             place = replace(find_target(chosen.target.name, settings), records=chosen.target.records)
@@ -96,7 +98,37 @@ def open_job(
         names = dict.fromkeys(each.name for each in list_launched(settings) if each.name)
         if names and unknown.kind == "job":
             unknown.facts = (*unknown.facts, f"names of jobs launched from here: {', '.join([*names][:SHOWN])}")
+            _add_out_of_reach(unknown, text, settings)
         raise
+
+
+def _refuse_beginning(text: str, named: Sequence[Candidate], known: Sequence[Candidate]) -> None:
+    """Raise `AmbiguousJob` if a name is also the beginning of another job's id."""
+    others = [
+        each for each in known if len(text) >= SHORTEST_PREFIX and each.job.startswith(text) and each.name != text
+    ]
+    if others:
+        raise AmbiguousJob(
+            f"`{text}` is the name of a job and the beginning of the id of another",
+            [*named, *_newest_first(others)],
+            hint="write the whole id",
+        )
+
+
+def _list_out_of_reach(text: str, settings: Settings) -> list[str]:
+    """Return what is known of launches that `text` may mean, and whose target cannot be asked here."""
+    targets = list_usable_targets(settings)
+    begins = len(text) >= SHORTEST_PREFIX
+    found = list_out_of_reach(
+        targets, settings, lambda each: each.name == text or (begins and each.job.startswith(text))
+    )
+    return [*found.values()][:SHOWN]
+
+
+def _add_out_of_reach(unknown: UnknownName, text: str, settings: Settings) -> None:
+    if facts := _list_out_of_reach(text, settings):
+        unknown.facts = (*unknown.facts, *facts)
+        unknown.hint = "go to the folder whose `runtime.toml` defines the target, or define it again"
 
 
 def is_known_name(text: str, settings: Settings) -> bool:
@@ -181,6 +213,12 @@ def _named(
                 if target is None:
                     silent.facts = (*silent.facts, "a job of this name was known there; `--on TARGET` chooses another")
                 raise silent from problem
+    if acting and named and target is None and (facts := _list_out_of_reach(text, settings)):
+        raise NotPossible(
+            f"`{text}` is also the name of a job whose target cannot be asked here, and which may be the one that is meant",
+            facts=facts,
+            hint=f"name the job by its id, such as {named[0].job[:10]}, or its target with `--on`",
+        )
     return _own(found)
 
 

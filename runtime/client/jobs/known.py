@@ -1,7 +1,7 @@
 """This machine's notes on jobs: the launches from here with their terminals, and each target as it was last read.
 
     launched/JOB                its target and, if it has one of its own, its record root
-    known/launches/JOB.NAME     a launch: owner, runs, GPUs, time and terminal
+    known/launches/JOB.NAME     a launch: owner, runs, GPUs, time, terminal and the digest of its target
     known/targets/DIGEST.json   the jobs of a target when it was last read; the digest is of the target's definition
 
 All of it lies in the user's data folder and is a cache: a folder that cannot be written stops no command, a missing or
@@ -130,7 +130,7 @@ class Launched:
 
 def remember_job(
     job: JobIdentity | str,
-    target: str,
+    target: Target,
     settings: Settings,
     *,
     records: str | None = None,
@@ -151,9 +151,10 @@ def remember_job(
         "gpus": count_gpus(spec) if spec else None,
         "at": format_time(datetime.now(UTC)),
         "terminal": name_terminal() if spec else None,
+        "definition": _digest(target),
     }
     with contextlib.suppress(OSError):
-        write_private(settings.data_dir / "launched" / identity, f"{target}\n{records or ''}")
+        write_private(settings.data_dir / "launched" / identity, f"{target.name}\n{records or ''}")
         if name and "/" not in name:
             write_private(_launches(settings) / f"{identity}.{name}", json.dumps(note))
 
@@ -228,6 +229,40 @@ def read_place(job: str, settings: Settings) -> tuple[str, str | None] | None:
         return None
     name, _, records = text.strip().partition("\n")
     return name, records or None
+
+
+def list_out_of_reach(
+    targets: Iterable[Target], settings: Settings, fits: Callable[[Launched], bool]
+) -> dict[str, str]:
+    """Return the fitting launches whose target is not among `targets`, or was defined otherwise: job → what is known.
+
+    Jobs that are known to have ended are left out.
+    """
+    here = {target.name: _digest(target) for target in targets}
+    found = {}
+    for each in filter(fits, list_launched(settings)):
+        place = read_place(each.job, settings)
+        if place is None or place[1]:
+            continue
+        note = _read_json(_launches(settings) / f"{each.job}.{each.name}") if each.name else {}
+        if place[0] not in here:
+            found[each.job] = f"`{each.job}` was launched on target `{place[0]}`, which is not defined here"
+        elif note.get("definition", here[place[0]]) != here[place[0]]:
+            found[each.job] = f"`{each.job}` was launched on target `{place[0]}`, which was defined otherwise then"
+    ended = _list_ended(settings) if found else set()
+    return {job: fact for job, fact in found.items() if job not in ended}
+
+
+def _list_ended(settings: Settings) -> set[str]:
+    """Return the jobs that had ended when any definition of any target was last read."""
+    over = {state.value for state in JobState if state.terminal}
+    ended = set()
+    for entry in _scan(settings.data_dir / "known" / "targets"):
+        jobs = _read_json(Path(entry.path)).get("jobs")
+        for each in jobs if isinstance(jobs, list) else ():
+            if isinstance(each, dict) and isinstance(each.get("job"), str) and each.get("state") in over:
+                ended.add(each["job"])
+    return ended
 
 
 def _launches(settings: Settings) -> Path:
@@ -351,8 +386,12 @@ def _launch_line(each: Launched, target: str, settings: Settings) -> JobLine:
 
 
 def _target_file(target: Target, settings: Settings) -> Path:
+    return settings.data_dir / "known" / "targets" / f"{_digest(target)}.json"
+
+
+def _digest(target: Target) -> str:
     definition = json.dumps([target.name, target.kind, target.records, target.settings], sort_keys=True, default=str)
-    return settings.data_dir / "known" / "targets" / f"{hashlib.sha256(definition.encode()).hexdigest()[:24]}.json"
+    return hashlib.sha256(definition.encode()).hexdigest()[:24]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

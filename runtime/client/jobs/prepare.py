@@ -106,6 +106,8 @@ class Prepared:
     """A plan, and the bytes that go with it."""
 
     plan: LaunchPlan
+    target: Target
+    """The target as it is defined, which a launcher completes for the plan."""
     launcher: Launcher
     context: PlanContext
     snapshot: Snapshot | None
@@ -137,7 +139,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
         from runtime.client.jobs.secrets import check_sources
 
         check_sources(plan.secrets)
-    return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot)
+    return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot)
 
 
 def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, FieldSupport]:
