@@ -132,7 +132,7 @@ def _add_out_of_reach(unknown: UnknownName, text: str, settings: Settings) -> No
 
 
 def is_known_name(text: str, settings: Settings) -> bool:
-    """Whether a job known to this machine has exactly this name. No target is asked."""
+    """Return whether a job known to this machine has exactly this name. No target is asked."""
     if any(each.name == text for each in list_launched(settings)):
         return True
     folder = settings.data_dir / "known" / "targets"
@@ -140,10 +140,10 @@ def is_known_name(text: str, settings: Settings) -> bool:
 
 
 def _mentions(folder: Path, text: str) -> bool:
-    """Whether a file in the folder has the text at all, which is cheaper to find out than to read them all."""
+    """Return whether a file in the folder contains the text, which is cheaper than to parse them all."""
     needle = f'"{text}"'.encode()
     try:
-        return any(needle in path.read_bytes() for path in folder.iterdir())
+        return any(path.is_file() and needle in path.read_bytes() for path in folder.iterdir())
     except OSError:
         return False
 
@@ -186,7 +186,7 @@ def _last_here(settings: Settings, target: str | None) -> str:
 def _named(
     text: str, known: Sequence[Candidate], settings: Settings, target: str | None, *, acting: bool
 ) -> list[Candidate]:
-    """The jobs with exactly this name, the newest first.
+    """Return the jobs with exactly this name, the newest first.
 
     Looking takes this machine's word for it if it knows one; acting, a target that is named, and a name that is unknown
     here ask the targets.
@@ -267,8 +267,8 @@ def _choose(text: str, named: Sequence[Candidate], *, acting: bool, tell: Callab
 
 
 def _list_candidates(settings: Settings, target: str | None, text: str = "") -> list[Candidate]:
-    """The jobs that this machine knows of, on one target or on all that can be used here: all of them, or those that
-    `text` may mean."""
+    """Return the jobs that this machine knows of, on one target or on all that can be used here; with `text`, those that it
+    may mean."""
 
     def fits(job: str, name: str) -> bool:
         return job.startswith(text) or name == text
@@ -290,7 +290,7 @@ def _candidate(line: JobLine, target: Target) -> Candidate:
 
 
 def _own(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The user's own jobs, or those of others if none is; the newest first, each once."""
+    """Return the user's own jobs, or those of others if there are none; the newest first, each once."""
     ranked = _newest_first({each.job: each for each in candidates}.values())
     me = owner_name()
     return [each for each in ranked if each.owner == me] or ranked

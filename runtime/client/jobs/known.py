@@ -86,11 +86,11 @@ class JobFilter:
 
     @property
     def chooses(self) -> bool:
-        """Whether every job is looked at, and not only recent ones."""
+        """Return whether every job is looked at, and not only recent ones."""
         return self.all or bool(self.states) or self.since is not None or self.name is not None
 
     def apply(self, jobs: Iterable[JobLine], now: datetime) -> list[JobLine]:
-        """The chosen jobs, the newest first."""
+        """Return the chosen jobs, the newest first."""
         ranked = sorted(filter(self._fits, jobs), key=lambda each: each.launched_at, reverse=True)
         return ranked if self.chooses else [each for place, each in enumerate(ranked) if is_recent(each, place, now)]
 
@@ -106,7 +106,7 @@ class JobFilter:
 
 
 def is_recent(each: JobLine, place: int, now: datetime) -> bool:
-    """Whether an overview shows the job at this place, counted from the newest, unasked.
+    """Return whether an overview shows the job at this place, counted from the newest, unasked.
 
     A job of which nothing but its launch is known may have ended long ago.
     """
@@ -169,14 +169,14 @@ def forget_job(job: str, settings: Settings) -> None:
 
 
 def count_gpus(spec: JobSpec) -> float:
-    """GPUs of one run."""
+    """Return the GPUs of one run."""
     return (spec.resources.gpus.count if spec.resources.gpus else 0) * spec.nodes
 
 
 def name_terminal() -> str:
-    """The terminal, or rather the session of processes, that this process belongs to, unlike any other of this machine.
+    """Return a name for the terminal, or rather the session of processes, of this process, unlike any other of this machine.
 
-    A session's number may be used again, so the start of its leader is part of it where the system tells.
+    A session's number may be used again, so the start of its leader is part of it if the system has it.
     """
     from runtime.clock import machine_id
     from runtime.shim.processes import started_at
@@ -187,7 +187,7 @@ def name_terminal() -> str:
 
 
 def list_launched(settings: Settings) -> list[Launched]:
-    """The jobs launched from here, the newest first."""
+    """Return the jobs launched from here, the newest first."""
     names = {}
     for entry in _scan(_launches(settings)):
         job, _, name = entry.name.partition(".")
@@ -201,7 +201,7 @@ def list_launched(settings: Settings) -> list[Launched]:
 
 
 def list_names(settings: Settings) -> list[tuple[str, str]]:
-    """Id and name of every job that this machine knows, the newest launch from here first; no target is asked."""
+    """Return the id and name of every job that this machine knows, the newest launch from here first; no target is asked."""
     found = {each.job: each.name for each in list_launched(settings)}
     for entry in _scan(settings.data_dir / "known" / "targets"):
         jobs = _read_json(Path(entry.path)).get("jobs")
@@ -213,7 +213,7 @@ def list_names(settings: Settings) -> list[tuple[str, str]]:
 
 
 def find_from_terminal(settings: Settings) -> Launched | None:
-    """The job that was launched last from the terminal of this process."""
+    """Return the job that was launched last from the terminal of this process."""
     here = name_terminal()
     for each in list_launched(settings)[:_TERMINALS_READ]:
         if each.name and _read_json(_launches(settings) / f"{each.job}.{each.name}").get("terminal") == here:
@@ -222,7 +222,7 @@ def find_from_terminal(settings: Settings) -> Launched | None:
 
 
 def read_place(job: str, settings: Settings) -> tuple[str, str | None] | None:
-    """The target and the record root that were noted for a job launched from here."""
+    """Return the target and the record root that were noted for a job launched from here."""
     try:
         text = (settings.data_dir / "launched" / job).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -292,7 +292,7 @@ def save_target(target: Target, jobs: Sequence[JobLine], settings: Settings, *, 
 
 
 def is_noted(target: Target, settings: Settings) -> bool:
-    """Whether the target was read from here before."""
+    """Return whether the target was read from here before."""
     return _target_file(target, settings).exists()
 
 
@@ -312,7 +312,7 @@ def drop_jobs(target: Target, jobs: Iterable[str], settings: Settings) -> None:
 
 
 def read_target_note(target: Target, settings: Settings) -> KnownTarget | None:
-    """What `save_target` remembered of this target; None if nothing, or if the target was defined otherwise then."""
+    """Return what `save_target` remembered of this target; None if nothing, or if the target was defined otherwise then."""
     content = _read_json(_target_file(target, settings))
     try:
         at = parse_time(content["at"])
@@ -329,7 +329,7 @@ def list_known(
     leave_out: Iterable[str] = (),
     fits: Callable[[str, str], bool] = lambda job, name: True,
 ) -> list[KnownTarget]:
-    """What is known of targets without asking them, also of record roots of their own that jobs were imported with.
+    """Return what is known of targets without asking them, also of other record roots that jobs were imported with.
 
     Jobs in `leave_out` are left out, and launches whose id and name do not fit.
     """
@@ -355,7 +355,7 @@ def list_known(
         target = target if key[1] == target.records else replace(target, records=key[1])
         known = notes.get(key) or read_target_note(target, settings) or KnownTarget(target=target)
         have = {each.job for each in known.jobs} | set(leave_out)
-        # A job that was not there any more when the target was read was removed, by whomever.
+        # A job that was not there any more when the target was read was removed by someone.
         fresh = [
             each
             for each in launched.get(key, ())
@@ -395,8 +395,10 @@ def _digest(target: Target) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is none."""
+    """Return the object in a file; an empty one if the file holds none."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return {}
         with path.open("rb") as opened:
             value = json.loads(opened.read(_NOTE_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -414,7 +416,7 @@ def _encode(line: JobLine) -> dict[str, Any]:
 
 
 def _decode(values: Mapping[str, Any], target: str, at: datetime) -> JobLine:
-    """Raises `KeyError`, `TypeError`, `ValueError` or `InvalidValue` for a line that is none."""
+    """Read a job's line. Raises `KeyError`, `TypeError`, `ValueError` or `InvalidValue` for anything else."""
     times = {name: parse_time(values[name]) if values[name] else None for name in _TIMES}
     launched_at = times["launched_at"]
     if launched_at is None or not all(isinstance(values[name], str) for name in ("job", "name", "owner")):

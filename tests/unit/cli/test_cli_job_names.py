@@ -91,6 +91,16 @@ def test_name_goes_before_the_beginning_of_an_id_and_after_a_whole_id(run: Termi
     assert run("status", first[:9], "-o", "json").json["job"] == first
 
 
+def test_name_like_a_tasks_id_is_a_job_with_on_and_last_is_no_name(run: Terminal) -> None:
+    job = run.finish("true", "--name", "t-test")
+
+    refused = run("launch", "--on", "local", "--name", "last", "--", "true")
+
+    assert run("status", "t-test", "--on", "local", "-o", "json").json["job"] == job
+    assert run("status", "t-test").err.startswith("error: no task named `t-test`")
+    assert (refused.code, refused.err.splitlines()[0]) == (2, "error: `last` is no valid name")
+
+
 def test_name_that_begins_another_jobs_id_is_not_cancelled(run: Terminal) -> None:
     first = run.launch("sleep 600", "--name", "plain")
     named = run.launch("sleep 601", "--name", first[:10])
@@ -359,6 +369,7 @@ def test_notes_that_are_damaged_or_unreadable_hide_no_job(run: Terminal) -> None
             path.write_bytes(b"\xff\x00[")
     (run.data / "known" / "targets").mkdir(exist_ok=True)
     (run.data / "known" / "targets" / ("0" * 24 + ".json")).write_text("[[[[")
+    os.mkfifo(run.data / "known" / "targets" / ("1" * 24 + ".json"))
 
     assert run("logs", "train").out == "hello\n"
     assert run("status", job[:10]).code == 0
