@@ -225,5 +225,5 @@ def _take_code(spec: JobSpec, base: Path, left_out: Sequence[Path]) -> Snapshot 
 
 def _name_of(spec: JobSpec) -> str:
     word = next((word for word in spec.command if word.endswith((".py", ".sh"))), spec.command[0])
-    kept = "".join(char if char.isalnum() else "-" for char in Path(word).stem.lower()).strip("-")
-    return (kept or "job")[:28]
+    kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in Path(word).stem.lower())
+    return kept.strip("-")[:28].rstrip("-") or "job"

@@ -91,6 +91,20 @@ def test_name_goes_before_the_beginning_of_an_id_and_after_a_whole_id(run: Termi
     assert run("status", first[:9], "-o", "json").json["job"] == first
 
 
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("./Évaluation.sh", "valuation"), ("./ünï.sh", "n"), ("./" + "a" * 27 + "_b.sh", "a" * 27), ("./Ж.sh", "job")],
+)
+def test_job_without_a_name_gets_one_that_every_backend_takes(run: Terminal, program: str, name: str) -> None:
+    path = run.tree / program
+    path.write_text("#!/bin/sh\ntrue\n")
+    path.chmod(0o755)
+
+    assert run("launch", "--on", "local", "--follow", "--", program).code == 0
+
+    assert [line["name"] for line in run("status", "--all", "-o", "json").json["jobs"]] == [name]
+
+
 def test_name_like_a_tasks_id_is_a_job_with_on_and_last_is_no_name(run: Terminal) -> None:
     job = run.finish("true", "--name", "t-test")
 
