@@ -13,7 +13,7 @@ from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job, short
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, format_count, print_list, progress
-from runtime.errors import RuntimeFailure
+from runtime.errors import InvalidValue, RuntimeFailure
 from runtime.units import count_noun, format_size
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ COLUMNS: Columns = {"FILE": "path", "SIZE": lambda one: format_size(one.size_byt
 
 def fetch(
     what: Annotated[str, Argument(metavar="JOB|TASK|EXPERIMENT", help="A name, an id or its beginning, or `last`.")],
-    to: Annotated[Path | None, Argument(metavar="[DIR]", help="Folder; one named like the work by default.")] = None,
+    to: Annotated[str | None, Argument(metavar="[DIR]", help="Folder; one named like the work by default.")] = None,
     index: IndexOption = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace files that differ.")] = False,
     on: OnOption = None,
@@ -48,6 +48,8 @@ def fetch(
     from runtime.client.fetch import check_name, list_outputs, list_task
     from runtime.jobs.indices import choose_indices
 
+    if to == "":
+        raise InvalidValue("folder", to, "a name or a path; `.` is the working directory", hint=f"runtime fetch {what}")
     if not is_job(what, on=on, stack=stack):
         from runtime.client.identify import recall_last
         from runtime.stack.open import open_stack
@@ -55,7 +57,7 @@ def fetch(
         with open_stack(stack) as opened:
             last = recall_last(opened.settings.data_dir, opened.name)
             name, lists = list_task(what, opened.records, last=last)
-        return _fetch(lists, to or Path(name), overwrite=overwrite, output=output)
+        return _fetch(lists, Path(to or name), overwrite=overwrite, output=output)
     with open_job(what, on) as job:
         entry = job.entry()
         listed = list_outputs(job.files, entry, choose_indices(entry, index))
@@ -63,7 +65,7 @@ def fetch(
             print_list([], COLUMNS, output)
             note(f"job {short(job.id)} wrote nothing to its output folder; `runtime status {short(job.id)}` says where")
             return 0
-        folder = to or Path(check_name(f"{entry.name}-{short(job.id)}"))
+        folder = Path(to or check_name(f"{entry.name}-{short(job.id)}"))
         return _fetch([(job.files, listed)], folder, overwrite=overwrite, output=output)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
 
@@ -21,6 +21,8 @@ IndexOption = Annotated[
 ]
 OthersOption = Annotated[bool, Option("--others", help="Also where the job is somebody else's.")]
 
+_NAME: Final = re.compile(r"[\w-]+")
+
 
 def is_job(text: str | None, *, on: str | None = None, stack: str | None = None, acting: bool = False) -> bool:
     """Whether `text` means a job: an id or its beginning, the name of a known job, or `last` while the user's newest work
@@ -31,8 +33,8 @@ def is_job(text: str | None, *, on: str | None = None, stack: str | None = None,
     """
     if text is None or looks_like_job(text):
         return text is not None
-    if on is not None and _is_name(text):
-        return True
+    if on is not None and text != "last" and _NAME.fullmatch(text):
+        return True  # tasks and workers have no target, so also a name that begins like one of theirs
     return may_be_job(text) and not _is_experiment(text, stack, acting=acting)
 
 
@@ -54,7 +56,7 @@ def may_be_job(text: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    return text != "last" and not text.startswith(("t-", "w-")) and re.fullmatch(r"[\w-]+", text) is not None
+    return text != "last" and not text.startswith(("t-", "w-")) and _NAME.fullmatch(text) is not None
 
 
 def _is_newest() -> bool:

@@ -53,7 +53,7 @@ def show(name: OptionalName = None, stack: StackOption = None, output: OutputOpt
       runtime stack show
       runtime stack show marin-us-west4 -o json > contract.json
     """
-    found = find_stack(name or stack)
+    found = find_stack(name if name is not None else stack)
     if output is Output.JSON:
         print_json(found.contract)
         return

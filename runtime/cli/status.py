@@ -116,11 +116,11 @@ def status(
             facts=[f"`{what}` is named already"],
             hint="runtime status --state running",
         )
-    if on and what is None:
+    if on is not None and what is None:
         return _target_status(on, wanted, watch=watch, failed=failed, output=output)
     if is_job(what, on=on, stack=stack):
         return _job_status(str(what), on, index=index, watch=watch, failed=failed, output=output)
-    if on:
+    if on is not None:
         raise RequestRefused(
             f"`--on` looks at a target's jobs, and `{what}` is no job", hint="runtime status --on hpc, or … j-91c0"
         )
@@ -136,7 +136,7 @@ def status(
         if queue is not None:
             opened.existing_queue()
         last = recall_last(opened.settings.data_dir, opened.name)
-        found = identify(what, opened.records, last=last) if what else None
+        found = identify(what, opened.records, last=last) if what is not None else None
         if failed and (found is None or found.kind is not Kind.EXPERIMENT):
             raise RequestRefused("`--failed` lists the failures of an experiment", hint="runtime status last --failed")
         read = partial(
@@ -172,7 +172,7 @@ def status(
 def _read_filter(
     *, all_: bool, states: list[str] | None, since: str | None, name: str | None, mine: bool
 ) -> JobFilter | None:
-    """The choice of jobs in the options; None if there is none."""
+    """Return the choice of jobs in the options; None if there is none."""
     if not (all_ or states or since is not None or name is not None or mine):
         return None
     from runtime.client.jobs.known import JobFilter
@@ -195,7 +195,7 @@ def _read_filter(
 
 
 def _read_since(text: str) -> datetime:
-    """A time ago, a day of this machine's calendar, or a time."""
+    """Read a time ago, a day of this machine's calendar, or a time."""
     try:
         if not text.strip().isdigit():  # seconds elsewhere, but here as likely a day without its dashes
             with suppress(InvalidValue):
@@ -325,7 +325,7 @@ def _read_jobs(name: str, settings: Settings, *, wanted: JobFilter | None) -> Ta
 
 
 def _has_jobs(data_dir: Path) -> bool:
-    """Whether jobs were ever launched on this machine or from it, without loading modules to find out."""
+    """Return whether jobs were ever launched on this machine or from it, without loading modules to find out."""
     return (data_dir / "jobs" / "jobs").is_dir() or any((data_dir / name).is_dir() for name in ("roots", "launched"))
 
 
@@ -384,7 +384,7 @@ def _watch(read: Callable[[], Seen], *, remote: bool) -> int:
 
 
 def is_over(seen: Seen) -> bool:
-    """Whether the state is final."""
+    """Return whether the state is final."""
     if isinstance(seen, ExperimentStatus):
         return seen.submitted > 0 and seen.remaining == 0
     if isinstance(seen, TaskStatus):

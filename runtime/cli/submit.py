@@ -239,6 +239,8 @@ class _Request:
         from runtime.tasks.typed_secrets import refuse_secret_axes
 
         entry: WorkflowEntry | CommandEntry
+        if self.words[:2] == (_COMMAND, ""):
+            raise RequestRefused("the command's first word is empty", hint="runtime submit -- PROGRAM ARGUMENT…")
         if self.words[0] == _COMMAND:
             entry = CommandEntry(self.words[1:])
         elif len(self.words) < 2:

@@ -72,6 +72,8 @@ class LocalFolder:
             make_output_folder(path, marked=marked)
         except (FileExistsError, NotADirectoryError):
             raise NotPossible(f"`{path}` is no folder", hint="name another folder, or move it away") from None
+        except FileNotFoundError:
+            raise NotPossible(f"the folder `{path}` cannot be made there", hint="name another folder") from None
         self._below = tree.Below(str(path))
 
     def put(self, name: str, write: Callable[[BinaryIO], None], *, overwrite: bool = False) -> Became:

@@ -130,9 +130,11 @@ def find_stack(name: str | None = None, *, settings: Settings | None = None) -> 
     """Read the outputs of `name`, by default of the configured stack, or else of `local`.
 
     The cache keeps the outputs; if only the cache answers, a warning has their age. Raises `StackNotFound` with the
-    answer of each source, `InvalidContract` for a contract that cannot be used.
+    answer of each source, `InvalidContract` for a contract that cannot be used, `InvalidValue` for an empty name.
     """
     settings = settings or load_settings()
+    if name == "":
+        raise InvalidValue("stack", name, "the name of a stack", hint="leave it out for the default stack")
     name = name or settings.stack
     if name == LOCAL or (name is None and settings.outputs is None):
         return FoundStack(outputs=local_outputs(settings), source="built-in", read_at=datetime.now(UTC))

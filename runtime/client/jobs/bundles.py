@@ -45,7 +45,7 @@ def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
             hint="name the folder that has submit.sh, as that machine sees it; runtime launch --export makes one",
         )
     for each in found:
-        remember_job(each.job, named.name, settings, records=each.records, name=each.name)
+        remember_job(each.job, named, settings, records=each.records, name=each.name)
     return found
 
 

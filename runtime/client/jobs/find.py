@@ -14,7 +14,7 @@ from typing import Final
 
 from runtime.client.identify import LAST
 from runtime.client.jobs.handle import SHORTEST_PREFIX, JobHandle, TargetSilent, find_job
-from runtime.client.jobs.known import JobLine, find_from_terminal, list_known, list_launched
+from runtime.client.jobs.known import JobLine, find_from_terminal, list_known, list_launched, list_out_of_reach
 from runtime.client.jobs.targets import find_target, list_usable_targets, make_context, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
@@ -78,6 +78,8 @@ def open_job(
     elif not _WHOLE_ID.fullmatch(text):
         known = _list_candidates(settings, target, text)
         named = _named(text, known, settings, target, acting=acting)
+        if named and acting:
+            _refuse_beginning(text, named, known)
         if named:
             chosen = _choose(text, named, acting=acting, tell=tell)
             place = replace(find_target(chosen.target.name, settings), records=chosen.target.records)
@@ -96,11 +98,41 @@ def open_job(
         names = dict.fromkeys(each.name for each in list_launched(settings) if each.name)
         if names and unknown.kind == "job":
             unknown.facts = (*unknown.facts, f"names of jobs launched from here: {', '.join([*names][:SHOWN])}")
+            _add_out_of_reach(unknown, text, settings)
         raise
 
 
+def _refuse_beginning(text: str, named: Sequence[Candidate], known: Sequence[Candidate]) -> None:
+    """Raise `AmbiguousJob` if a name is also the beginning of another job's id."""
+    others = [
+        each for each in known if len(text) >= SHORTEST_PREFIX and each.job.startswith(text) and each.name != text
+    ]
+    if others:
+        raise AmbiguousJob(
+            f"`{text}` is the name of a job and the beginning of the id of another",
+            [*named, *_newest_first(others)],
+            hint="write the whole id",
+        )
+
+
+def _list_out_of_reach(text: str, settings: Settings) -> list[str]:
+    """Return what is known of launches that `text` may mean, and whose target cannot be asked here."""
+    targets = list_usable_targets(settings)
+    begins = len(text) >= SHORTEST_PREFIX
+    found = list_out_of_reach(
+        targets, settings, lambda each: each.name == text or (begins and each.job.startswith(text))
+    )
+    return [*found.values()][:SHOWN]
+
+
+def _add_out_of_reach(unknown: UnknownName, text: str, settings: Settings) -> None:
+    if facts := _list_out_of_reach(text, settings):
+        unknown.facts = (*unknown.facts, *facts)
+        unknown.hint = "go to the folder whose `runtime.toml` defines the target, or define it again"
+
+
 def is_known_name(text: str, settings: Settings) -> bool:
-    """Whether a job known to this machine has exactly this name. No target is asked."""
+    """Return whether a job known to this machine has exactly this name. No target is asked."""
     if any(each.name == text for each in list_launched(settings)):
         return True
     folder = settings.data_dir / "known" / "targets"
@@ -108,10 +140,10 @@ def is_known_name(text: str, settings: Settings) -> bool:
 
 
 def _mentions(folder: Path, text: str) -> bool:
-    """Whether a file in the folder has the text at all, which is cheaper to find out than to read them all."""
+    """Return whether a file in the folder contains the text, which is cheaper than to parse them all."""
     needle = f'"{text}"'.encode()
     try:
-        return any(needle in path.read_bytes() for path in folder.iterdir())
+        return any(path.is_file() and needle in path.read_bytes() for path in folder.iterdir())
     except OSError:
         return False
 
@@ -154,7 +186,7 @@ def _last_here(settings: Settings, target: str | None) -> str:
 def _named(
     text: str, known: Sequence[Candidate], settings: Settings, target: str | None, *, acting: bool
 ) -> list[Candidate]:
-    """The jobs with exactly this name, the newest first.
+    """Return the jobs with exactly this name, the newest first.
 
     Looking takes this machine's word for it if it knows one; acting, a target that is named, and a name that is unknown
     here ask the targets.
@@ -181,6 +213,12 @@ def _named(
                 if target is None:
                     silent.facts = (*silent.facts, "a job of this name was known there; `--on TARGET` chooses another")
                 raise silent from problem
+    if acting and named and target is None and (facts := _list_out_of_reach(text, settings)):
+        raise NotPossible(
+            f"`{text}` is also the name of a job whose target cannot be asked here, and which may be the one that is meant",
+            facts=facts,
+            hint=f"name the job by its id, such as {named[0].job[:10]}, or its target with `--on`",
+        )
     return _own(found)
 
 
@@ -229,8 +267,8 @@ def _choose(text: str, named: Sequence[Candidate], *, acting: bool, tell: Callab
 
 
 def _list_candidates(settings: Settings, target: str | None, text: str = "") -> list[Candidate]:
-    """The jobs that this machine knows of, on one target or on all that can be used here: all of them, or those that
-    `text` may mean."""
+    """Return the jobs that this machine knows of, on one target or on all that can be used here; with `text`, those that it
+    may mean."""
 
     def fits(job: str, name: str) -> bool:
         return job.startswith(text) or name == text
@@ -252,7 +290,7 @@ def _candidate(line: JobLine, target: Target) -> Candidate:
 
 
 def _own(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The user's own jobs, or those of others if none is; the newest first, each once."""
+    """Return the user's own jobs, or those of others if there are none; the newest first, each once."""
     ranked = _newest_first({each.job: each for each in candidates}.values())
     me = owner_name()
     return [each for each in ranked if each.owner == me] or ranked

@@ -1,7 +1,7 @@
 """This machine's notes on jobs: the launches from here with their terminals, and each target as it was last read.
 
     launched/JOB                its target and, if it has one of its own, its record root
-    known/launches/JOB.NAME     a launch: owner, runs, GPUs, time and terminal
+    known/launches/JOB.NAME     a launch: owner, runs, GPUs, time, terminal and the digest of its target
     known/targets/DIGEST.json   the jobs of a target when it was last read; the digest is of the target's definition
 
 All of it lies in the user's data folder and is a cache: a folder that cannot be written stops no command, a missing or
@@ -86,11 +86,11 @@ class JobFilter:
 
     @property
     def chooses(self) -> bool:
-        """Whether every job is looked at, and not only recent ones."""
+        """Return whether every job is looked at, and not only recent ones."""
         return self.all or bool(self.states) or self.since is not None or self.name is not None
 
     def apply(self, jobs: Iterable[JobLine], now: datetime) -> list[JobLine]:
-        """The chosen jobs, the newest first."""
+        """Return the chosen jobs, the newest first."""
         ranked = sorted(filter(self._fits, jobs), key=lambda each: each.launched_at, reverse=True)
         return ranked if self.chooses else [each for place, each in enumerate(ranked) if is_recent(each, place, now)]
 
@@ -106,7 +106,7 @@ class JobFilter:
 
 
 def is_recent(each: JobLine, place: int, now: datetime) -> bool:
-    """Whether an overview shows the job at this place, counted from the newest, unasked.
+    """Return whether an overview shows the job at this place, counted from the newest, unasked.
 
     A job of which nothing but its launch is known may have ended long ago.
     """
@@ -130,7 +130,7 @@ class Launched:
 
 def remember_job(
     job: JobIdentity | str,
-    target: str,
+    target: Target,
     settings: Settings,
     *,
     records: str | None = None,
@@ -151,9 +151,10 @@ def remember_job(
         "gpus": count_gpus(spec) if spec else None,
         "at": format_time(datetime.now(UTC)),
         "terminal": name_terminal() if spec else None,
+        "definition": _digest(target),
     }
     with contextlib.suppress(OSError):
-        write_private(settings.data_dir / "launched" / identity, f"{target}\n{records or ''}")
+        write_private(settings.data_dir / "launched" / identity, f"{target.name}\n{records or ''}")
         if name and "/" not in name:
             write_private(_launches(settings) / f"{identity}.{name}", json.dumps(note))
 
@@ -168,14 +169,14 @@ def forget_job(job: str, settings: Settings) -> None:
 
 
 def count_gpus(spec: JobSpec) -> float:
-    """GPUs of one run."""
+    """Return the GPUs of one run."""
     return (spec.resources.gpus.count if spec.resources.gpus else 0) * spec.nodes
 
 
 def name_terminal() -> str:
-    """The terminal, or rather the session of processes, that this process belongs to, unlike any other of this machine.
+    """Return a name for the terminal, or rather the session of processes, of this process, unlike any other of this machine.
 
-    A session's number may be used again, so the start of its leader is part of it where the system tells.
+    A session's number may be used again, so the start of its leader is part of it if the system has it.
     """
     from runtime.clock import machine_id
     from runtime.shim.processes import started_at
@@ -186,7 +187,7 @@ def name_terminal() -> str:
 
 
 def list_launched(settings: Settings) -> list[Launched]:
-    """The jobs launched from here, the newest first."""
+    """Return the jobs launched from here, the newest first."""
     names = {}
     for entry in _scan(_launches(settings)):
         job, _, name = entry.name.partition(".")
@@ -200,7 +201,7 @@ def list_launched(settings: Settings) -> list[Launched]:
 
 
 def list_names(settings: Settings) -> list[tuple[str, str]]:
-    """Id and name of every job that this machine knows, the newest launch from here first; no target is asked."""
+    """Return the id and name of every job that this machine knows, the newest launch from here first; no target is asked."""
     found = {each.job: each.name for each in list_launched(settings)}
     for entry in _scan(settings.data_dir / "known" / "targets"):
         jobs = _read_json(Path(entry.path)).get("jobs")
@@ -212,7 +213,7 @@ def list_names(settings: Settings) -> list[tuple[str, str]]:
 
 
 def find_from_terminal(settings: Settings) -> Launched | None:
-    """The job that was launched last from the terminal of this process."""
+    """Return the job that was launched last from the terminal of this process."""
     here = name_terminal()
     for each in list_launched(settings)[:_TERMINALS_READ]:
         if each.name and _read_json(_launches(settings) / f"{each.job}.{each.name}").get("terminal") == here:
@@ -221,13 +222,47 @@ def find_from_terminal(settings: Settings) -> Launched | None:
 
 
 def read_place(job: str, settings: Settings) -> tuple[str, str | None] | None:
-    """The target and the record root that were noted for a job launched from here."""
+    """Return the target and the record root that were noted for a job launched from here."""
     try:
         text = (settings.data_dir / "launched" / job).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
     name, _, records = text.strip().partition("\n")
     return name, records or None
+
+
+def list_out_of_reach(
+    targets: Iterable[Target], settings: Settings, fits: Callable[[Launched], bool]
+) -> dict[str, str]:
+    """Return the fitting launches whose target is not among `targets`, or was defined otherwise: job → what is known.
+
+    Jobs that are known to have ended are left out.
+    """
+    here = {target.name: _digest(target) for target in targets}
+    found = {}
+    for each in filter(fits, list_launched(settings)):
+        place = read_place(each.job, settings)
+        if place is None or place[1]:
+            continue
+        note = _read_json(_launches(settings) / f"{each.job}.{each.name}") if each.name else {}
+        if place[0] not in here:
+            found[each.job] = f"`{each.job}` was launched on target `{place[0]}`, which is not defined here"
+        elif note.get("definition", here[place[0]]) != here[place[0]]:
+            found[each.job] = f"`{each.job}` was launched on target `{place[0]}`, which was defined otherwise then"
+    ended = _list_ended(settings) if found else set()
+    return {job: fact for job, fact in found.items() if job not in ended}
+
+
+def _list_ended(settings: Settings) -> set[str]:
+    """Return the jobs that had ended when any definition of any target was last read."""
+    over = {state.value for state in JobState if state.terminal}
+    ended = set()
+    for entry in _scan(settings.data_dir / "known" / "targets"):
+        jobs = _read_json(Path(entry.path)).get("jobs")
+        for each in jobs if isinstance(jobs, list) else ():
+            if isinstance(each, dict) and isinstance(each.get("job"), str) and each.get("state") in over:
+                ended.add(each["job"])
+    return ended
 
 
 def _launches(settings: Settings) -> Path:
@@ -257,7 +292,7 @@ def save_target(target: Target, jobs: Sequence[JobLine], settings: Settings, *, 
 
 
 def is_noted(target: Target, settings: Settings) -> bool:
-    """Whether the target was read from here before."""
+    """Return whether the target was read from here before."""
     return _target_file(target, settings).exists()
 
 
@@ -277,7 +312,7 @@ def drop_jobs(target: Target, jobs: Iterable[str], settings: Settings) -> None:
 
 
 def read_target_note(target: Target, settings: Settings) -> KnownTarget | None:
-    """What `save_target` remembered of this target; None if nothing, or if the target was defined otherwise then."""
+    """Return what `save_target` remembered of this target; None if nothing, or if the target was defined otherwise then."""
     content = _read_json(_target_file(target, settings))
     try:
         at = parse_time(content["at"])
@@ -294,7 +329,7 @@ def list_known(
     leave_out: Iterable[str] = (),
     fits: Callable[[str, str], bool] = lambda job, name: True,
 ) -> list[KnownTarget]:
-    """What is known of targets without asking them, also of record roots of their own that jobs were imported with.
+    """Return what is known of targets without asking them, also of other record roots that jobs were imported with.
 
     Jobs in `leave_out` are left out, and launches whose id and name do not fit.
     """
@@ -320,7 +355,7 @@ def list_known(
         target = target if key[1] == target.records else replace(target, records=key[1])
         known = notes.get(key) or read_target_note(target, settings) or KnownTarget(target=target)
         have = {each.job for each in known.jobs} | set(leave_out)
-        # A job that was not there any more when the target was read was removed, by whomever.
+        # A job that was not there any more when the target was read was removed by someone.
         fresh = [
             each
             for each in launched.get(key, ())
@@ -351,13 +386,19 @@ def _launch_line(each: Launched, target: str, settings: Settings) -> JobLine:
 
 
 def _target_file(target: Target, settings: Settings) -> Path:
+    return settings.data_dir / "known" / "targets" / f"{_digest(target)}.json"
+
+
+def _digest(target: Target) -> str:
     definition = json.dumps([target.name, target.kind, target.records, target.settings], sort_keys=True, default=str)
-    return settings.data_dir / "known" / "targets" / f"{hashlib.sha256(definition.encode()).hexdigest()[:24]}.json"
+    return hashlib.sha256(definition.encode()).hexdigest()[:24]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is none."""
+    """Return the object in a file; an empty one if the file holds none."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return {}
         with path.open("rb") as opened:
             value = json.loads(opened.read(_NOTE_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -375,7 +416,7 @@ def _encode(line: JobLine) -> dict[str, Any]:
 
 
 def _decode(values: Mapping[str, Any], target: str, at: datetime) -> JobLine:
-    """Raises `KeyError`, `TypeError`, `ValueError` or `InvalidValue` for a line that is none."""
+    """Read a job's line. Raises `KeyError`, `TypeError`, `ValueError` or `InvalidValue` for anything else."""
     times = {name: parse_time(values[name]) if values[name] else None for name in _TIMES}
     launched_at = times["launched_at"]
     if launched_at is None or not all(isinstance(values[name], str) for name in ("job", "name", "owner")):

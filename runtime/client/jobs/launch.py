@@ -169,7 +169,7 @@ def _carry_out(
 
 def _remember(prepared: Prepared) -> None:
     plan = prepared.plan
-    remember_job(plan.job, plan.target.name, prepared.context.settings, spec=plan.spec, runs=len(plan.indices))
+    remember_job(plan.job, prepared.target, prepared.context.settings, spec=plan.spec, runs=len(plan.indices))
 
 
 def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:

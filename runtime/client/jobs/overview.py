@@ -65,7 +65,7 @@ def read_one(
     looked_at: datetime | None = None,
     now: datetime | None = None,
 ) -> TargetJobs:
-    """Ask one target for its jobs. Raises what it answers instead."""
+    """Ask one target for its jobs. Raises the failure of a target that does not answer."""
     with open_target(target, make_context(settings)) as place:
         return read_target(place, now=now or datetime.now(UTC), looked_at=looked_at, wanted=wanted, settings=settings)
 
@@ -90,7 +90,7 @@ def _look(
 
 
 def show_known(known: KnownTarget, wanted: JobFilter, now: datetime) -> TargetJobs:
-    """What is known of a target without asking it."""
+    """Return what is known of a target without asking it."""
     shown = wanted.apply(known.jobs, now)
     return TargetJobs(
         target=known.target.name,

@@ -10,7 +10,7 @@ from typing import Any
 from runtime.client.jobs.targets import find_target, make_context
 from runtime.client.jobs.typed_secrets import refuse_secrets
 from runtime.config import Settings
-from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
 from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec
 from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
@@ -106,6 +106,8 @@ class Prepared:
     """A plan, and the bytes that go with it."""
 
     plan: LaunchPlan
+    target: Target
+    """The target as it is defined, which a launcher completes for the plan."""
     launcher: Launcher
     context: PlanContext
     snapshot: Snapshot | None
@@ -122,6 +124,9 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     spec = _drop_refused(request.spec_on(target), target, launcher, options.ignore)
     snapshot = _take_code(spec, base, list_own_places(settings, *_record_folder(target)))
     code, owner = snapshot.id if snapshot else None, owner_name()
+    if spec.name == "last":
+        allowed = "a name that is not `last`, which means the newest job"
+        raise InvalidValue("name", spec.name, allowed, hint="name another, such as `--name last-one`")
     identity = JobIdentity(
         id=job_id(owner=owner, target=target.name, spec=spec, snapshot=code),
         name=spec.name or _name_of(spec),
@@ -137,7 +142,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
         from runtime.client.jobs.secrets import check_sources
 
         check_sources(plan.secrets)
-    return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot)
+    return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot)
 
 
 def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, FieldSupport]:
@@ -220,5 +225,5 @@ def _take_code(spec: JobSpec, base: Path, left_out: Sequence[Path]) -> Snapshot 
 
 def _name_of(spec: JobSpec) -> str:
     word = next((word for word in spec.command if word.endswith((".py", ".sh"))), spec.command[0])
-    kept = "".join(char if char.isalnum() else "-" for char in Path(word).stem.lower()).strip("-")
-    return (kept or "job")[:28]
+    kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in Path(word).stem.lower())
+    return kept.strip("-")[:28].rstrip("-") or "job"

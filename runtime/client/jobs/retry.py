@@ -284,7 +284,7 @@ def _as_new_job(
     plan = job.launcher.plan(spec, job.target, identity, context)
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
     _carry_over(job, identity.id, done)
-    prepared = Prepared(plan=plan, launcher=job.launcher, context=context, snapshot=snapshot)
+    prepared = Prepared(plan=plan, target=job.target, launcher=job.launcher, context=context, snapshot=snapshot)
     with carry_out(prepared, LaunchOptions(), progress) as made:
         natives = made.entry().natives
     return Rerun(

@@ -304,7 +304,7 @@ def _memory(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _name(text: str) -> str:
-    kept = "".join(char if char.isalnum() else "-" for char in text.lower()).strip("-")
+    kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in text.lower()).strip("-")
     return kept[:63].strip("-") or "runs"
 
 

@@ -91,6 +91,53 @@ def test_name_goes_before_the_beginning_of_an_id_and_after_a_whole_id(run: Termi
     assert run("status", first[:9], "-o", "json").json["job"] == first
 
 
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("./Évaluation.sh", "valuation"), ("./ünï.sh", "n"), ("./" + "a" * 27 + "_b.sh", "a" * 27), ("./Ж.sh", "job")],
+)
+def test_job_without_a_name_gets_one_that_every_backend_takes(run: Terminal, program: str, name: str) -> None:
+    path = run.tree / program
+    path.write_text("#!/bin/sh\ntrue\n")
+    path.chmod(0o755)
+
+    assert run("launch", "--on", "local", "--follow", "--", program).code == 0
+
+    assert [line["name"] for line in run("status", "--all", "-o", "json").json["jobs"]] == [name]
+
+
+def test_name_like_a_tasks_id_is_a_job_with_on_and_last_is_no_name(run: Terminal) -> None:
+    job = run.finish("true", "--name", "t-test")
+
+    refused = run("launch", "--on", "local", "--name", "last", "--", "true")
+
+    assert run("status", "t-test", "--on", "local", "-o", "json").json["job"] == job
+    assert run("status", "t-test").err.startswith("error: no task named `t-test`")
+    assert (refused.code, refused.err.splitlines()[0]) == (2, "error: `last` is no valid name")
+
+
+def test_name_that_begins_another_jobs_id_is_not_cancelled(run: Terminal) -> None:
+    first = run.launch("sleep 600", "--name", "plain")
+    named = run.launch("sleep 601", "--name", first[:10])
+
+    refused = run("cancel", first[:10])
+
+    assert refused.code == 2
+    assert refused.err.startswith(
+        f"error: `{first[:10]}` is the name of a job and the beginning of the id of another\n"
+    )
+    assert (first in refused.err, named in refused.err) == (True, True)
+    end_all(run, first, named)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc, in which nobody can make a folder")
+def test_fetch_into_a_folder_that_cannot_be_made_names_it(run: Terminal) -> None:
+    run.finish("echo out >$RUNTIME_OUTPUT_DIR/o", "--name", "train")
+
+    refused = run("fetch", "train", "/proc/none")
+
+    assert (refused.code, refused.err.splitlines()[-3]) == (2, "error: the folder `/proc/none` cannot be made there")
+
+
 def test_name_of_an_experiment_and_a_job_is_the_experiment_and_on_means_the_job(run: Terminal) -> None:
     job = run.finish("true", "--name", "sweep")
     assert run("submit", "--experiment", "sweep", "proj", "train").code == 0
@@ -184,6 +231,50 @@ def test_cancel_by_a_name_that_a_silent_target_may_have_too_is_refused_until_one
     assert refused.code == 3
     assert "`--on TARGET` chooses another" in refused.err
     assert run("cancel", "train", "--on", "local", "-o", "json").json[0]["name"] == here
+
+
+@pytest.mark.parametrize(
+    ("toml", "why"),
+    [
+        ("", "not defined here"),
+        ('[targets.box]\nkind = "local"\nrecords = "/nowhere/else"\n', "defined otherwise then"),
+    ],
+)
+def test_cancel_by_a_name_that_a_target_out_of_reach_has_too_is_refused_until_one_is_chosen(
+    run: Terminal, toml: str, why: str
+) -> None:
+    add_box(run)
+    here = run.launch("sleep 600", "--name", "train")
+    there = run("launch", "--on", "box", "--name", "train", "--", "sh", "-c", "true").out.strip()
+    (run.tree / "runtime.toml").write_text(toml)
+
+    refused = run("cancel", "train")
+
+    assert refused.code == 2
+    assert f"`{there}` was launched on target `box`, which {'is' if 'here' in why else 'was'} {why}" in refused.err
+    assert run("cancel", "train", "--on", "local", "-o", "json").json[0]["name"] == here
+
+
+def test_job_on_a_target_that_is_gone_is_unknown_and_its_target_named(run: Terminal) -> None:
+    add_box(run)
+    there = run("launch", "--on", "box", "--name", "train", "--", "sh", "-c", "true").out.strip()
+    (run.tree / "runtime.toml").unlink()
+
+    for text in (there, there[:10], "train"):
+        unknown = run("status", text)
+
+        assert unknown.code == 2
+        assert f"`{there}` was launched on target `box`, which is not defined here" in unknown.err
+
+
+def test_cancel_by_a_name_of_a_job_that_ended_on_a_target_out_of_reach_is_done(run: Terminal) -> None:
+    add_box(run)
+    here = run.launch("sleep 600", "--name", "train")
+    run("launch", "--on", "box", "--name", "train", "--follow", "--", "sh", "-c", "true")
+    assert run("status", "--on", "box").code == 0
+    (run.tree / "runtime.toml").unlink()
+
+    assert run("cancel", "train", "-o", "json").json[0]["name"] == here
 
 
 def test_job_of_another_machine_is_found_by_name_on_a_named_target(run: Terminal) -> None:
@@ -292,6 +383,7 @@ def test_notes_that_are_damaged_or_unreadable_hide_no_job(run: Terminal) -> None
             path.write_bytes(b"\xff\x00[")
     (run.data / "known" / "targets").mkdir(exist_ok=True)
     (run.data / "known" / "targets" / ("0" * 24 + ".json")).write_text("[[[[")
+    os.mkfifo(run.data / "known" / "targets" / ("1" * 24 + ".json"))
 
     assert run("logs", "train").out == "hello\n"
     assert run("status", job[:10]).code == 0

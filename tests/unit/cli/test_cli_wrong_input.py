@@ -51,6 +51,27 @@ def queues_in(file: Path) -> list[str]:
         return sorted(name for (name,) in connection.execute("SELECT name FROM queues")) if made else []
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("status", ""), "no experiment named ``"),
+        (("status", "--on", ""), "no target named ``"),
+        (("status", "--stack", ""), "`` is no valid stack"),
+        (("queue", "list", "--stack", ""), "`` is no valid stack"),
+        (("fetch", "last", ""), "`` is no valid folder"),
+        (("submit", "--", ""), "the command's first word is empty"),
+    ],
+)
+def test_text_that_is_empty_is_refused_and_means_no_default(
+    run: Run, bench: Bench, words: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(*words)
+
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert "hint: " in err
+
+
 # queues
 
 
