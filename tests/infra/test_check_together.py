@@ -228,7 +228,7 @@ def test_minimum_month_is_known_wherever_the_catalog_has_the_family() -> None:
         (family, region_of(zone))
         for family, facts in TPU_FAMILIES.items()
         for zone in facts.zones
-        if minimum_month(one_node(f"{family}-{facts.single_host[0]}"), region_of(zone)) is None
+        if minimum_month(one_node(f"{family}-{min(facts.hosts)}"), region_of(zone)) is None
     }
     assert unknown == set()
 
