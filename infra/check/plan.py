@@ -93,7 +93,8 @@ class _Comparison:
         replacing = self._replacing(old, new, changed)
         if not replacing:
             action = Action.UPDATE if changed else Action.SAME
-            return Step(action=action, urn=new.urn, type=new.type, changed=changed, was=was)
+            blocked = "Google shrinks no disk" if 0 < _boot_disk_gb(new) < _boot_disk_gb(old) else None
+            return Step(action=action, urn=new.urn, type=new.type, changed=changed, was=was, blocked=blocked)
         self.replaced.add(new.urn)
         return Step(
             action=Action.REPLACE,
@@ -142,6 +143,14 @@ def _imports_another(old: Registration, new: Registration) -> bool:
         return False
     identity = old.outputs.get("id")
     return isinstance(identity, str) and identity != new.import_id
+
+
+def _boot_disk_gb(machine: Registration) -> int:
+    """Return the size of a machine's boot disk, 0 without one that is known."""
+    disk = machine.inputs.get("bootDisk")
+    image = disk.get("initializeParams") if isinstance(disk, Mapping) else None
+    size = image.get("size") if isinstance(image, Mapping) else None
+    return int(size) if isinstance(size, int | float) else 0
 
 
 def _refusal_to_replace(old: Registration, new: Registration) -> str | None:

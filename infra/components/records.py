@@ -22,8 +22,6 @@ LOGS: Final = "logs/"
 NOTES: Final = "attempts/"
 REWRITTEN: Final = ("workers/", "counters/", "control/")
 """Prefixes that each worker overwrites every 30 seconds; old versions are of no use."""
-UNREAD: Final = ("deletionPolicy", "forceDestroy", "labels")
-"""Inputs that imports ignore, as in `site`; Google returns these of a bucket in another form."""
 _DAY_S: Final = 86_400
 _PAST_DAYS: Final = 30
 """How long an overwritten or deleted object can still be restored."""
@@ -88,9 +86,7 @@ class Records(Part):
             encryption=storage.BucketEncryptionArgs(default_kms_key_name=self._kms_key) if self._kms_key else None,
             force_destroy=False,
             deletion_policy="ABANDON",
-            opts=self._surviving(
-                bucket, "storage", unread=UNREAD, protect=site.protect, needs=self._key_grants("storage")
-            ),
+            opts=self._surviving(bucket, "storage", protect=site.protect, needs=self._key_grants("storage")),
         )
 
     def _grant(

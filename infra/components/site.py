@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import pulumi
 from pulumi_gcp import projects, serviceaccount
@@ -14,10 +14,6 @@ from infra.naming import Names
 
 Members: TypeAlias = Mapping[str, pulumi.Input[str]]
 """Label → IAM member. The label is part of the logical names of the member's grants."""
-
-UNREAD: Final = ("deletionPolicy",)
-"""Inputs that Google does not store. If they differ at an import, engines before 2026 fail and newer ones also update, so
-imports ignore them; the first `up` without `adopt` sets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +70,12 @@ class Part(pulumi.ComponentResource):
         """Options of a child that holds work and has a fixed name."""
         return self._options(*services, protect=self._site.protect, delete_before_replace=True, **more)
 
-    def _surviving(
-        self, path: str, *services: str, unread: Sequence[str] = UNREAD, **more: Any
-    ) -> pulumi.ResourceOptions:
+    def _surviving(self, path: str, *services: str, **more: Any) -> pulumi.ResourceOptions:
         """Options of a child that a destroy leaves in Google at `path`; `adopt` imports it from there."""
         if self._site.adopt:
-            more |= {"import_": path, "ignore_changes": list(unread)}
+            # The engine updates what differs in the same `up`: an import cannot know inputs such as `deletionPolicy`, which
+            # Google does not store. Engines before 2026 refuse such an import.
+            more |= {"import_": path}
         return self._options(*services, retain_on_delete=True, delete_before_replace=True, **more)
 
     def _register(self) -> None:

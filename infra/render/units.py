@@ -190,7 +190,8 @@ fi
 export RAY_ROTATION_MAX_BYTES=$((100 * 1024 * 1024))
 export RAY_ROTATION_BACKUP_COUNT=5
 
-options=(
+# Names that no variable of a stack has.
+RUNTIME_OPTIONS=(
 {_options(shared)}
   --disable-usage-stats
   --block
@@ -198,7 +199,7 @@ options=(
 
 case "${{1:?head or node}}" in
   head)
-    options+=(
+    RUNTIME_OPTIONS+=(
       --head
       --num-cpus=0
       --autoscaling-config={AUTOSCALER_FILE}
@@ -207,7 +208,7 @@ case "${{1:?head or node}}" in
     )
     ;;
   node)
-    options+=(--address="${{RAY_HEAD_IP:?}}:{PORTS["gcs"]}")
+    RUNTIME_OPTIONS+=(--address="${{RAY_HEAD_IP:?}}:{PORTS["gcs"]}")
     ;;
   *)
     echo "start-ray: no such machine: $1" >&2
@@ -215,16 +216,16 @@ case "${{1:?head or node}}" in
     ;;
 esac
 
-{_FORWARD if cluster.cloud_logging else ""}exec ray start "${{options[@]}}"
+{_FORWARD if cluster.cloud_logging else ""}exec ray start "${{RUNTIME_OPTIONS[@]}}"
 """
 
 
 _FORWARD: Final = """\
 # Ray's processes log into files; this copies their lines to the container's output, which goes to Cloud Logging. Without
 # the link to the session before, `tail` asks every second for the files of the one that begins now.
-readonly session="${RAY_TMPDIR:-/tmp}/ray/session_latest"
-rm -f "${session}"
-tail --follow=name --retry --lines=+1 --quiet --pid="$$" "${session}"/logs/{monitor,gcs_server,raylet}.{log,out,err} 2>/dev/null &
+readonly RUNTIME_SESSION="${RAY_TMPDIR:-/tmp}/ray/session_latest"
+rm -f "${RUNTIME_SESSION}"
+tail --follow=name --retry --lines=+1 --quiet --pid="$$" "${RUNTIME_SESSION}"/logs/{monitor,gcs_server,raylet}.{log,out,err} 2>/dev/null &
 
 """
 

@@ -98,6 +98,12 @@ def read_stack_file(path: Path) -> StackConfig:
     config = {} if config is None else config
     if not isinstance(config, Mapping):
         raise InvalidStackFile(path, f"has {_kind(config)} under `config`, expected keys and values")
+    names = [_full(key) for key in config]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        short = twice[0].removeprefix(f"{NAMESPACE}:")
+        raise InvalidStackFile(
+            path, f"has the key `{short}` twice, once with `{NAMESPACE}:` before it", hint="keep one"
+        )
     secrets = {_full(key) for key, value in config.items() if isinstance(value, Mapping) and set(value) == {"secure"}}
     values = {}
     for key, value in config.items():
@@ -107,7 +113,7 @@ def read_stack_file(path: Path) -> StackConfig:
             raise InvalidStackFile(
                 path,
                 f"has something under `{key}` that the engine cannot pass on",
-                hint="a key that is a date or a list goes in quotes, and no object contains itself",
+                hint="a key that is a list goes in quotes, and no object contains itself",
             ) from None
     return StackConfig(values=values, secrets=frozenset(secrets), written=frozenset(values))
 
@@ -136,10 +142,10 @@ def as_text(value: Any) -> str:
         return value
     if value is None:
         return ""
-    # YAML has dates and JSON has none; a date becomes text.
     return json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
 
 
+_MOST_VALUES: Final = 100_000
 _TAG: Final = "tag:yaml.org,2002:"
 _ONE_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
 _ONE_BOOLEAN: Final = frozenset({"true", "false"})
@@ -156,7 +162,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         value = super().construct_object(node, deep=deep)
         if isinstance(node, yaml.ScalarNode) and node.style is None and (right := _right_form(node, value)):
-            problem = f'`{node.value}` is not the same value to every reader of YAML; write {right}, or `"{node.value}"` for a text'
+            problem = f"`{node.value}` is not the same value to every reader of YAML; write {right}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return value
 
@@ -180,16 +186,23 @@ class _Loader(yaml.SafeLoader):
 def _right_form(node: yaml.ScalarNode, value: object) -> str | None:
     """Return how to write the value of a plain text that not every reader takes for the same; None if all do."""
     text, kind = node.value, node.tag.removeprefix(_TAG)
-    if kind == "bool":
-        return None if text in _ONE_BOOLEAN else f"`{str(value).lower()}`"
-    if kind in ("int", "float"):
-        return None if _ONE_NUMBER.fullmatch(text) else "a plain decimal number" if kind == "float" else f"`{value}`"
-    return "a plain decimal number" if kind == "str" and _OTHERS_NUMBER.fullmatch(text) else None
+    as_text, right = f'`"{text}"`', None
+    if kind == "timestamp":
+        # The engine would pass on `2026-11-23 00:00:00 +0000 UTC`.
+        return as_text
+    if kind == "bool" and text not in _ONE_BOOLEAN:
+        right = f"`{str(value).lower()}`"
+    elif kind in ("int", "float") and not _ONE_NUMBER.fullmatch(text):
+        right = "a plain decimal number" if kind == "float" else f"`{value}`"
+    elif kind == "str" and _OTHERS_NUMBER.fullmatch(text):
+        right = "a plain decimal number"
+    return right and f"{right}, or {as_text} for a text"
 
 
 def _read_mapping(path: Path) -> Mapping[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        values = _count(content, {})
     except OSError as problem:
         raise InvalidStackFile(path, f"cannot be read: {problem.strerror or problem}") from None
     except UnicodeDecodeError:
@@ -205,11 +218,28 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
     except ValueError as problem:
         # Python makes no number of more than some thousand digits, and no date of a 13th month.
         raise InvalidStackFile(path, f"has a value that cannot be read: {problem}") from None
+    if values > _MOST_VALUES:
+        raise InvalidStackFile(
+            path, f"has anchors that stand for more than {_MOST_VALUES:,} values", hint="write the values out"
+        )
     if content is None:
         content = {}
     if not isinstance(content, Mapping):
         raise InvalidStackFile(path, f"holds {_kind(content)}, expected `config:` with keys and values")
     return content
+
+
+def _count(value: Any, counted: dict[int, int]) -> int:
+    """Count the values in `value`, an anchored one at each place that refers to it, in one visit of each."""
+    if not isinstance(value, list | tuple | dict):
+        return 1
+    if id(value) not in counted:
+        # An object that contains itself counts once here, and `as_text` refuses it.
+        counted[id(value)] = 1
+        counted[id(value)] = 1 + sum(
+            _count(each, counted) for each in (value.values() if isinstance(value, dict) else value)
+        )
+    return counted[id(value)]
 
 
 def _kind(value: Any) -> str:

@@ -27,11 +27,19 @@ _PATH: Final = r"/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*"
 _MOUNT: Final = re.compile(rf"(?P<host>{_PATH}):(?P<container>{_PATH})(?::ro)?")
 HOST_FOLDERS: Final = ("/data", "/local", "/media", "/mnt", "/scratch", "/srv", "/tmp", "/var/tmp")
 """Folders that a container may see of its machine. Others have its programs, accounts, keys and sockets."""
-OUR_FOLDERS: Final = ("/etc/runtime-ray", "/opt/runtime-ray", "/run/runtime-ray", "/tmp/ray", "/var/run/runtime-ray")
+OUR_FOLDERS: Final = (
+    "/etc/runtime-ray",
+    "/opt/runtime",
+    "/opt/runtime-ray",
+    "/run/runtime-ray",
+    "/tmp/ray",
+    "/var/run/runtime-ray",
+)
 SYSTEM_FOLDERS: Final = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 """Folders of a container that a mount must not hide: programs, accounts, devices."""
 
 _SIZE: Final = r"[1-9]\d{0,8}[bkmg]"
+_LEAST_MEMORY: Final = 6 << 20
 OPTIONS: Final[Mapping[str, str]] = {
     "cap-add": "IPC_LOCK|PERFMON|SYS_NICE|SYS_PTRACE",
     "cpu-shares": r"\d{1,6}",
@@ -40,7 +48,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "memory": _SIZE,
     "memory-reservation": _SIZE,
     "memory-swap": f"-1|{_SIZE}",
-    "oom-score-adj": r"-?\d{1,4}",
+    "oom-score-adj": r"-?(?:\d{1,3}|1000)",
     "ulimit": r"(?:core|memlock|nice|nofile|nproc|rtprio|sigpending|stack)=-?\d{1,12}(?::-?\d{1,12})?",
 }
 """Option of `docker run` → its value. None of them gives more of the machine than the container has: a folder is a mount,
@@ -116,6 +124,7 @@ def find_container_problems(container: ContainerSettings, path: str) -> Iterator
     yield from find_repeated(tuple(targets), join(path, "mounts"))
     for index, option in enumerate(container.options or ()):
         yield from _option_problems(option, f"{join(path, 'options')}[{index}]")
+    yield from _memory_problems(container.options or (), join(path, "options"))
 
 
 def _option_problems(option: str, where: str) -> Iterator[Problem]:
@@ -133,6 +142,30 @@ def _option_problems(option: str, where: str) -> Iterator[Problem]:
         yield wrong(where, option, f"one of {', '.join(f'`--{each}`' for each in OPTIONS)}", hint)
     elif not re.fullmatch(OPTIONS[found["name"]], found["value"]):
         yield wrong(where, option, f"`--{found['name']}=` and a value of the form `{OPTIONS[found['name']]}`")
+
+
+def _memory_problems(options: Sequence[str], path: str) -> Iterator[Problem]:
+    """Find limits of memory that Docker refuses together, so that Ray would never start."""
+    # Docker takes the last of two values.
+    values = {found["name"]: found["value"] for each in options if (found := _OPTION.fullmatch(each))}
+    sizes = {name: _bytes(value) for name, value in values.items() if re.fullmatch(_SIZE, value)}
+    memory = sizes.get("memory")
+    if memory is not None and memory < _LEAST_MEMORY:
+        yield Problem(path=path, message=f"has `--memory={values['memory']}`, and Docker needs at least `6m`")
+    if "memory-swap" in sizes and (memory is None or sizes["memory-swap"] < memory):
+        yield Problem(
+            path=path,
+            message=f"has `--memory-swap={values['memory-swap']}`, allowed with a `--memory` of at most as much",
+            hint="it limits memory and swap together",
+        )
+    if memory is not None and sizes.get("memory-reservation", 0) > memory:
+        yield Problem(
+            path=path, message="has a larger `--memory-reservation` than `--memory`, allowed is at most as much"
+        )
+
+
+def _bytes(size: str) -> int:
+    return int(size[:-1]) << {"b": 0, "k": 10, "m": 20, "g": 30}[size[-1]]
 
 
 def _hides(folder: str) -> bool:

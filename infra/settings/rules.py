@@ -143,6 +143,11 @@ def _stack(settings: Settings, path: str) -> Iterator[Problem]:
         yield from _name_problems(getattr(settings, part), join(path, part))
 
 
+def _has_plain_length(cidr: str) -> bool:
+    """Whether a range ends in `/20`. Python also reads `/255.255.240.0`, `/020` and no length, Google and Kubernetes do not."""
+    return re.fullmatch(r"[^/]+/(?:0|[1-9][0-9]{0,2})", cidr) is not None
+
+
 def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     where = join(path, "cidr")
     try:
@@ -150,7 +155,9 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     except ValueError:
         yield wrong(where, network.cidr, "an IPv4 range whose host bits are zero, such as `10.64.0.0/20`")
         return
-    if cidr.version != 4 or not any(cidr.subnet_of(each) for each in PRIVATE if each.version == cidr.version):
+    if not _has_plain_length(network.cidr):
+        yield wrong(where, network.cidr, "a range with the length of its prefix", f"write `{cidr}`")
+    elif cidr.version != 4 or not any(cidr.subnet_of(each) for each in PRIVATE if each.version == cidr.version):
         private = ", ".join(str(each) for each in PRIVATE)
         yield wrong(where, network.cidr, f"a private IPv4 range, within {private}")
     elif cidr.prefixlen > SMALLEST_SUBNET:
@@ -468,10 +475,14 @@ def _namespace(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
             yield wrong(join(path, f"claims.{claim}"), claim, "lower case letters, digits, dashes and dots")
     yield from _form(namespace, path, "image_pull_secret", _DNS_NAME, "the name of a secret in the namespace")
     for index, cidr in enumerate(namespace.egress_cidrs):
+        where = f"{join(path, 'egress_cidrs')}[{index}]"
         try:
-            ipaddress.ip_network(cidr)
+            parsed = ipaddress.ip_network(cidr)
         except ValueError:
-            yield wrong(f"{join(path, 'egress_cidrs')}[{index}]", cidr, "a range such as `10.0.0.0/8`")
+            yield wrong(where, cidr, "a range such as `10.0.0.0/8`")
+        else:
+            if not _has_plain_length(cidr):
+                yield wrong(where, cidr, "a range with the length of its prefix", f"write `{parsed}`")
     for index, launcher in enumerate(namespace.launchers):
         if not _LAUNCHER.fullmatch(launcher):
             yield wrong(

@@ -344,6 +344,9 @@ class GooglePlugin(Plugin):
         else:
             inputs = {key: value for key, value in stored.items() if key not in NOT_KEPT_BY_GOOGLE}
             inputs |= {key: value for key, value in _defaults(known.type).items() if key in stored}
+            if known.type == BUCKET:
+                # The provider returns only the labels that it knows from before.
+                inputs.pop("labels", None)
         inputs = hide_again(inputs, known.inputs)
         return Found(id=id_, state={**stored, **inputs, **there["outputs"]}, inputs=inputs)
 

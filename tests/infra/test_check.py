@@ -710,7 +710,7 @@ def test_read_stack_file_passes_values_as_the_engine_does(tmp_path: Path) -> Non
     file = tmp_path / "Pulumi.x.yaml"
     file.write_text(
         "secretsprovider: gcpkms://k\nconfig:\n  region: r\n  research-runtime:protect: true\n  a:b: 3\n"
-        "  a:c: {d: [1, x]}\n  a:e:\n  a:f: 1.5\n  a:g: 2026-01-02\n"
+        '  a:c: {d: [1, x]}\n  a:e:\n  a:f: 1.5\n  a:g: "2026-01-02"\n'
     )
     assert read_stack_file(file).values == {
         "research-runtime:region": "r",
@@ -719,7 +719,7 @@ def test_read_stack_file_passes_values_as_the_engine_does(tmp_path: Path) -> Non
         "a:c": '{"d":[1,"x"]}',
         "a:e": "",
         "a:f": "1.5",
-        "a:g": '"2026-01-02"',
+        "a:g": "2026-01-02",
     }
 
 

@@ -486,8 +486,8 @@ def test_ci_what_survives_a_destroy_stays_and_can_be_taken_over() -> None:
         "ci-deployer-role": "projects/lab-1234/roles/marin_deployer",
         "ci-previewer-role": "projects/lab-1234/roles/marin_previewer",
     }
-    assert all(each.ignore_changes == ("deletionPolicy",) for each in adopted.resources if each.import_id)
-    assert [each for each in fresh.resources if each.import_id or each.ignore_changes] == []
+    assert [each for each in fresh.resources if each.import_id] == []
+    assert [each for each in (*fresh.resources, *adopted.resources) if each.ignore_changes] == []
     for each in customs(fresh, CI):
         assert each.retain_on_delete == (each.type in surviving), each.urn
         assert (each.inputs.get("deletionPolicy") == "ABANDON") == (each.type in surviving), each.urn

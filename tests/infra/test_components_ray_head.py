@@ -242,8 +242,7 @@ def test_head_that_adopts_takes_over_the_roles_that_survived() -> None:
         f"projects/{PROJECT}/roles/marin_main_head",
         f"projects/{PROJECT}/roles/marin_main_reaper",
     }
-    # Google does not return this field, so an import would never agree.
-    assert {each.ignore_changes for each in roles} == {("deletionPolicy",)}
+    assert {each.ignore_changes for each in roles} == {()}
     assert {each.import_id for each in recorded().of_type("gcp:projects/iAMCustomRole:IAMCustomRole")} == {None}
 
 

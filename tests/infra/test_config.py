@@ -206,6 +206,10 @@ WRONG: list[tuple[str, Any, str, str]] = [
     # network
     ("network/cidr", "10.64.0.1/20", "network.cidr", "host bits are zero"),
     ("network/cidr", "10.64.0.0/22", "network.cidr", "at least a /21"),
+    *(
+        ("network/cidr", f"10.64.0.0{mask}", "network.cidr", "the length of its prefix; write `10.64.0.0/")
+        for mask in ("/255.255.240.0", "/0.0.15.255", "/020", "")
+    ),
     ("network/cidr", "8.8.0.0/16", "network.cidr", "a private IPv4 range"),
     ("network/cidr", "fd00::/64", "network.cidr", "a private IPv4 range"),
     ("network/cidr", "172.16.0.0/15", "network.cidr", "containers on the head use"),

@@ -33,6 +33,8 @@ TAKEN = (
         "PYTHONSTARTUP",
     ),
     *("DOCKER_HOST", "CLOUDSDK_CONFIG", "GIT_SSH_COMMAND", "HTTPS_PROXY", "https_proxy", "SSL_CERT_FILE", "KUBECONFIG"),
+    # A start script that exports one of these ends, or loses its value.
+    *("UID", "EUID", "PPID", "BASHPID", "BASH_VERSINFO", "GROUPS", "SECONDS", "RANDOM", "SHLVL", "_"),
 )
 GITHUB = "ghp_" + "a" * 36
 
@@ -233,6 +235,12 @@ WRONG_CONTAINERS: list[tuple[dict[str, Any], str, str]] = [
         )
     ),
     ({"options": ["--cpu=2"]}, "options[0]", "did you mean `cpus`?"),
+    ({"options": ["--oom-score-adj=1001"]}, "options[0]", "and a value of the form"),
+    ({"options": ["--memory=5m"]}, "options", "at least `6m`"),
+    ({"options": ["--memory-swap=2g"]}, "options", "with a `--memory`"),
+    ({"options": ["--memory=2g", "--memory-swap=2047m"]}, "options", "of at most as much"),
+    ({"options": ["--memory=2g", "--memory-reservation=3g"]}, "options", "larger `--memory-reservation`"),
+    ({"mounts": ["/mnt/a:/opt/runtime"]}, "mounts[0]", "hides neither"),
     ({"priviledged": True}, "priviledged", "is no key here"),
 ]
 

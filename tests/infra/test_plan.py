@@ -220,6 +220,18 @@ def test_plan_subnet_grows_in_place_and_moves_by_replacement(before: str, now: s
     )
 
 
+@pytest.mark.parametrize(("before", "now", "reason"), [(200, 300, None), (300, 200, "Google shrinks no disk")])
+def test_plan_boot_disk_grows_in_place_and_never_shrinks(before: int, now: int, reason: str | None) -> None:
+    old, new = (
+        sample("gcp:compute/instance:Instance", inputs={"bootDisk": {"initializeParams": {"size": size}}})
+        for size in (before, now)
+    )
+
+    found = step(old, new)
+
+    assert (found.action, found.blocked) == (Action.UPDATE, reason)
+
+
 def test_replacing_table_names_types_and_inputs_that_the_wheels_have() -> None:
     """A misspelt path in the table would never match."""
     for type_, paths in REPLACING.items():

@@ -28,6 +28,7 @@ ODD = {
     "SIGNS": "; & | > < * ? ~ # ! % %h {a,b} [x] = é 日本",
     "EMPTY": "",
     "DASH": "--privileged",
+    "options": "a name that a script may use itself",
 }
 CONTAINER = ContainerSettings(
     shm_size="16g",

@@ -58,7 +58,7 @@ def test_value_that_is_not_the_same_to_every_reader_is_refused_with_what_to_writ
 
 @pytest.mark.parametrize(
     "written",
-    ["200", "-3", "0", "1.5", "true", "false", "10.64.0.0/20", '"0200"', "'yes'", "v5e", "e3", "2026-01-02", "~", "12-e", "0a", "y"],
+    ["200", "-3", "0", "1.5", "true", "false", "10.64.0.0/20", '"0200"', "'yes'", "v5e", "e3", "~", "12-e", "0a", "y"],
 )  # fmt: skip
 def test_value_that_is_the_same_to_every_reader_is_read(tmp_path: Path, written: str) -> None:
     file = tmp_path / "Pulumi.x.yaml"
@@ -77,7 +77,14 @@ def test_merge_of_keys_is_refused_with_its_place(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("config:\n  a: &a [*a]\n", "has something under `a` that the engine cannot pass on"),
-        ("config:\n  a: {2026-01-02: b}\n", "has something under `a` that the engine cannot pass on"),
+        ("config:\n  a: {2026-01-02: b}\n", 'write `"2026-01-02"`'),
+        ("config:\n  a: {b: 2026-01-02}\n", 'write `"2026-01-02"`'),
+        ("config:\n  zone: b\n  research-runtime:zone: c\n", "has the key `zone` twice"),
+        (
+            "config:\n  a: &a0 [1, 2]\n"
+            + "".join(f"  b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)),
+            "has anchors that stand for more than 100,000 values",
+        ),
         ("config:\n  a: {[b]: c}\n", "is no valid YAML"),
         (f"config:\n  a: {'[' * 5000}{']' * 5000}\n", "is nested too deeply"),
         (f"config:\n  a: {'9' * 5000}\n", "has a value that cannot be read"),
@@ -88,7 +95,22 @@ def test_merge_of_keys_is_refused_with_its_place(tmp_path: Path) -> None:
         ("config: []\n", "has a list under `config`"),
         ("config: ''\n", "has a text under `config`"),
     ],
-    ids=["itself", "date-key", "list-key", "deep", "long-number", "no-date", "tag", "equals", "zero", "list", "text"],
+    ids=[
+        "itself",
+        "date-key",
+        "date",
+        "twice",
+        "anchors",
+        "list-key",
+        "deep",
+        "long-number",
+        "no-date",
+        "tag",
+        "equals",
+        "zero",
+        "list",
+        "text",
+    ],
 )
 def test_file_that_no_program_can_read_is_refused(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(tmp_path, text)
