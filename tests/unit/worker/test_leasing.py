@@ -12,6 +12,7 @@ import pytest
 from runtime.errors import StoreBroken, StoreUnavailable
 from runtime.queues.memory import MemoryQueue
 from runtime.reasons import EndReason
+from runtime.records.orders import Control
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.verdict import unstarted
 from runtime.testing import FakeClock, sample_task
@@ -115,6 +116,26 @@ def test_worker_without_orders_or_of_a_paused_queue_leases_nothing(tmp_path: Pat
     parts.queue.resume()
     parts.read_orders()
     assert parts.fetch() == ["a"]
+
+
+def test_worker_that_gets_no_orders_leaves_after_its_time_out_and_says_why(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(tmp_path, clock, idle_timeout=timedelta(seconds=10))
+
+    def refuse(_: str) -> Control:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(parts.records, "control", refuse)
+    for _ in range(3):
+        parts.read_orders()
+    parts.fetch()
+    assert parts.leaving.reason is None
+
+    clock.advance(seconds=10)
+    parts.fetch()
+
+    assert (parts.leaving.reason, parts.leaving.exit_code) == ("its orders could not be read for 10 s: no answer", 3)
 
 
 # when
