@@ -135,7 +135,8 @@ def test_worker_that_gets_no_orders_leaves_after_its_time_out_and_says_why(
     clock.advance(seconds=10)
     parts.fetch()
 
-    assert (parts.leaving.reason, parts.leaving.exit_code) == ("its orders could not be read for 10 s: no answer", 3)
+    leaving = parts.leaving
+    assert (leaving.reason, leaving.exit_code) == ("its orders could not be read for 10 s: no answer", 3)
 
 
 # when
