@@ -34,7 +34,9 @@ from runtime.worker.slots import Slot
 class Parts:
     """Calls are made inline, so each step has its answer when it returns."""
 
-    def __init__(self, folder: Path, clock: FakeClock, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, clock: FakeClock, *, selector: selectors.BaseSelector | None = None, **options: Any
+    ) -> None:
         self.clock = clock
         self.log = io.StringIO()
         self.records = MemoryRecords(clock=clock)
@@ -43,7 +45,7 @@ class Parts:
         say = Reporter(self.log, json_lines=True)
         self.leaving = Leaving(say)
         self.offload = Offload(inline=True)
-        self.selector = selectors.DefaultSelector()
+        self.selector = selector or selectors.DefaultSelector()
         count = self.options.slots
         assert isinstance(count, int)
         pool = AttemptPool(selector=self.selector, slots=count)
