@@ -105,6 +105,17 @@ def test_backend_is_not_asked_if_every_job_has_ended(root: Root) -> None:
     assert root.backend.asked == []
 
 
+def test_ended_job_whose_native_jobs_are_known_is_not_asked_about(root: Root) -> None:
+    root.launch(FIRST, "7")
+    root.end(FIRST)
+    entry = ledger.read_entry(root.host.files, FIRST)
+    assert entry is not None
+    assert entry.natives
+
+    assert judge_job(entry, TARGET, root.backend, root.host)[0].state is JobState.SUCCEEDED
+    assert root.backend.asked == []
+
+
 def test_array_is_asked_about_until_its_last_run_has_ended(root: Root) -> None:
     root.launch(FIRST, "7", indices=2)
     root.end(FIRST, index=0)
@@ -173,6 +184,17 @@ def test_job_of_two_parts_one_of_which_the_backend_forgot_is_looked_at_again(roo
     [status] = root.judge(FIRST, indices=True)
 
     assert [each.state for each in status.indices] == [JobState.RUNNING, JobState.SUCCEEDED]
+
+
+def test_array_one_run_of_which_has_ended_is_looked_at_again(root: Root) -> None:
+    root.launch(FIRST, "7", indices=2)
+    root.backend.say("7_0", JobState.SUCCEEDED, 0)
+    root.backend.say("7_1", JobState.RUNNING, 1)
+    root.backend.meanwhile = lambda: root.end(FIRST, index=0)
+
+    [status] = root.judge(FIRST, indices=True)
+
+    assert [each.state for each in status.indices] == [JobState.SUCCEEDED, JobState.RUNNING]
 
 
 def test_native_job_that_ended_without_a_result_has_failed(root: Root) -> None:

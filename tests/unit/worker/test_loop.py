@@ -8,6 +8,7 @@ import os
 import selectors
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ MOST_ROUNDS = 5_000
 
 
 class Waits(selectors.DefaultSelector):
-    """Lets the time pass at once; what is planned for a moment happens then, and ends the wait."""
+    """Lets the time pass at once; what is planned for a moment happens then, and ends the wait if a descriptor turns readable."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
@@ -46,13 +47,16 @@ class Waits(selectors.DefaultSelector):
         assert timeout >= 0
         self.rounds.append(self.passed)
         assert len(self.rounds) < MOST_ROUNDS, "the loop spins"
-        if self.planned and self.planned[0][0] <= self.passed + timeout:
+        while self.planned and self.planned[0][0] <= self.passed + timeout:
             at, action = self.planned.pop(0)
-            self.clock.advance(seconds=max(0.0, at - self.passed))
+            before = self.passed
+            self.clock.advance(seconds=max(0.0, at - before))
             action()
-        else:
-            # As epoll does, which waits for whole milliseconds.
-            self.clock.advance(seconds=math.ceil(timeout * 1e3) / 1e3)
+            if ready := super().select(0):
+                return ready
+            timeout = max(0.0, timeout - (self.passed - before))
+        # As epoll does, which waits for whole milliseconds.
+        self.clock.advance(seconds=math.ceil(timeout * 1e3) / 1e3)
         return super().select(0)
 
 
@@ -117,8 +121,12 @@ class Course:
 
     def run(self) -> float:
         """Let the worker serve until it leaves; return the seconds that it took."""
-        Loop(self.parts.services, self.waits).run()
+        self.loop().run()
         return self.waits.passed
+
+    @cache  # noqa: B019 (it lives as long as its test)
+    def loop(self) -> Loop:
+        return Loop(self.parts.services, self.waits)
 
     def put(self, key: str, **fields: Any) -> None:
         self.queue.put([sample_task(key, **fields)])
@@ -137,6 +145,7 @@ def make(tmp_path: Path, clock: FakeClock) -> Iterator[Callable[..., Course]]:
     for course in made:
         course.queue.close_pipe()
         course.waits.close()
+        course.parts.records.close()
 
 
 Make = Callable[..., Course]
@@ -283,3 +292,38 @@ def test_delayed_task_is_leased_when_it_is_due(make: Make) -> None:
     course.run()
 
     assert any(7.25 <= at <= 7.26 for at in course.queue.times("lease"))
+
+
+def test_ends_that_are_counted_instead_of_logged_are_summed_up_without_haste(make: Make) -> None:
+    course = make(slots=60, idle_timeout=timedelta(seconds=10))
+    late = course.parts.clock.now() - timedelta(seconds=1)
+    for number in range(60):
+        course.put(f"late-{number}", expires_at=late)
+
+    course.run()
+
+    assert len([at for at in course.waits.rounds if at < 1.1]) < 10
+
+
+def test_worker_reports_soon_after_it_got_a_task(make: Make) -> None:
+    course = make(accept=frozenset({"command"}))
+    course.waits.at(11.0, lambda: course.put("a"))
+    course.waits.at(15.0, lambda: course.leaving.ask("told to"))
+
+    course.run()
+
+    [seen] = course.parts.records.workers()
+    assert seen.running == (sample_task("a").id,)
+    assert (seen.seen_at - seen.started_at).total_seconds() == pytest.approx(13, abs=0.1)
+
+
+def test_task_that_is_ready_waits_for_the_end_of_a_pause(make: Make) -> None:
+    course = make(accept=frozenset({"command"}))
+    loop = course.loop()
+    course.put("a")
+    course.waits.at(0.0, lambda: setattr(loop._dispatch, "pause_until", course.parts.now + 0.3))
+    course.waits.at(5.0, lambda: course.leaving.ask("told to"))
+
+    course.run()
+
+    assert any(at == pytest.approx(0.3, abs=0.005) for at in course.waits.rounds)
