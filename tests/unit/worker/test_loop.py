@@ -318,12 +318,15 @@ def test_worker_reports_soon_after_it_got_a_task(make: Make) -> None:
 
 
 def test_task_that_is_ready_waits_for_the_end_of_a_pause(make: Make) -> None:
-    course = make(accept=frozenset({"command"}))
+    course = make(accept=frozenset({"command"}), look_ahead=1)
     loop = course.loop()
-    course.put("a")
-    course.waits.at(0.0, lambda: setattr(loop._dispatch, "pause_until", course.parts.now + 0.3))
+    for key in "ab":
+        course.put(key)
+    # The queue is tended every 0.8 seconds, and the worker has no room to ask for more.
+    course.waits.at(0.9, lambda: setattr(loop._dispatch, "pause_until", course.parts.now + 0.95))
     course.waits.at(5.0, lambda: course.leaving.ask("told to"))
 
     course.run()
 
-    assert any(at == pytest.approx(0.3, abs=0.005) for at in course.waits.rounds)
+    assert any(at == pytest.approx(1.85, abs=0.005) for at in course.waits.rounds)
+    assert any(at == pytest.approx(1.6, abs=0.005) for at in course.queue.times("tend"))
