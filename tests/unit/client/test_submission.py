@@ -384,6 +384,25 @@ def test_skip_existing_leaves_out_what_is_done(queue: Forgetful, tmp_path: Path)
     assert result.ids == (half.id, todo.id, silent.id) == tuple(queue.given)
 
 
+def test_skip_existing_leaves_out_a_single_task_of_an_embedded_queue_too(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    opened, _ = open_sqlite(tmp_path / "tasks.db")
+    tasks = [sample_task(name, outputs=(str(tmp_path / name),)) for name in ("there", "missing")]
+
+    done = [submit(task, queue=opened, skip_existing=True, snapshot=False) for task in tasks]
+
+    assert [(one.new, one.skipped) for one in done] == [(0, 1), (1, 0)]
+    opened.close()
+
+
+def test_priority_is_taken_by_a_queue_that_keeps_it(tmp_path: Path) -> None:
+    opened, _ = open_sqlite(tmp_path / "tasks.db")
+
+    assert submit(sample_task("1", priority=5), queue=opened, snapshot=False).new == 1
+    assert opened.peek(1)[0].priority == 5
+    opened.close()
+
+
 def test_skip_existing_looks_into_buckets(queue: Forgetful, moto_server: Any) -> None:
     import boto3
 

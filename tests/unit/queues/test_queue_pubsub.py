@@ -230,6 +230,36 @@ def ack_id(of: Lease) -> str:
     return one
 
 
+# leasing
+
+
+def test_first_lease_of_a_filled_queue_waits_for_its_own_pull(
+    queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pubsub_intake, "FIRST_WAIT_S", 600.0)
+    queue.put([sample_task("1"), sample_task("2")])
+
+    assert [lease.task.key for lease in queue.lease(1, worker="w-1", ttl=TTL)] == ["1"]
+
+
+def test_lease_while_a_pull_waits_at_the_service_does_not_wait_for_it(
+    service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pubsub_intake, "FIRST_WAIT_S", 0.0)
+    assert queue.lease(1, worker="w-1", ttl=TTL) == []
+    assert eventually(lambda: service.pulled)
+    monkeypatch.setattr(pubsub_intake, "FIRST_WAIT_S", 600.0)
+
+    assert queue.lease(1, worker="w-1", ttl=TTL) == []
+
+
+def test_worker_pulls_as_many_as_it_is_short_of(service: FakeService, queue: PubSubQueue) -> None:
+    queue.put([sample_task(str(number)) for number in range(5)])
+
+    assert len(lease(queue, 3)) == 3
+    assert service.pulled[0] == 3
+
+
 # giving back
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from runtime.errors import StoreUnavailable, StoreUnsafe
 from runtime.records import open_records
-from runtime.records.blobs.folder import FolderBlobs
+from runtime.records.blobs.folder import FolderBlobs, sync
 from runtime.records.store import BlobRecords
 from runtime.testing import sample_task
 from tests.conformance.records_cases import sample_record
@@ -125,7 +125,7 @@ def test_commit_whose_folder_sync_failed_is_not_reported_as_done(
 WRITES_AS_NUMBER_SEVEN = """
 import os, sys, threading
 from pathlib import Path
-from runtime.records.blobs.folder import FolderBlobs
+from runtime.records.blobs.folder import FolderBlobs, sync
 os.getpid = threading.get_native_id = lambda: 7
 real = os.open
 def shown(path, *args, **more):
@@ -214,7 +214,7 @@ def test_commit_on_a_full_file_system_works_again_once_there_is_room(tmp_path: P
 WRITER = """
 import sys
 from pathlib import Path
-from runtime.records.blobs.folder import FolderBlobs
+from runtime.records.blobs.folder import FolderBlobs, sync
 blobs = FolderBlobs(Path(sys.argv[1]))
 print("ready", flush=True)
 n = 0
@@ -323,6 +323,30 @@ def test_folder_that_vanished_fails_every_call_and_is_not_made_anew(tmp_path: Pa
         with pytest.raises(StoreUnavailable):
             call()
     assert not root.exists()
+
+    with pytest.raises(StoreUnavailable, match="there is no record folder") as gone:
+        store.commit(sample_record(task))
+    assert not gone.value.retryable
+    assert gone.value.hint == f"mount it, or `mkdir -p {root}`"
+
+
+def test_name_that_cannot_be_in_a_folder_that_is_there_is_not_called_a_missing_folder(tmp_path: Path) -> None:
+    blobs = FolderBlobs(tmp_path)
+    (tmp_path / "a").symlink_to(tmp_path / "gone" / "file")
+
+    with pytest.raises(StoreUnavailable, match="failed: No such file") as refused:
+        blobs.append("a", b"1")
+
+    assert refused.value.retryable
+
+
+def test_sync_leaves_out_only_what_it_was_told_to(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+
+    sync(missing, unopened={errno.ENOENT})
+    for unopened in ((), {errno.EACCES}):
+        with pytest.raises(FileNotFoundError):
+            sync(missing, unopened=unopened)
 
 
 AS_NOBODY = """

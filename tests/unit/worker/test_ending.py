@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -13,36 +10,37 @@ from runtime.reasons import EndReason
 from runtime.tasks.history import Lease
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.attempts.model import Ended
-from runtime.worker.ending import Ending
-from runtime.worker.services import HeldLease, Holdings
+from runtime.worker.ending import AttemptLogs, Ending
+from runtime.worker.services import HeldLease
+from tests.unit.worker.parts_bench import Parts
+from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)
 
 
-class Places:
-    """Notes where an unstarted task goes."""
+class Places(Parts):
+    """Finds where an unstarted task goes."""
 
-    def __init__(self, *, leaving: str | None = None) -> None:
-        self.given_back: list[HeldLease] = []
-        self.apart: list[HeldLease] = []
-        self.ready: deque[HeldLease] = deque()
-        self.holdings = Holdings(timedelta(seconds=30), FakeClock())
-        dispatch: Any = SimpleNamespace(ready=self.ready, line_up=self.apart.append)
-        outbox: Any = SimpleNamespace(give_back=self.given_back.append)
-        services: Any = SimpleNamespace(holdings=self.holdings, leaving=SimpleNamespace(reason=leaving))
-        preparing: Any = None
-        logs: Any = None
-        self.ending = Ending(services, outbox, dispatch, preparing, logs)
+    def __init__(self, folder: Path, clock: FakeClock, *, leaving: str | None = None) -> None:
+        super().__init__(folder, clock)
+        logs = AttemptLogs(self.services)
+        self.ending = Ending(self.services, self.outbox, self.dispatch, self.preparing, logs)
+        if leaving is not None:
+            self.leaving.ask(leaving)
 
     def end(self, *, alone: bool = False, stop_reason: EndReason | None = None) -> str:
         """End an attempt that has not begun; return its task's place."""
         waiting = HeldLease(Lease(sample_task("waiting"), "w"))
-        self.ready.append(waiting)
-        held = self.holdings.take(Lease(sample_task("1"), "t", alone=alone), 0.0, 0.0)
+        self.dispatch.ready.append(waiting)
+        held = self.holdings.take(Lease(sample_task("1"), "t", alone=alone), self.now, self.now)
         held.sent, held.stop_reason = True, stop_reason
-        now = 5.0
-        self.ending.conclude(Ended("t", 0, EndReason.PREEMPTED, now, now, not_started=True), now)
+        self.ending.conclude(Ended("t", 0, EndReason.PREEMPTED, self.now, self.now, not_started=True), self.now)
         assert not held.sent
-        found = {"given back": held in self.given_back, "apart": held in self.apart, "first": self.ready[0] is held}
+        found = {
+            "given back": held.lease in [release.lease for release in self.outbox.releases],
+            "apart": held in self.dispatch.suspects.waiting,
+            "first": self.dispatch.ready[0] is held,
+        }
         [place] = [name for name, there in found.items() if there]
+        assert ("t" in self.holdings.by_token) is (place != "given back")
         return place
 
 
@@ -58,14 +56,16 @@ class Places:
     ],
 )
 def test_task_whose_attempt_never_began_runs_next_unless_it_is_not_to_run_here(
-    leaving: str | None, stop_reason: EndReason | None, alone: bool, place: str
+    leaving: str | None, stop_reason: EndReason | None, alone: bool, place: str, tmp_path: Path, clock: FakeClock
 ) -> None:
-    assert Places(leaving=leaving).end(alone=alone, stop_reason=stop_reason) == place
+    assert Places(tmp_path, clock, leaving=leaving).end(alone=alone, stop_reason=stop_reason) == place
 
 
-def test_end_of_an_attempt_that_is_not_held_changes_nothing() -> None:
-    places = Places()
+def test_end_of_an_attempt_that_is_not_held_changes_nothing(tmp_path: Path, clock: FakeClock) -> None:
+    places = Places(tmp_path, clock)
 
     places.ending.conclude(Ended("unknown", 0, EndReason.PREEMPTED, 0.0, 0.0, not_started=True), 0.0)
 
-    assert (places.given_back, places.apart, list(places.ready)) == ([], [], [])
+    assert not places.outbox.pending
+    assert not places.dispatch.ready
+    assert not places.dispatch.suspects.waiting

@@ -282,7 +282,9 @@ def test_leaving_gives_back_what_has_not_begun_and_asks_the_rest_to_end_within_t
     assert ("give_back", waiting) in bench.calls.calls
     assert bench.pool.calls == [("ask_to_stop", "running", EndReason.PREEMPTED)]
     assert running.stop_reason is EndReason.PREEMPTED
+    assert ("draining", "told to", 1, 20.0) in bench.say.calls
     assert (bench.calls.names().count("recall"), way.drain.next_at(119.9)) == (1, 120.0)
+    assert way.drain.next_at(110.0) == 110.5
 
     assert not way.drain.is_over(119.9)
     assert len(bench.pool.calls) == 1
@@ -305,6 +307,18 @@ def test_second_request_ends_the_grace_at_once() -> None:
     assert not way.drain.is_over(100.1)
     assert way.bench.pool.names() == ["ask_to_stop", "kill"]
     assert way.bench.leaving.reason == "told to"
+
+
+def test_attempt_that_is_cancelled_during_the_grace_is_killed_as_cancelled() -> None:
+    way = Way()
+    held = way.bench.take("running")
+    way.bench.leaving.ask("told to")
+    way.drain.advance(100.0)
+    held.stop_reason = EndReason.CANCELLED
+
+    way.drain.is_over(120.0)
+
+    assert way.bench.pool.calls[-1] == ("kill", "running", EndReason.CANCELLED)
 
 
 def test_worker_that_leaves_waits_for_its_calls() -> None:
@@ -346,6 +360,7 @@ def test_worker_that_leaves_by_itself_never_gives_up_an_end() -> None:
     way.bench.leaving.decide("idle for 1 s")
     way.drain.advance(100.0)
 
+    assert ("draining", "idle for 1 s", 0, 0.0) in way.bench.say.calls
     assert not way.drain.is_over(1e6)
 
 
