@@ -70,7 +70,7 @@ def follow_readme(folder: Path, on: str, *, settings: Mapping[str, Any] | None =
         fetched={
             str(path.relative_to(folder / "results")): round(json.loads(path.read_text())["intercept"], 1)
             for path in (folder / "results").rglob("*")
-            if path.is_file()
+            if path.is_file() and not path.name.startswith(".")
         },
     )
 

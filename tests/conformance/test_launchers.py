@@ -199,7 +199,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
                 ),
                 "placement": st.just(some(Placement, on=names, nodes=names, selector=st.just({"a": "b"}))),
                 "retry": st.just(some(Retry, failure=st.integers(0, 3), on_exit=st.just({"3": OnExit.FAIL}))),
-                "outputs": st.just(some(Outputs, dir=text, upload=text)),
+                "outputs": st.just(some(Outputs, dir=text)),
                 "checkpoint": st.just(some(Checkpoint, dir=text, signal=st.sampled_from(CheckpointSignal))),
                 "array": array,
                 "nodes": st.integers(1, 3),

@@ -138,7 +138,7 @@ def ends(place: Place, job: JobHandle, index: int = 0) -> list[str]:
 
 def told(job: JobHandle, index: int = 0) -> list[str]:
     """Return how each attempt ended according to `runtime status`."""
-    return [str(each.reason) for each in read_job(job, index=index).attempts]
+    return [str(each.reason) for each in read_job(job, index=[str(index)]).attempts]
 
 
 def runs(job: JobHandle) -> bool:

@@ -53,14 +53,13 @@ class Presence:
         self._folder = folder
         rights = 0o700 if private else 0o777
         folder.mkdir(mode=rights, parents=True, exist_ok=True)
+        self.lock_fd = _take_place(folder / f"{worker}{_LOCK}", 0o644 & rights)
         wake_path, life_path = folder / f"{worker}{_WAKE}", folder / f"{worker}{_LIFE}"
         for path, mode in ((wake_path, 0o622), (life_path, 0o644)):
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, mode & rights)
         # Opened for both ends, so that it never reports end of file; closed in children by exec and by the guardian.
         self._wake_fd = os.open(wake_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.lock_fd = os.open(folder / f"{worker}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644 & rights)
-        take_lock(self.lock_fd, f"{folder}/{worker}{_LOCK}", clock=SystemClock(), patience_s=None)
         os.ftruncate(self.lock_fd, self._SIZE)
         # After the lock: a process that dies closes in order, and a worker that the pipe wakes finds the lock free.
         self.life_fd = os.open(life_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -159,8 +158,34 @@ def _sweep(folder: Path, *, keep: Iterable[str]) -> None:
         return
     for name in names:
         worker = name.removesuffix(_LOCK)
-        if worker != name and worker not in keep and not Presence.alive(folder, worker):
-            _remove(folder, worker)
+        if worker != name and worker not in keep:
+            _remove_dead(folder, worker)
+
+
+def _take_place(path: Path, mode: int) -> int:
+    """Open and lock a worker's file. Another worker may remove it before it is locked, and then it is made again."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        take_lock(fd, str(path), clock=SystemClock(), patience_s=None)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+        os.close(fd)
+
+
+def _remove_dead(folder: Path, worker: str) -> None:
+    """Remove a worker's files under its lock: one that starts at this moment waits for it, and makes them again."""
+    try:
+        fd = os.open(folder / f"{worker}{_LOCK}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(folder, worker)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)
 
 
 def _remove(folder: Path, worker: str) -> None:

@@ -138,7 +138,7 @@ def test_status_of_a_task_shows_its_value(bench: Bench, run: Run) -> None:
         (["results", "sweep", "-o", "xml"], "error: `--output` of `runtime results`"),
         (["wait", "nope"], "error: no experiment named `nope`"),
         (["wait", "sweep", "--timeout", "soon"], "error: `soon` is no valid timeout"),
-        (["wait", "t-5d0c", "--on", "hpc"], "error: `--on` looks at a target's jobs"),
+        (["wait", "t-5d0c", "--on", "hpc"], "error: no target named `hpc`"),
         (["wait", "sweep", "--on", "hpc"], "error: no target named `hpc`"),
         (["wait", "sweep", "--on", "local"], "error: no job named `sweep`"),
         (["logs", "sweep", "-f"], "error: `--follow` and `--attempt` are of one task"),

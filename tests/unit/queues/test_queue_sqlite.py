@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import random
 import select
@@ -38,6 +40,7 @@ from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
 from runtime.values import replace
 from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
+from tests.services_support import wait_until
 
 HOLDER = """
 import sys, time
@@ -399,6 +402,31 @@ def test_files_of_a_worker_are_for_its_user_alone_in_a_private_folder(
     assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == modes
     assert stat.S_IMODE(folder.stat().st_mode) == (0o700 if private else 0o777)
     presence.leave()
+
+
+def test_worker_whose_file_is_swept_while_it_starts_is_alive(tmp_path: Path) -> None:
+    lock, started = tmp_path / "w-1.lock", []
+    lock.touch()
+    with lock.open("rb") as sweep:
+        fcntl.flock(sweep, fcntl.LOCK_EX)
+        starting = threading.Thread(target=lambda: started.append(Presence(tmp_path, "w-1")))
+        starting.start()
+        assert wait_until(lambda: count_open(lock) == 2)
+        lock.unlink()
+    starting.join()
+
+    assert Presence.alive(tmp_path, "w-1")
+    started[0].leave()
+    assert list(tmp_path.iterdir()) == []
+
+
+def count_open(path: Path) -> int:
+    """Return how many descriptors of this process are of the file."""
+    found = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.path.samestat(each.stat(), path.stat())
+    return found
 
 
 def test_files_of_dead_workers_go_with_the_sweep_and_those_of_living_ones_stay(path: Path) -> None:
