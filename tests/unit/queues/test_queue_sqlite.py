@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import random
 import select
@@ -331,7 +332,10 @@ def test_deadline_of_a_lease_is_its_last_living_moment(path: Path) -> None:
 
 
 def test_worker_that_has_left_holds_no_descriptor_and_no_file(path: Path) -> None:
-    open_sqlite(path)[0].put(tasks(1))
+    queue, _ = open_sqlite(path)
+    queue.put(tasks(1))
+    queue.close()
+    gc.collect()  # of tests before, whose descriptors would be closed in between
     open_descriptors = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(3):
         presence = Presence(path.parent / "workers", f"w-{number}")
