@@ -38,6 +38,15 @@ for name, same_each_time, examples in (("fresh", False, 500), ("tests", True, 50
     )
 hypothesis.settings.load_profile("tests")
 
+
+def _draw_no_constants_of_loaded_modules() -> None:
+    """Keep Hypothesis from drawing texts and numbers that occur in the code: which modules are loaded depends on the tests
+    that ran before in the same process, and with it every further example. There is no setting for this."""
+    from hypothesis.internal.conjecture import providers
+
+    providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined]
+
+
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 
 INSTALL_SERVICES = "make services"
@@ -69,6 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "golden: compares with a golden file (set by the `golden` fixture)")
+    if config.getoption("--hypothesis-profile") in (None, "tests"):
+        _draw_no_constants_of_loaded_modules()
     # A shell ignores SIGINT in background processes; tests run in the background would pass that on to their children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

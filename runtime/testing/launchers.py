@@ -381,12 +381,14 @@ class LauncherSuite:
 
     def test_job_that_runs_and_whose_folder_is_gone_is_found_by_its_name(self, bench: Bench) -> None:
         """The backend is asked before every submission, even if the record root and this machine know no job."""
-        job = bench.start("sleep", "600")
-        _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+        command = ("sh", "-c", "echo runs; exec sleep 600")
+        job = bench.start(*command)
+        # A shim that loses the folder while it begins an attempt ends.
+        _wait_for(lambda: read_log(job) == "runs\n", bench.case.patience_s)
         natives = [(each.name, each.native_id) for each in job.entry().natives]
         job.files.remove(ledger.job_folder(job.id))
 
-        again = bench.start("sleep", "600")
+        again = bench.start(*command)
 
         assert (again.id, again.new) == (job.id, True), "no ledger tells of it"
         assert [(each.name, each.native_id) for each in again.entry().natives] == natives

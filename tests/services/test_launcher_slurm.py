@@ -946,8 +946,9 @@ def test_job_that_slurm_forgot_is_known_by_its_result_and_one_without_is_lost(
     place = Place(forgetful, tmp_path)
     good = place.launch("exit 0")
     retried = place.launch("exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON))
-    broken = place.launch(FOREVER)
-    assert wait_until(lambda: runs(broken))
+    broken = place.launch(f"echo runs; {FOREVER}")
+    # Not before: a shim that cannot begin its attempt ends with a result that Slurm shows.
+    assert wait_until(lambda: printed(broken) == "runs\n")
     # The record root refuses further writes, as if full: the job ends without a result.
     owners = place.folder / "records" / "jobs" / broken.id / "runs"
     owners.rename(owners.with_name("moved"))

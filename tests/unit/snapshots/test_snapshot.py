@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
@@ -20,6 +20,7 @@ from runtime.records.store import BlobRecords
 from runtime.shim.tree import unpack
 from runtime.snapshots import snapshot
 from runtime.snapshots.snapshot import (
+    IGNORE_FILE,
     SnapshotRules,
     fetch_snapshot,
     make_snapshot,
@@ -334,10 +335,9 @@ _NAMES = st.text(
     st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=12
 ).filter(
     lambda name: (
-        name not in (".", "..", ".git", ".gitignore", ".gitmodules", ".gitattributes", "__pycache__")
+        name not in (".", "..", ".gitignore", ".gitmodules", ".gitattributes", IGNORE_FILE, "__pycache__")
         and name.casefold() != ".git"
         and len(name.encode()) < 200
-        and not name.endswith((".env", ".pem", ".key"))
     )
 )
 _FILES = st.dictionaries(
@@ -348,6 +348,7 @@ _FILES = st.dictionaries(
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(files={"KUBECONFIG": ("file", b"")}, repository=False)
 @given(files=_FILES, repository=st.booleans())
 def test_snapshot_of_any_tree_restores_exactly_and_has_one_id(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, tuple[str, bytes]], repository: bool
@@ -369,7 +370,8 @@ def test_snapshot_of_any_tree_restores_exactly_and_has_one_id(
         except OSError:
             continue  # One name is a folder of the other.
 
-    first, second = make_snapshot(tree), make_snapshot(tree)
+    rules = SnapshotRules(secrets=tuple(files))
+    first, second = make_snapshot(tree, rules), make_snapshot(tree, rules)
     unpack(first.archive, str(folder / "restored"))
 
     assert first.id == second.id
