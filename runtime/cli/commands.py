@@ -281,7 +281,7 @@ def _root(
 
     \b
     Examples:
-      runtime quickstart                              see the whole thing in 20 seconds
+      runtime quickstart                              see the whole thing in ten seconds
       runtime submit --grid seed=0:10 my.project train
       runtime worker --slots auto                     on any machine, as many as you like
       runtime status                                  what runs, waits and failed

@@ -25,6 +25,7 @@ from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.hosts.ssh import SshHost
 from tests.jobs_support import as_somebody_else, folder_for_all
 from tests.owners_support import STRANGER, give_away
+from tests.services_support import require
 from tests.shim_support import PATIENCE_S, find_pythons, wait_for
 from tests.ssh_support import SshServer
 
@@ -634,8 +635,7 @@ def test_ssh_sends_one_line_that_every_family_of_shells_reads_alike(ssh_server: 
 @pytest.mark.parametrize("shell", ["csh", "tcsh", "bash", "dash", "zsh", "fish"])
 def test_ssh_to_a_login_shell_of_another_kind_works(ssh_server: SshServer, tmp_path: Path, shell: str) -> None:
     path = shutil.which(shell)
-    if path is None:
-        pytest.skip(f"{shell} is not installed")
+    require(shell, path, "make services")
     ssh_server.set_session(f'exec {path} -c "$SSH_ORIGINAL_COMMAND"')
 
     assert answer_of(ssh_server, tmp_path) == "on\n"
