@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from runtime.errors import QueueUnavailable
 from runtime.queues.pubsub import held
 from runtime.queues.pubsub.message import COPY, PAYLOAD
 from runtime.queues.pubsub.queue import PubSubQueue
-from runtime.tasks.history import Record
+from runtime.tasks.history import Record, Release
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task
 from tests.unit.queues.pubsub_bench import (
@@ -109,12 +110,30 @@ def test_message_that_cannot_be_read_for_now_keeps_no_other_from_being_delivered
     queue.put([sample_task("small")])
 
     first = queue.lease(2, worker="w-1", ttl=TTL) or lease(queue)  # One pull brings both.
+    assert eventually(lambda: queue.outlook().suspect_leases)
     records.away = set()
     service.deliver(large, "m-large")
     second = lease(queue)
 
     assert [one.task.key for one in first + second] == ["small", "large"]
     assert service.acked == []
+
+
+def test_second_delivery_of_a_task_that_could_not_be_given_back_is_no_other_lease(
+    service: FakeService, queue: PubSubQueue
+) -> None:
+    queue.put([sample_task()])
+    [kept] = lease(queue)
+    first = ack_id(kept)
+    service.hopeless, service.failures["publish"] = True, 1
+    with pytest.raises(QueueUnavailable):
+        queue.release([Release(kept)])
+
+    queue.lease(1, worker="w-1", ttl=TTL)
+    service.deliver(service.published[0], "m-1")
+
+    assert eventually(lambda: ack_id(kept) != first)
+    assert queue.lease(1, worker="w-1", ttl=TTL) == []
 
 
 # pausing
