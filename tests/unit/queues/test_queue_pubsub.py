@@ -65,6 +65,7 @@ def test_first_lease_of_a_filled_queue_waits_for_its_own_pull(
     queue.put([sample_task("1"), sample_task("2")])
 
     assert [lease.task.key for lease in queue.lease(1, worker="w-1", ttl=TTL)] == ["1"]
+    assert eventually(lambda: queue._intake.held.pulls == 1)
     assert [lease.task.key for lease in queue.lease(1, worker="w-1", ttl=TTL)] == ["2"]
 
 

@@ -279,6 +279,28 @@ def test_silent_worker_loses_its_leases_after_their_length_and_not_before(path: 
     assert queue.renew([lease], TTL) == [lease]
 
 
+def test_leases_are_suspect_from_a_missed_renewal_to_the_next_one(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    other, _ = open_sqlite(path, clock=clock)  # It has leased nothing itself, and goes by the usual length.
+    queue.put(tasks(1))
+    suspect = [other.outlook().suspect_leases]
+
+    leases = queue.lease(1, worker="w-a", ttl=2 * TTL)
+    for seconds in (29, 2):
+        clock.advance(seconds=seconds)
+        suspect.append(queue.outlook().suspect_leases)
+    queue.renew(leases, 2 * TTL)
+    suspect.append(queue.outlook().suspect_leases)
+    for seconds in (44, 2):
+        clock.advance(seconds=seconds)
+        suspect.append(other.outlook().suspect_leases)
+
+    assert suspect == [False, False, True, False, False, True]
+    queue.close()
+    other.close()
+
+
 def test_worker_that_was_silent_does_not_take_its_own_leases_for_a_dead_workers(path: Path) -> None:
     clock = FakeClock()
     queue, records = open_sqlite(path, clock=clock)
@@ -575,11 +597,14 @@ def test_worker_that_was_rung_takes_a_delayed_task_once_it_is_due(path: Path) ->
     queue.put([sample_task("later", not_before=clock.now() + timedelta(minutes=1))])
     queue.drain_wakes()
     assert queue.lease(1, worker="w-a", ttl=TTL) == []
+    assert queue.outlook().next_due == timedelta(minutes=1)
 
     clock.advance(minutes=2)
 
+    assert queue.outlook().next_due == timedelta()
     queue.drain_wakes()
     assert [lease.task.key for lease in queue.lease(1, worker="w-a", ttl=TTL)] == ["later"]
+    assert queue.outlook().next_due is None
     queue.close()
 
 
