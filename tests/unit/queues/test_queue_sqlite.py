@@ -344,13 +344,20 @@ def test_deadline_of_a_lease_is_its_last_living_moment(path: Path) -> None:
     queue.put(tasks(1))
     queue.join("w-a")
     assert queue.lease(1, worker="w-a", ttl=TTL)
+    waiting, _ = open_sqlite(path, clock=clock)
+    waiting.join("w-c")
+    wake_fd = waiting.wake_descriptor()
+    assert wake_fd is not None
     clock.advance(seconds=30)
     other.tend()
     assert lease_all(other) == []
+    assert select.select([wake_fd], [], [], 0)[0] == []
     clock.advance(seconds=0.001)
     other.tend()
+    assert select.select([wake_fd], [], [], 0)[0] == [wake_fd]
     assert len(lease_all(other)) == 1
     queue.close()
+    waiting.close()
 
 
 def test_worker_that_has_left_holds_no_descriptor_and_no_file(path: Path) -> None:
