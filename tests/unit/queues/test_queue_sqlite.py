@@ -301,6 +301,46 @@ def test_leases_are_suspect_from_a_missed_renewal_to_the_next_one(path: Path) ->
     other.close()
 
 
+def test_silent_worker_that_renews_while_its_leases_are_taken_keeps_them(path: Path) -> None:
+    clock = FakeClock()
+    silent = SqliteQueue(EmbeddedFile(path), MemoryRecords(), clock=clock)
+    silent.put(tasks(1))
+    leases = silent.lease(1, worker="w-a", ttl=TTL)
+    silent.mark_running([lease.token for lease in leases])
+    records = LooksAtEachNote(lambda task: lost.extend(silent.renew(leases, TTL)))
+    other = SqliteQueue(EmbeddedFile(path), records, clock=clock)
+    lost: list[Lease] = []
+    clock.advance(seconds=31)
+
+    other.tend()
+
+    assert (lost, lease_all(other), silent.renew(leases, TTL)) == ([], [], [])
+    silent.close()
+    other.close()
+
+
+def test_worker_that_dies_between_a_look_and_the_sweep_is_blamed_for_what_ran(path: Path) -> None:
+    queue, dying = open_sqlite(path)[0], open_sqlite(path)[0]
+    queue.put(tasks(2))
+    ran, _ = dying.lease(2, worker="w-dying", ttl=TTL)
+    dying.mark_running([ran.token])
+    queue._holders.give_back(ours=None)
+    assert dying._presence is not None
+    dying._presence._memory.close()
+    for fd in dying.join("w-dying"):
+        os.close(fd)
+
+    assert queue._holders.sweep()
+
+    assert {lease.task.key: lease.tries for lease in wait_for(queue, 2)} == {"0": 1, "1": 0}
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT worker FROM holders").fetchall() == [("w-b",)]
+    connection.close()
+    dying._presence = None
+    dying.close()
+    queue.close()
+
+
 def test_worker_that_was_silent_does_not_take_its_own_leases_for_a_dead_workers(path: Path) -> None:
     clock = FakeClock()
     queue, records = open_sqlite(path, clock=clock)
@@ -393,6 +433,21 @@ def test_pipes_of_workers_that_have_left_are_closed_by_who_wakes_them(path: Path
     # The pipe of the last one takes the place of the first one's.
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     wakes.close()
+
+
+def test_worker_that_reads_no_wakes_stops_nobody_who_wakes_it(path: Path) -> None:
+    stopped = Presence(path.parent, "w-1")
+    wakes = WakePipes(path.parent)
+    wakes.wake()
+    with contextlib.suppress(BlockingIOError):
+        while os.write(stopped._wake_fd, b"!" * 4096):
+            pass
+
+    wakes.wake()
+
+    assert select.select([stopped.wake_descriptor], [], [], 0)[0]
+    wakes.close()
+    stopped.leave()
 
 
 def test_worker_that_is_watched_no_longer_wakes_nobody_by_its_end(path: Path) -> None:
