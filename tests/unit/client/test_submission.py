@@ -589,6 +589,27 @@ def test_arguments_that_json_cannot_hold_are_refused(queue: Any, value: object) 
         submit(importable, args=[value], queue=queue)
 
 
+@pytest.mark.parametrize(("given", "kept"), [(None, None), ([], ()), (["hf-token"], ("hf-token",))])
+def test_secrets_that_are_left_out_are_the_stacks_and_an_empty_list_is_none(
+    queue: Any, given: list[str] | None, kept: tuple[str, ...] | None
+) -> None:
+    submit(("p", "w"), queue=queue, secrets=given, snapshot=False)
+
+    assert [task.secrets for task in queue.tasks] == [kept]
+
+
+def test_secret_that_the_stack_lacks_is_refused_and_nothing_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(RequestRefused, match="hf-token"):
+        submit(("p", "w"), secrets=["hf-token"], snapshot=False)
+
+    assert not (tmp_path / "local.db").exists() or open_sqlite(tmp_path / "local.db")[0].depth().total == 0
+
+
 def test_every_kind_of_work_makes_its_task(queue: Any) -> None:
     given_task = sample_task("x", experiment="e")
     work = [

@@ -729,18 +729,21 @@ def test_task_whose_record_cannot_be_looked_for_keeps_no_other_from_being_delive
 def test_pull_that_fails_in_a_way_nobody_foresaw_is_made_again(
     service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = iter([TypeError("what is this")])
-    real_pull = service.pull
+    works, real_pull = True, service.pull
 
     def pull(*args: Any, **keywords: Any) -> list[ReceivedMessage]:
-        for failure in failures:
-            raise failure
+        if not works:
+            raise TypeError("what is this")
         return real_pull(*args, **keywords)
 
     monkeypatch.setattr(service, "pull", pull)
-    queue.put([sample_task()])
+    queue.put([sample_task("1"), sample_task("2")])
+    assert len(lease(queue)) == 1
+    works = False
 
-    assert len(lease(queue, 1)) == 1
+    assert eventually(lambda: not queue.lease(1, worker="w-1", ttl=TTL) and queue.outlook().suspect_leases)
+    works = True
+    assert len(lease(queue)) == 1
 
 
 def test_dead_letter_that_cannot_be_filed_keeps_no_other_from_coming_back(

@@ -79,9 +79,12 @@ def test_task_that_falls_due_is_handed_out_without_the_regular_look(
     monkeypatch.setattr(held, "LOOK_EVERY_S", 600.0)
     monkeypatch.setattr(held.Held, "next_look_s", look)
     monkeypatch.setattr(records, "find", find_late)
+    queue.lease(1, worker="w-1", ttl=TTL)
+    assert eventually(lambda: looks)
     queue.put([sample_task(not_before=datetime.now(UTC) + timedelta(seconds=0.2))])
 
     assert len(lease(queue)) == 1
+    assert len(looks) < 20  # No look follows another without a reason.
 
 
 # leases
@@ -136,6 +139,44 @@ def test_second_delivery_of_a_task_that_could_not_be_given_back_is_no_other_leas
     assert queue.lease(1, worker="w-1", ttl=TTL) == []
 
 
+@pytest.fixture
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "LOOK_EVERY_S", 0.01)
+
+
+@pytest.mark.usefixtures("_look_often")
+def test_task_that_is_due_later_is_renewed_while_it_waits_here(service: FakeService, records: FlakyRecords) -> None:
+    clock = FakeClock()
+    queue = open_queue(service, records, clock=clock)
+    queue.put([sample_task(not_before=clock.now() + timedelta(hours=1))])
+    queue.lease(1, worker="w-1", ttl=TTL)
+    assert eventually(lambda: queue.outlook().next_due == timedelta(hours=1))
+
+    clock.advance(seconds=SETTINGS.ack_deadline_s - 15)
+
+    assert eventually(lambda: [seconds for _, seconds in service.renewed] == [35])
+    queue.close()
+
+
+@pytest.mark.parametrize("delay", [timedelta(), timedelta(hours=1)])
+def test_last_delivery_that_cannot_be_replaced_by_a_copy_is_kept_until_it_is_due(
+    service: FakeService, records: FlakyRecords, delay: timedelta
+) -> None:
+    settings = replace(SETTINGS, max_delivery_attempts=5)
+    clock = FakeClock()
+    queue = PubSubQueue(settings, records, client=service, clock=clock)  # type: ignore[arg-type]
+    queue.put([sample_task(not_before=clock.now() + delay if delay else None)])
+    service.waiting.clear()
+    service.deliver(service.published[0], "m-1", attempt=4)
+    service.hopeless, service.failures["publish"] = True, 1
+
+    taken = queue.lease(1, worker="w-1", ttl=TTL)
+
+    assert eventually(lambda: bool(taken) or queue.outlook().next_due == delay)
+    assert len(service.published) == 1
+    queue.close()
+
+
 # pausing
 
 
@@ -179,11 +220,6 @@ def test_settle_in_a_paused_queue_hands_out_nothing_more(service: FakeService, q
 
 
 # giving back
-
-
-@pytest.fixture
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "LOOK_EVERY_S", 0.01)
 
 
 @pytest.mark.usefixtures("_look_often")

@@ -25,7 +25,7 @@ import pytest
 import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.base import Running, Waiting
+from runtime.queues.base import PutResult, Running, Waiting
 from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence, WakePipes
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
@@ -739,6 +739,7 @@ def test_single_puts_are_known_by_id_and_leave_no_more_than_tasks_in_the_file(pa
     one = [sample_task(f"{number}", priority=number) for number in range(6)]
     found = [queue.put([task]) for task in one]
     found += [other.put([task]) for task in one]
+    assert queue.put([]) == PutResult(0, 0)
     found += [queue.put([next_generation(one[0])]), queue.put([one[0]]), other.put([sample_task("new")])]
 
     assert [(result.new, result.known) for result in found] == [(1, 0)] * 6 + [(0, 1)] * 6 + [(1, 0), (0, 1), (1, 0)]
