@@ -123,6 +123,19 @@ def test_commit_whose_folder_sync_failed_is_not_reported_as_done(
     assert store.find(record.task_id, 1) == record
 
 
+def test_what_the_system_writes_only_in_part_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs, real = FolderBlobs(tmp_path), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
+
+    assert blobs.create("a/x", b"0123456789")
+    blobs.append("a/t.log", b"one two ")
+    blobs.append("a/t.log", b"three")
+
+    monkeypatch.undo()
+    assert blobs.get("a/x") == b"0123456789"
+    assert b"".join(blobs.stream("a/t.log")) == b"one two three"
+
+
 WRITES_AS_NUMBER_SEVEN = """
 import os, sys, threading
 from pathlib import Path
