@@ -396,7 +396,7 @@ def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
 
     class Credentials:
         token = ""
-        expiry = None
+        expiry = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)  # as the library gives it
 
         def refresh(self, _: object) -> None:
             self.token = "fresh"
@@ -407,7 +407,7 @@ def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
 
     assert bool(options) is by_google_auth
     if by_google_auth:
-        assert options["credential_provider"]() == {"token": "fresh", "expires_at": None}
+        assert options["credential_provider"]() == {"token": "fresh", "expires_at": datetime(2026, 1, 1, tzinfo=UTC)}
 
 
 class Provider:
@@ -550,7 +550,7 @@ def test_s3_bucket_of_another_region_fails_for_good_with_the_variable_to_set(mon
             return Response(301, body=b"<Error><Code>PermanentRedirect</Code></Error>")
 
     server = Elsewhere().start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
 
