@@ -184,10 +184,11 @@ def test_append_adds_numbered_objects_and_looks_for_earlier_ones_once(bucket: Bu
         first.append("logs/t.log", data)
     listings = bucket.server.requests["LIST"]
     bucket.blobs().append("logs/t.log", b"d")
+    first.append("logs/t.log", b"e")
 
     assert listings == 1
-    assert list(first.list_keys("logs/")) == [f"logs/t.0000{number}.log" for number in range(4)]
-    assert b"".join(first.stream("logs/t.log")) == b"abcd"
+    assert list(first.list_keys("logs/")) == [f"logs/t.0000{number}.log" for number in range(5)]
+    assert b"".join(first.stream("logs/t.log")) == b"abcde"
 
 
 @pytest.mark.parametrize("fault", [*STORED, *REFUSED])
