@@ -45,6 +45,8 @@ class GcsServer(FaultyServer):
         """The lead of the server's clock over this machine's."""
         self.conditional = True
         """False ignores preconditions, as an unsafe store does."""
+        self.ranges = True
+        """False answers a request for a range with the whole object, as some proxies do."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -79,7 +81,7 @@ class GcsServer(FaultyServer):
                 case "GET" if not key:
                     return self._list(bucket, query)
                 case "GET" | "HEAD":
-                    return self._get(bucket, key, request.headers.get("range", ""))
+                    return self._get(bucket, key, request.headers.get("range", "") if self.ranges else "")
         return Response(405)
 
     def _put(self, bucket: str, key: str, request: Request) -> Response:

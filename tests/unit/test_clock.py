@@ -27,7 +27,7 @@ from runtime.records.store import BlobRecords
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task
 from tests.fakes.gcs import GcsServer
-from tests.unit.queues.test_queue_pubsub import FakeService
+from tests.unit.queues.pubsub_bench import FakeService
 
 SECOND = timedelta(seconds=1)
 MINUTES = timedelta(minutes=5)

@@ -16,6 +16,8 @@ from runtime.tasks.model import new_tokens
 
 UNCLAIMED_S: Final = 3.0
 """A delivery that was pulled ahead of need and not taken in this time goes back."""
+LOOK_EVERY_S: Final = 0.5
+"""How often the held deliveries are looked at, if none is due before."""
 MAX_LATER: Final = 10_000
 MAX_LATER_BYTES: Final = 64 * 1024 * 1024
 EXAMINED_IN: Final = timedelta(milliseconds=20)
@@ -242,5 +244,5 @@ class Held:
         with self.changed:
             if not (self.ready or self._later or self.new or self._unrenewed):
                 return None
-            next_due = self._later[0][0] - self._clock.now().timestamp() if self._later else 1.0
-            return min(0.5, max(0.0, next_due))
+            next_due = self._later[0][0] - self._clock.now().timestamp() if self._later else LOOK_EVERY_S
+            return min(LOOK_EVERY_S, max(0.0, next_due))

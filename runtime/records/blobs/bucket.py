@@ -82,7 +82,8 @@ class BucketBlobs:
     parallel = 32
 
     def __init__(self, url: str, *, timeout: timedelta = REQUEST_TIMEOUT, retry_for: timedelta = RETRY_FOR) -> None:
-        """Contacts nothing yet. Raises `MissingExtra` without the library, `InvalidValue` without a bucket."""
+        """Contacts nothing yet. Raises `MissingExtra` without the library, `InvalidValue` without a bucket, and
+        `StoreUnavailable` if the credentials of the environment cannot be used."""
         scheme, _, rest = url.partition("://")
         bucket, _, prefix = rest.partition("/")
         prefix = prefix.strip("/")
@@ -96,22 +97,31 @@ class BucketBlobs:
         self._bucket, self._scheme, self._timeout, self._retry_for = bucket, scheme, timeout, retry_for
         self._below = f"{prefix}/" if prefix else ""
         self._credentials = _aws_credentials() if scheme == "s3" else _google_credentials()
-        self._store = _open_store(
-            scheme,
-            bucket,
-            self._credentials,
-            prefix=prefix or None,
-            client_options={"timeout": timeout, "connect_timeout": timedelta(seconds=5)},
-            retry_config={
-                "max_retries": 8,
-                "retry_timeout": retry_for,
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=100),
-                    "max_backoff": timedelta(seconds=10),
-                    "base": 2,
+        try:
+            self._store = _open_store(
+                scheme,
+                bucket,
+                self._credentials,
+                prefix=prefix or None,
+                client_options={"timeout": timeout, "connect_timeout": timedelta(seconds=5)},
+                retry_config={
+                    "max_retries": 8,
+                    "retry_timeout": retry_for,
+                    "backoff": {
+                        "init_backoff": timedelta(milliseconds=100),
+                        "max_backoff": timedelta(seconds=10),
+                        "base": 2,
+                    },
                 },
-            },
-        )
+            )
+        except self._obstore.exceptions.BaseError as problem:
+            raise StoreUnavailable(
+                f"bucket `{bucket}` cannot be opened",
+                facts=[str(problem).partition("\n")[0]],
+                hint=f"correct the environment's {'AWS' if scheme == 's3' else 'GOOGLE'}_ variables, or unset them and "
+                f"`{_LOG_IN[scheme]}`",
+                retryable=False,
+            ) from problem
         self._plain: Bucket | None = None
         self._next_chunk: dict[str, int] = {}
 

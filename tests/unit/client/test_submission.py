@@ -142,8 +142,13 @@ def test_changed_input_adds_only_what_is_new(queue: Forgetful, records: MemoryRe
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_identical_tasks_of_one_input_are_one(queue: Forgetful, records: MemoryRecords) -> None:
-    done = put(queue, tasks_of(1, 2, 1, 1, 3, 2, 4, 5, 1))
+@pytest.mark.parametrize("compared", [10_000, 2])
+def test_identical_tasks_of_one_input_are_one(
+    queue: Forgetful, records: MemoryRecords, monkeypatch: pytest.MonkeyPatch, compared: int
+) -> None:
+    monkeypatch.setattr("runtime.client.tasks.submit.PART_TASKS", compared)
+
+    done = put(queue, tasks_of(1, 2, 1, 1, 3, 2, 4, 5, 5))
 
     assert (done.new, done.same) == (5, 4)
     assert len(listed(records)) == 5
@@ -398,7 +403,10 @@ def test_skip_existing_leaves_out_a_single_task_of_an_embedded_queue_too(tmp_pat
 def test_priority_is_taken_by_a_queue_that_keeps_it(tmp_path: Path) -> None:
     opened, _ = open_sqlite(tmp_path / "tasks.db")
 
-    assert submit(sample_task("1", priority=5), queue=opened, snapshot=False).new == 1
+    done = submit(sample_task("1", priority=5), queue=opened, snapshot=False)
+
+    assert done == Submission(experiment=EXPERIMENT, queue="default", new=1, tasks=((opened.peek(1)[0].id, 1),))
+    assert (done.known, done.same, done.known_other, done.same_other, done.skipped, done.resumed) == (0,) * 6
     assert opened.peek(1)[0].priority == 5
     opened.close()
 
@@ -579,6 +587,27 @@ def test_function_that_no_worker_can_import_is_refused(queue: Any, function: Any
 def test_arguments_that_json_cannot_hold_are_refused(queue: Any, value: object) -> None:
     with pytest.raises(RequestRefused, match="cannot be submitted"):
         submit(importable, args=[value], queue=queue)
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, None), ([], ()), (["hf-token"], ("hf-token",))])
+def test_secrets_that_are_left_out_are_the_stacks_and_an_empty_list_is_none(
+    queue: Any, given: list[str] | None, kept: tuple[str, ...] | None
+) -> None:
+    submit(("p", "w"), queue=queue, secrets=given, snapshot=False)
+
+    assert [task.secrets for task in queue.tasks] == [kept]
+
+
+def test_secret_that_the_stack_lacks_is_refused_and_nothing_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(RequestRefused, match="hf-token"):
+        submit(("p", "w"), secrets=["hf-token"], snapshot=False)
+
+    assert not (tmp_path / "local.db").exists() or open_sqlite(tmp_path / "local.db")[0].depth().total == 0
 
 
 def test_every_kind_of_work_makes_its_task(queue: Any) -> None:

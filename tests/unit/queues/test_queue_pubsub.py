@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -16,7 +14,6 @@ import pytest
 
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import NotPossible, QueueUnavailable, StoreUnavailable
-from runtime.outputs import PubSubQueueOutput
 from runtime.queues.pubsub import client as pubsub_client
 from runtime.queues.pubsub import held, subscription
 from runtime.queues.pubsub import intake as pubsub_intake
@@ -28,7 +25,6 @@ from runtime.queues.pubsub.client import (
     PubSubClient,
     PubSubUnavailable,
     ReceivedMessage,
-    deadline_seconds,
     insist,
 )
 from runtime.queues.pubsub.message import COPY, PAYLOAD
@@ -36,199 +32,28 @@ from runtime.queues.pubsub.queue import PURGE_MARGIN, PubSubQueue
 from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart
 from runtime.records.memory import MemoryRecords
-from runtime.tasks.history import EndedNote, Lease, Mark, Record, Release, Settlement
+from runtime.tasks.history import EndedNote, Mark, Record, Release
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
 from tests.fakes.faults import FaultyServer, Request, Response
-from tests.services_support import PATIENCE_S, wait_until
-
-TTL = timedelta(seconds=30)
-SETTINGS = PubSubQueueOutput(
-    topic="projects/p/topics/tasks", subscription="projects/p/subscriptions/tasks", ack_deadline_s=60
+from tests.services_support import wait_until
+from tests.unit.queues.pubsub_bench import (
+    FIRST_RENEWAL_S,
+    SETTINGS,
+    TTL,
+    FakeService,
+    FlakyRecords,
+    ack_id,
+    eventually,
+    lease,
+    open_queue,
+    success,
+    unavailable,
 )
-FIRST_RENEWAL_S = pubsub_intake.FIRST_RENEWAL_S
-WELL = AckReply(frozenset(), frozenset())
-
-
-def unavailable() -> PubSubUnavailable:
-    return PubSubUnavailable("the service is away")
-
-
-class FakeService:
-    """A `PubSubClient` over a list. `failures` maps a method's name to the number of its next calls that fail."""
-
-    emulator = None
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.waiting: list[ReceivedMessage] = []
-        self.failures: dict[str, int] = {}
-        self.published: list[OutgoingMessage] = []
-        self.acked: list[str] = []
-        self.ack_requests: list[int] = []
-        self.renewed: list[tuple[str, int]] = []
-        self.pulled: list[int] = []
-        self.ack_replies: list[AckReply] = []
-        self.renew_replies: list[AckReply] = []
-        self.slow_publish_s = 0.0
-        self.closed = False
-        self.time: datetime | None = datetime(2026, 5, 1, tzinfo=UTC)
-        self.sought: list[tuple[str, datetime]] = []
-        self._ids = itertools.count(1)
-
-    def _fail(self, name: str) -> None:
-        with self.changed:
-            if self.failures.get(name, 0) > 0:
-                self.failures[name] -= 1
-                raise unavailable()
-
-    def recover(self) -> None:
-        with self.changed:
-            self.failures.clear()
-
-    def publish(self, topic: str, messages: Sequence[OutgoingMessage]) -> list[str]:
-        self._fail("publish")
-        ids = [f"m-{next(self._ids)}" for _ in messages]
-        with self.changed:
-            self.published += messages
-            for message_id, message in zip(ids, messages, strict=True):
-                self.deliver(message, message_id)
-        time.sleep(self.slow_publish_s)
-        return ids
-
-    def deliver(self, message: OutgoingMessage, message_id: str, *, attempt: int = 0) -> None:
-        ack_id = f"ack-{message_id}-{next(self._ids)}"
-        with self.changed:
-            self.waiting.append(
-                ReceivedMessage(ack_id, message_id, message.data, dict(message.attributes), datetime.now(UTC), attempt)
-            )
-            self.changed.notify_all()
-
-    def pull(self, subscription: str, most: int, *, wait_s: float) -> list[ReceivedMessage]:
-        self.pulled.append(most)
-        self._fail("pull")
-        with self.changed:
-            self.changed.wait_for(lambda: self.waiting or self.closed, timeout=wait_s)
-            taken, self.waiting = self.waiting[:most], self.waiting[most:]
-            return taken
-
-    def acknowledge(self, subscription: str, ack_ids: Sequence[str]) -> AckReply:
-        self._fail("acknowledge")
-        self.ack_requests.append(len(ack_ids))
-        reply = self.ack_replies.pop(0) if self.ack_replies else WELL
-        self.acked += [ack_id for ack_id in ack_ids if ack_id not in reply.again]
-        return reply
-
-    def modify_deadline(self, subscription: str, ack_ids: Sequence[str], deadline: timedelta) -> AckReply:
-        self._fail("modify_deadline")
-        self.renewed += [(ack_id, deadline_seconds(deadline)) for ack_id in ack_ids]
-        return self.renew_replies.pop(0) if self.renew_replies else WELL
-
-    def service_time(self) -> datetime | None:
-        return self.time
-
-    def seek(self, subscription: str, at: datetime) -> None:
-        self._fail("seek")
-        self.sought.append((subscription, at))
-
-    def close_pulls(self) -> None:
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-
-    def close(self) -> None:
-        self.close_pulls()
-
-
-class FlakyRecords(MemoryRecords):
-    """Records that fail the calls named in `away`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away: set[str] = set()
-        self.refuse_commit_of: set[str] = set()
-
-    def find(self, task_id: str, generation: int) -> Record | None:
-        if "find" in self.away:
-            raise StoreUnavailable("the store is away")
-        return super().find(task_id, generation)
-
-    def commit(self, record: Record) -> None:
-        if record.task_id in self.refuse_commit_of:
-            raise StoreUnavailable("the store is away")
-        super().commit(record)
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
-
-
-@pytest.fixture
-def records() -> FlakyRecords:
-    return FlakyRecords()
-
-
-@pytest.fixture
-def queue(service: FakeService, records: FlakyRecords) -> Iterator[PubSubQueue]:
-    queue = open_queue(service, records)
-    yield queue
-    queue.close()
-
-
-def open_queue(service: FakeService, records: MemoryRecords, **options: timedelta) -> PubSubQueue:
-    return PubSubQueue(SETTINGS, records, client=service, **options)  # type: ignore[arg-type]
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "ACK_DELAY_S", 0.01)
-    monkeypatch.setattr(pubsub_intake, "CLOSE_WAIT_S", 0.05)
-    # Renewals happen only when a test asks for them, and no answer is late.
-    monkeypatch.setattr(pubsub_intake, "FIRST_RENEWAL_S", 600.0)
-    monkeypatch.setattr(subscription, "FIRST_ANSWER_S", 600.0)
-    monkeypatch.setattr("runtime.queues.pubsub.queue.RELEASE_PATIENCE_S", 0.0)
-    monkeypatch.setattr("runtime.queues.pubsub.queue.PUT_PATIENCE_S", 0.3)
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def lease(queue: PubSubQueue, n: int = 1, *, timeout_s: float = 240) -> list[Lease]:
-    leases: list[Lease] = []
-    deadline = time.monotonic() + timeout_s
-    while len(leases) < n and time.monotonic() < deadline:
-        leases += queue.lease(n - len(leases), worker="w-1", ttl=TTL)
-        time.sleep(0.005)
-    return leases
-
-
-def success(of: Lease, state: TaskState = TaskState.SUCCEEDED) -> Settlement:
-    return Settlement(
-        of,
-        Record(
-            task_id=of.task.id,
-            generation=of.task.generation,
-            experiment=of.task.experiment,
-            state=state,
-            token=of.token,
-            reason=EndReason.SUCCEEDED if state is TaskState.SUCCEEDED else EndReason.APP_FAILED,
-            ended_at=datetime.now(UTC),
-        ),
-    )
-
-
-def ack_id(of: Lease) -> str:
-    [one] = of.handle.ack_ids.values()
-    assert isinstance(one, str)
-    return one
-
+from tests.unit.queues.pubsub_bench import _soon as _soon  # noqa: PLC0414 (a fixture)
+from tests.unit.queues.pubsub_bench import queue as queue  # noqa: PLC0414 (a fixture)
+from tests.unit.queues.pubsub_bench import records as records  # noqa: PLC0414 (a fixture)
+from tests.unit.queues.pubsub_bench import service as service  # noqa: PLC0414 (a fixture)
 
 # leasing
 
@@ -240,6 +65,8 @@ def test_first_lease_of_a_filled_queue_waits_for_its_own_pull(
     queue.put([sample_task("1"), sample_task("2")])
 
     assert [lease.task.key for lease in queue.lease(1, worker="w-1", ttl=TTL)] == ["1"]
+    assert eventually(lambda: queue._intake.held.pulls == 1)
+    assert [lease.task.key for lease in queue.lease(1, worker="w-1", ttl=TTL)] == ["2"]
 
 
 def test_lease_while_a_pull_waits_at_the_service_does_not_wait_for_it(
@@ -445,13 +272,18 @@ def test_renewal_in_an_outage_is_said_to_be_unconfirmed(service: FakeService, qu
     assert unconfirmed.value.retryable
 
 
-def test_second_delivery_of_what_runs_here_lends_its_ack_id_to_the_first(
-    service: FakeService, queue: PubSubQueue
+@pytest.mark.parametrize("holder", ["runs it", "renews it"])
+def test_second_delivery_of_what_is_in_use_here_lends_its_ack_id_to_the_first(
+    service: FakeService, queue: PubSubQueue, holder: str
 ) -> None:
     queue.put([sample_task()])
     [held] = lease(queue)
     first = ack_id(held)
-    queue.mark_running([held.token])
+    held.handle.since -= 1_000
+    if holder == "runs it":
+        queue.mark_running([held.token])
+    else:
+        queue.renew([held], TTL)
     queue.lease(1, worker="w-1", ttl=TTL)
     service.deliver(service.published[0], "m-1")
     assert eventually(lambda: ack_id(held) != first)
@@ -547,6 +379,8 @@ def test_what_is_due_later_and_too_much_to_hold_is_parked_at_the_service(
     assert (soon - datetime.now(UTC)).total_seconds() - 1 <= nearer <= 120
     assert farther == 600
     assert service.acked == []
+    service.deliver(service.published[2], "m-3")
+    assert eventually(lambda: len(service.renewed) == 3)
 
 
 def test_store_that_is_away_leaves_messages_to_come_back(
@@ -555,6 +389,7 @@ def test_store_that_is_away_leaves_messages_to_come_back(
     records.away = {"find"}
     queue.put([sample_task()])
     nothing = lease(queue, timeout_s=0.3)
+    assert eventually(lambda: queue.outlook().next_due is None)
     records.away = set()
     service.deliver(service.published[0], "m-1")
     later = lease(queue)
@@ -894,18 +729,21 @@ def test_task_whose_record_cannot_be_looked_for_keeps_no_other_from_being_delive
 def test_pull_that_fails_in_a_way_nobody_foresaw_is_made_again(
     service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = iter([TypeError("what is this")])
-    real_pull = service.pull
+    works, real_pull = True, service.pull
 
     def pull(*args: Any, **keywords: Any) -> list[ReceivedMessage]:
-        for failure in failures:
-            raise failure
+        if not works:
+            raise TypeError("what is this")
         return real_pull(*args, **keywords)
 
     monkeypatch.setattr(service, "pull", pull)
-    queue.put([sample_task()])
+    queue.put([sample_task("1"), sample_task("2")])
+    assert len(lease(queue)) == 1
+    works = False
 
-    assert len(lease(queue, 1)) == 1
+    assert eventually(lambda: not queue.lease(1, worker="w-1", ttl=TTL) and queue.outlook().suspect_leases)
+    works = True
+    assert len(lease(queue)) == 1
 
 
 def test_dead_letter_that_cannot_be_filed_keeps_no_other_from_coming_back(

@@ -25,7 +25,7 @@ import pytest
 import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.base import Running, Waiting
+from runtime.queues.base import PutResult, Running, Waiting
 from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence, WakePipes
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
@@ -279,6 +279,68 @@ def test_silent_worker_loses_its_leases_after_their_length_and_not_before(path: 
     assert queue.renew([lease], TTL) == [lease]
 
 
+def test_leases_are_suspect_from_a_missed_renewal_to_the_next_one(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    other, _ = open_sqlite(path, clock=clock)  # It has leased nothing itself, and goes by the usual length.
+    queue.put(tasks(1))
+    suspect = [other.outlook().suspect_leases]
+
+    leases = queue.lease(1, worker="w-a", ttl=2 * TTL)
+    for seconds in (29, 2):
+        clock.advance(seconds=seconds)
+        suspect.append(queue.outlook().suspect_leases)
+    queue.renew(leases, 2 * TTL)
+    suspect.append(queue.outlook().suspect_leases)
+    for seconds in (44, 2):
+        clock.advance(seconds=seconds)
+        suspect.append(other.outlook().suspect_leases)
+
+    assert suspect == [False, False, True, False, False, True]
+    queue.close()
+    other.close()
+
+
+def test_silent_worker_that_renews_while_its_leases_are_taken_keeps_them(path: Path) -> None:
+    clock = FakeClock()
+    silent = SqliteQueue(EmbeddedFile(path), MemoryRecords(), clock=clock)
+    silent.put(tasks(1))
+    leases = silent.lease(1, worker="w-a", ttl=TTL)
+    silent.mark_running([lease.token for lease in leases])
+    records = LooksAtEachNote(lambda task: lost.extend(silent.renew(leases, TTL)))
+    other = SqliteQueue(EmbeddedFile(path), records, clock=clock)
+    lost: list[Lease] = []
+    clock.advance(seconds=31)
+
+    other.tend()
+
+    assert (lost, lease_all(other), silent.renew(leases, TTL)) == ([], [], [])
+    silent.close()
+    other.close()
+
+
+def test_worker_that_dies_between_a_look_and_the_sweep_is_blamed_for_what_ran(path: Path) -> None:
+    queue, dying = open_sqlite(path)[0], open_sqlite(path)[0]
+    queue.put(tasks(2))
+    ran, _ = dying.lease(2, worker="w-dying", ttl=TTL)
+    dying.mark_running([ran.token])
+    queue._holders.give_back(ours=None)
+    assert dying._presence is not None
+    dying._presence._memory.close()
+    for fd in dying.join("w-dying"):
+        os.close(fd)
+
+    assert queue._holders.sweep()
+
+    assert {lease.task.key: lease.tries for lease in wait_for(queue, 2)} == {"0": 1, "1": 0}
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT worker FROM holders").fetchall() == [("w-b",)]
+    connection.close()
+    dying._presence = None
+    dying.close()
+    queue.close()
+
+
 def test_worker_that_was_silent_does_not_take_its_own_leases_for_a_dead_workers(path: Path) -> None:
     clock = FakeClock()
     queue, records = open_sqlite(path, clock=clock)
@@ -322,13 +384,20 @@ def test_deadline_of_a_lease_is_its_last_living_moment(path: Path) -> None:
     queue.put(tasks(1))
     queue.join("w-a")
     assert queue.lease(1, worker="w-a", ttl=TTL)
+    waiting, _ = open_sqlite(path, clock=clock)
+    waiting.join("w-c")
+    wake_fd = waiting.wake_descriptor()
+    assert wake_fd is not None
     clock.advance(seconds=30)
     other.tend()
     assert lease_all(other) == []
+    assert select.select([wake_fd], [], [], 0)[0] == []
     clock.advance(seconds=0.001)
     other.tend()
+    assert select.select([wake_fd], [], [], 0)[0] == [wake_fd]
     assert len(lease_all(other)) == 1
     queue.close()
+    waiting.close()
 
 
 def test_worker_that_has_left_holds_no_descriptor_and_no_file(path: Path) -> None:
@@ -364,6 +433,21 @@ def test_pipes_of_workers_that_have_left_are_closed_by_who_wakes_them(path: Path
     # The pipe of the last one takes the place of the first one's.
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     wakes.close()
+
+
+def test_worker_that_reads_no_wakes_stops_nobody_who_wakes_it(path: Path) -> None:
+    stopped = Presence(path.parent, "w-1")
+    wakes = WakePipes(path.parent)
+    wakes.wake()
+    with contextlib.suppress(BlockingIOError):
+        while os.write(stopped._wake_fd, b"!" * 4096):
+            pass
+
+    wakes.wake()
+
+    assert select.select([stopped.wake_descriptor], [], [], 0)[0]
+    wakes.close()
+    stopped.leave()
 
 
 def test_worker_that_is_watched_no_longer_wakes_nobody_by_its_end(path: Path) -> None:
@@ -494,10 +578,16 @@ def test_slow_attempt_that_lost_its_lease_may_still_be_the_first_to_succeed(path
     check_counters(path)
 
 
-def test_failure_of_a_lost_lease_writes_nothing_and_names_the_holder(path: Path) -> None:
+@pytest.mark.parametrize("place", ["in the file", "elsewhere"])
+def test_failure_of_a_lost_lease_writes_nothing_and_names_the_holder(path: Path, place: str) -> None:
     clock = FakeClock()
-    slow, records = open_sqlite(path, clock=clock)
-    fast, _ = open_sqlite(path, clock=clock)
+    records: RecordStore = MemoryRecords() if place == "elsewhere" else open_sqlite(path)[1]
+    slow, fast = (
+        SqliteQueue(EmbeddedFile(path), records, clock=clock)
+        if place == "elsewhere"
+        else open_sqlite(path, clock=clock)[0]
+        for _ in range(2)
+    )
     slow.put(tasks(1))
     held = slow.lease(1, worker="w-slow", ttl=TTL)[0]
     clock.advance(minutes=2)
@@ -506,7 +596,9 @@ def test_failure_of_a_lost_lease_writes_nothing_and_names_the_holder(path: Path)
     assert [(one.holder, one.record) for one in refused] == [("w-b", None)]
     assert records.find_all(held.task.id) == []
     assert fast.settle([succeeded(again)]).refused == []
-    check_counters(path)
+    assert [record.state for record in records.find_all(held.task.id)] == [TaskState.SUCCEEDED]
+    if place == "in the file":
+        check_counters(path)
 
 
 def test_put_wakes_a_waiting_worker(path: Path) -> None:
@@ -575,11 +667,14 @@ def test_worker_that_was_rung_takes_a_delayed_task_once_it_is_due(path: Path) ->
     queue.put([sample_task("later", not_before=clock.now() + timedelta(minutes=1))])
     queue.drain_wakes()
     assert queue.lease(1, worker="w-a", ttl=TTL) == []
+    assert queue.outlook().next_due == timedelta(minutes=1)
 
     clock.advance(minutes=2)
 
+    assert queue.outlook().next_due == timedelta()
     queue.drain_wakes()
     assert [lease.task.key for lease in queue.lease(1, worker="w-a", ttl=TTL)] == ["later"]
+    assert queue.outlook().next_due is None
     queue.close()
 
 
@@ -652,6 +747,7 @@ def test_single_puts_are_known_by_id_and_leave_no_more_than_tasks_in_the_file(pa
     one = [sample_task(f"{number}", priority=number) for number in range(6)]
     found = [queue.put([task]) for task in one]
     found += [other.put([task]) for task in one]
+    assert queue.put([]) == PutResult(0, 0)
     found += [queue.put([next_generation(one[0])]), queue.put([one[0]]), other.put([sample_task("new")])]
 
     assert [(result.new, result.known) for result in found] == [(1, 0)] * 6 + [(0, 1)] * 6 + [(1, 0), (0, 1), (1, 0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -161,6 +162,35 @@ def test_reads_through_a_fault_are_tried_again(bucket: Bucket, kind: str, fault:
     assert bucket.server.faults_left == 0
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_download_that_is_cut_off_begins_again_or_goes_on_and_writes_each_byte_once(
+    gcs_server: GcsServer, tmp_path: Path, ranges: bool
+) -> None:
+    blobs, data = BucketBlobs("gs://lab/p"), os.urandom(300_000)
+    blobs.put("large", data)
+    gcs_server.ranges = ranges
+    gcs_server.fail_next("GET", [Fault.CUT_OFF])
+
+    with (tmp_path / "large").open("wb") as file:
+        blobs.download("large", file)
+
+    assert (tmp_path / "large").read_bytes() == data
+    assert gcs_server.requests["GET"] == (2 if ranges else 3)
+
+
+def test_append_adds_numbered_objects_and_looks_for_earlier_ones_once(bucket: Bucket) -> None:
+    first = bucket.blobs()
+    for data in (b"a", b"b", b"c"):
+        first.append("logs/t.log", data)
+    listings = bucket.server.requests["LIST"]
+    bucket.blobs().append("logs/t.log", b"d")
+    first.append("logs/t.log", b"e")
+
+    assert listings == 1
+    assert list(first.list_keys("logs/")) == [f"logs/t.0000{number}.log" for number in range(5)]
+    assert b"".join(first.stream("logs/t.log")) == b"abcde"
+
+
 @pytest.mark.parametrize("fault", [*STORED, *REFUSED])
 def test_other_writes_through_a_fault_hold_once(bucket: Bucket, fault: Fault) -> None:
     store = bucket.store(fault)
@@ -224,6 +254,31 @@ def test_bucket_that_refuses_us_fails_for_good_with_the_command_that_helps(bucke
         assert denied.value.hint
 
 
+class Answering(FaultyServer):
+    """Gives every request the same status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+    def answer(self, request: Request) -> Response:
+        return Response(self.status, body=b"<Error><Code>Any</Code></Error>")
+
+
+def test_failure_of_the_service_says_whether_the_same_call_may_succeed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Answering(0).start()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    blobs = BucketBlobs("gs://lab", retry_for=timedelta(0))
+    retryable: dict[int, bool] = {}
+    for server.status in (300, 400, 401, 403, 404, 408, 409, 425, 429, 451, 499, 500, 502, 503, 504):
+        with pytest.raises(StoreUnavailable) as failed:
+            blobs.put("x", b"")
+        retryable[server.status] = failed.value.retryable
+    server.stop()
+
+    assert [status for status, again in retryable.items() if again] == [408, 409, 425, 429, 500, 502, 503, 504]
+
+
 def test_missing_bucket_fails_for_good_on_every_call(bucket: Bucket) -> None:
     store = BlobRecords(BucketBlobs(bucket.url.replace("//lab", "//nowhere")))
     calls: list[Callable[[], object]] = [
@@ -279,7 +334,7 @@ def test_list_of_a_prefix_inside_a_name_starts_there_and_stops_behind_it(bucket:
 
 def test_list_over_several_pages_misses_and_repeats_nothing(gcs_server: GcsServer) -> None:
     keys = [f"p/records/x/{n:05}" for n in range(3500)]
-    gcs_server.fill("lab", [*keys, "p/records/w", "p/records/y"])
+    gcs_server.fill("lab", [*keys, "p/records/w", "p/records/y", *(f"p/{n:05}" for n in range(1500))])
     blobs = BucketBlobs("gs://lab/p")
 
     assert [f"p/{key}" for key in blobs.list_keys("records/x/")] == keys
@@ -342,7 +397,7 @@ def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
 
     class Credentials:
         token = ""
-        expiry = None
+        expiry = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)  # as the library gives it
 
         def refresh(self, _: object) -> None:
             self.token = "fresh"
@@ -353,7 +408,7 @@ def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
 
     assert bool(options) is by_google_auth
     if by_google_auth:
-        assert options["credential_provider"]() == {"token": "fresh", "expires_at": None}
+        assert options["credential_provider"]() == {"token": "fresh", "expires_at": datetime(2026, 1, 1, tzinfo=UTC)}
 
 
 class Provider:
@@ -401,6 +456,18 @@ def test_listing_among_names_that_are_not_ours_asks_with_the_credentials_of_the_
         assert "/eu-west-3/s3/" in last
 
 
+def test_object_that_a_console_shows_as_the_folder_is_not_reported_as_foreign(
+    gcs_server: GcsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.records.blobs.bucket._reported", set())
+    gcs_server.fill("lab", ["p/a/", "p/a//x", "p/a/b/", "p/a/y"])
+
+    assert list(BucketBlobs("gs://lab/p").list_keys("a/")) == ["a/y"]
+
+    [said] = caplog.messages
+    assert "'gs://lab/p/a//x'" in said
+
+
 def test_listing_that_cannot_go_around_a_name_says_which_and_what_to_do(
     gcs_server: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,13 +506,52 @@ def test_no_credentials_anywhere_is_said_at_once_with_the_command_to_log_in(
     assert not missing.value.retryable
 
 
+@pytest.mark.parametrize(
+    ("url", "variable"),
+    [("gs://lab", ""), ("gs://lab", "GOOGLE_BEARER_TOKEN"), ("s3://lab", ""), ("s3://lab", "AWS_ACCESS_KEY_ID")],
+)
+def test_credentials_of_the_environment_or_of_the_machine_itself_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, variable: str
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "STORAGE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if variable:
+        monkeypatch.setenv(variable, "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    with socket.create_server(("127.0.0.1", 0)) as metadata:
+        there = ("127.0.0.1", 9) if variable else metadata.getsockname()
+        monkeypatch.setattr("runtime.records.blobs.bucket.METADATA", there)
+
+        assert open_records(url).url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "variable"), [("gs://lab", "GOOGLE_SERVICE_ACCOUNT_PATH"), ("s3://lab", "AWS_ACCESS_KEY_ID")]
+)
+def test_credentials_of_the_environment_that_are_half_there_are_named(
+    monkeypatch: pytest.MonkeyPatch, url: str, variable: str
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "STORAGE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv(variable, "/nowhere")
+
+    with pytest.raises(StoreUnavailable) as failed:
+        open_records(url)
+
+    assert failed.value.message == "bucket `lab` cannot be opened"
+    assert not failed.value.retryable
+
+
 def test_s3_bucket_of_another_region_fails_for_good_with_the_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(FaultyServer):
         def answer(self, request: Request) -> Response:
             return Response(301, body=b"<Error><Code>PermanentRedirect</Code></Error>")
 
     server = Elsewhere().start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
@@ -120,6 +121,19 @@ def test_commit_whose_folder_sync_failed_is_not_reported_as_done(
 
     store.commit(record)
     assert store.find(record.task_id, 1) == record
+
+
+def test_what_the_system_writes_only_in_part_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs, real = FolderBlobs(tmp_path), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
+
+    assert blobs.create("a/x", b"0123456789")
+    blobs.append("a/t.log", b"one two ")
+    blobs.append("a/t.log", b"three")
+
+    monkeypatch.undo()
+    assert blobs.get("a/x") == b"0123456789"
+    assert b"".join(blobs.stream("a/t.log")) == b"one two three"
 
 
 WRITES_AS_NUMBER_SEVEN = """
@@ -266,6 +280,27 @@ def test_create_without_hard_links_renames_without_replacing(tmp_path: Path, mon
     assert not blobs.create("a/x", b"second")
     assert blobs.get("a/x") == b"first"
     assert every_name(tmp_path) == ["a/x"]
+
+
+@pytest.mark.parametrize(("number", "unsafe"), [(errno.EIO, False), (errno.EINVAL, True), (errno.ENOSYS, True)])
+def test_create_without_hard_links_tells_a_failing_disk_from_one_that_cannot_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, unsafe: bool
+) -> None:
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    def fail(*_: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr("runtime.records.blobs.folder._renameat2", lambda: fail)
+
+    with pytest.raises((StoreUnavailable, StoreUnsafe)) as failed:
+        FolderBlobs(tmp_path).create("a/x", b"")
+
+    assert (isinstance(failed.value, StoreUnsafe), failed.value.retryable) == (unsafe, not unsafe)
+    assert every_name(tmp_path) == []
 
 
 def test_check_on_a_file_system_with_no_create_only_write_refuses_it(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from runtime.errors import StoreUnsafe
+from runtime.errors import InvalidRecord, StoreUnsafe
 from runtime.reasons import EndReason
 from runtime.records import codec
 from runtime.records.base import ExperimentSeen, WorkerSeen
@@ -255,6 +256,30 @@ def test_record_that_cannot_be_read_has_the_state_of_its_length_and_no_value(
     assert (found.message is None) == (message is None)
     with pytest.raises(StoreUnsafe, match="the value of task t-1"):
         codec.read_value(found, MemoryRecords())
+
+
+def test_record_with_a_number_that_no_interpreter_reads_keeps_the_rest_and_has_no_value() -> None:
+    text = RECORDS[1][1].replace('"value":[1,', f'"value":[{"9" * 5_000},')
+
+    found = codec.read_record(text.encode(), "here", "t-1", 2)
+
+    assert replace(found, unreadable=None) == replace(FULL_RECORD, value=None, metrics={})
+    with pytest.raises(StoreUnsafe, match="the value of task t-1"):
+        codec.read_value(found, MemoryRecords())
+
+
+def test_value_nested_however_deep_is_written_or_refused() -> None:
+    value: list[object] = []
+    refused = written = 0
+    for _ in range(sys.getrecursionlimit()):
+        value = [value]
+        try:
+            written += len(codec.encode_json({"value": value})) > 0
+        except InvalidRecord:
+            refused += 1
+
+    assert written + refused == sys.getrecursionlimit()
+    assert min(written, refused) > 0
 
 
 def test_value_is_read_from_the_record_or_from_where_it_points() -> None:
