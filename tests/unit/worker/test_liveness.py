@@ -368,6 +368,7 @@ def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_wa
             Process(14, me, 14, "S", 0),  # adopted, unless it is a child of this process in its own session
             Process(15, me, session, "S", 0),
             Process(16, 1, 16, "S", 0),  # a stranger's
+            Process(17, 1, 0, "S", 0),  # in a session that began outside this container
         ]
     }
     killed: list[int] = []
@@ -382,10 +383,10 @@ def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_wa
     pauses: list[float] = []
     monkeypatch.setattr(liveness.time, "sleep", pauses.append)
     monkeypatch.setattr(liveness.processes, "find_marked", lambda _, tokens: [12] if tokens == ["t"] else [])
-    child = Child("c1", pid=70)
-    child.find_pid = lambda: 70  # type: ignore[attr-defined]
+    child, unborn = Child("c1", pid=70), Child("c2", pid=0)
+    child.find_pid, unborn.find_pid, unborn.orders = (lambda: 70), (lambda: 0), []  # type: ignore[attr-defined]
 
-    end_strays(None, [child], adopt_orphans=adopt)  # type: ignore[list-item]
+    end_strays(None, [child, unborn], adopt_orphans=adopt)  # type: ignore[list-item]
 
     assert sorted(killed) == ([11, 12, 13, 14] if adopt else [11, 12, 13])
     assert len(pauses) == 1

@@ -1056,6 +1056,8 @@ def test_child_has_no_descriptor_but_its_own(make: Callable[..., Bench], tmp_pat
         shown = bench.run(["sh", "-c", "ls /proc/self/fd"]).log.split()
         assert len(shown) == 4, "of its own, ls has the folder open"
         assert json.loads(bench.run("describe_stdin").value) == ["/dev/null", ""]
+        # A signal would write to this descriptor, which may be a file of the attempt's by then.
+        assert json.loads(bench.run("describe_interpreter").value) == {"wakeup_fd": -1, "collects": True}
         Path(bench.path("go")).touch()
         bench.wait(second)
 
@@ -1302,6 +1304,8 @@ def test_guardian_that_reads_nothing_does_not_stop_the_loop(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert bench.pool._guardian._socket
+    patience = bench.pool._guardian._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
+    assert struct.unpack("ll", patience) == (5, 0)
     bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
     # The next guardian has to start before it reads.
     monkeypatch.setattr("runtime.worker.attempts.guardian_link.SEND_PATIENCE_S", int(PATIENCE_S))
@@ -1345,6 +1349,9 @@ def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench
     order = bench.start("wait_for", bench.path("go"))
     guardian = bench.pids()[0]
     bench.step_until(lambda: not bench.pool._guardian.silences)
+    # Some schedulers send these to all processes of a job. The guardian is not what they are meant to end.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(guardian, number)
     for _ in range(30):
         os.kill(guardian, signal.SIGSTOP)
         # After a long pause, the worker's turn comes before the guardian's.

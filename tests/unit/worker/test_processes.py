@@ -143,6 +143,20 @@ def test_end_tree_without_a_process_table_gives_up_at_once(monkeypatch: pytest.M
     assert processes.end_tree(1, patience_s=600) == 0
 
 
+def test_end_tree_looks_again_while_a_child_lives_that_the_table_did_not_show_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An orphan may fall to a subreaper after the table was read."""
+    tables = [family((1, 0, 1, "S")), family((1, 0, 1, "S"), (2, 1, 2, "S"))]
+    killed: list[int] = []
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(processes, "read_table", lambda: tables.pop(0))
+    monkeypatch.setattr(processes, "send_signal", lambda pids, number: killed.extend(pids))
+    monkeypatch.setattr(processes, "reap", lambda: bool(tables))
+
+    assert (processes.end_tree(1, patience_s=600), killed) == (1, [2])
+
+
 def test_end_tree_waits_a_little_longer_after_each_round_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pauses = [0.0], []
 
@@ -192,14 +206,26 @@ def test_memory_that_the_kernel_does_not_divide_is_the_resident_size(monkeypatch
     assert processes.pss_bytes(11, {}) == 0
 
 
-def test_signal_to_what_is_gone_is_passed_over() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    processes.send_signal([gone.pid], signal.SIGTERM)
+@pytest.mark.parametrize("problem", [ProcessLookupError, PermissionError])
+def test_signal_passes_over_what_is_gone_or_not_ours_and_reaches_the_rest(
+    monkeypatch: pytest.MonkeyPatch, problem: type[OSError]
+) -> None:
+    reached: list[tuple[int, int]] = []
+
+    def kill(pid: int, number: int) -> None:
+        if pid == 7:
+            raise problem
+        reached.append((pid, number))
+
+    monkeypatch.setattr(processes.os, "kill", kill)
+    processes.send_signal([6, 7, 8], signal.SIGTERM)
+
+    assert reached == [(6, signal.SIGTERM), (8, signal.SIGTERM)]
 
 
-def test_unreadable_file_reads_as_nothing() -> None:
-    assert processes.read_file("/proc/0/stat") == b""
+@pytest.mark.parametrize("path", ["/proc/0/stat", "/"])
+def test_file_that_cannot_be_opened_or_read_reads_as_nothing(path: str) -> None:
+    assert processes.read_file(path) == b""
 
 
 @pytest.mark.parametrize(
