@@ -19,6 +19,7 @@ from runtime.testing import FakeClock, sample_task
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.ending import AttemptLogs, Ending
+from runtime.worker.metrics import WorkerMetrics
 from runtime.worker.services import HeldLease
 from tests.unit.worker.parts_bench import Parts
 from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)
@@ -28,6 +29,18 @@ BEGAN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 OUTGREW = b"\n[runtime: the log outgrew 8B; what follows is its end]\nthe end"
 
 
+class Counted(WorkerMetrics):
+    def __init__(self) -> None:
+        self.attempts: list[tuple[EndReason, float]] = []
+        self.released: list[EndReason | None] = []
+
+    def attempt_ended(self, reason: EndReason, seconds: float) -> None:
+        self.attempts.append((reason, seconds))
+
+    def task_released(self, reason: EndReason | None = None) -> None:
+        self.released.append(reason)
+
+
 class Ends(Parts):
     """A worker's parts, for attempts that have ended."""
 
@@ -35,6 +48,7 @@ class Ends(Parts):
         super().__init__(folder, clock, **options)
         self.logs = AttemptLogs(self.services)
         self.ending = Ending(self.services, self.outbox, self.dispatch, self.preparing, self.logs)
+        self.metrics = self.services.metrics = Counted()
         self.printed: dict[str, bytes] = {}
         """By token: output that no call has drained."""
         self.services.pool.drain_log = lambda token: self.printed.pop(token, b"")  # type: ignore[method-assign]
@@ -157,6 +171,7 @@ def test_success_is_recorded_with_everything_that_its_attempt_left(ends: Ends) -
         code=ends.services.code.of(held.lease.task.entry),
     )
     assert (ends.held(), ends.holdings.busy_at, ends.dispatch.mean_s) == ([], ends.now, 2.0)
+    assert (ends.metrics.attempts, ends.metrics.released) == ([(EndReason.SUCCEEDED, 2.0)], [])
 
 
 @pytest.mark.parametrize("left", [{"log": b"a", "log_bytes": 1}, {"metrics": {"loss": 0.5}}, {"exit_code": 0}])
@@ -232,6 +247,9 @@ def test_failure_goes_back_with_a_note_of_everything_that_the_next_worker_asks_f
     assert ends.note() == replace(_note("token-1"), message="boom", progressed=True, exit_code=7, log="x" * 8192)
     assert (ends.outbox.settlements, ends.outbox.released, ends.held()) == ([], 1, [])
     assert ends.outbox.releases[0].not_before is not None
+    assert ends.metrics.attempts == [(EndReason.APP_FAILED, 2.0)]
+    assert ends.metrics.released == [EndReason.APP_FAILED]
+    assert len(ends.events("attempt_ended")) == 1
 
 
 def test_last_failure_is_recorded_with_its_whole_log(ends: Ends) -> None:
@@ -288,6 +306,19 @@ def test_end_of_an_attempt_whose_lease_has_passed_on_is_dropped(ends: Ends, trac
     # Where a lease lasts as long as its worker, a lease that no other worker took is given back.
     assert ends.outbox.releases == ([Release(held.lease)] if tracks else [])
     assert (ends.held(), ends.outbox.released) == ([], 0)
+    assert len(ends.events("attempt_ended")) == 1
+
+
+@pytest.mark.parametrize(("reason", "more"), [(EndReason.SUCCEEDED, True), (EndReason.APP_FAILED, False)])
+def test_suspect_that_succeeds_lets_two_run_at_a_time(ends: Ends, reason: EndReason, more: bool) -> None:
+    first = ends.hold("first")
+    ends.holdings.on_trial = {first.lease.token: ends.now}
+    ends.end(first, reason)
+    ends.holdings.on_trial = {ends.hold("second").lease.token: ends.now}
+
+    assert ends.dispatch.suspects.may_try(ends.now) is more
+    ends.fail("lost", EndReason.LOST)
+    assert not ends.dispatch.suspects.may_try(ends.now)
 
 
 # failures in a row
@@ -357,18 +388,20 @@ def test_output_of_a_long_attempt_is_written_again_and_again(ends: Ends, local: 
     assert ends.logs.next_at() == float("inf")
     held = ends.hold()
     ends.holdings.running = [held.lease.token, "gone"]
+    ends.logs.write_when_due(ends.now)
+    assert ends.logs.next_at() == ends.now + 1
 
     stored = []
-    for line in (b"first\n", b"second\n", b"third\n"):
+    for line, wait_s in ((b"first\n", every_s), (b"second\n", every_s - 0.5), (b"third\n", 1), (b"fourth\n", 1)):
         ends.printed["token-1"] = ends.printed.get("token-1", b"") + line
         ends.logs.write_when_due(ends.now)
         stored.append(_stored_log(ends, held))
-        assert ends.logs.next_at() == ends.now + 1.0
-        ends.clock.advance(seconds=every_s)
-    ends.end(held, log=b"third\nend\n", log_bytes=23, undrained=b"end\n")
+        ends.clock.advance(seconds=wait_s)
+    ends.end(held, log=b"fourth\nend\n", log_bytes=30, undrained=b"end\n")
 
-    assert stored == [b"", b"first\nsecond\n", b"first\nsecond\nthird\n"]
-    assert _stored_log(ends, held) == b"first\nsecond\nthird\nend\n"
+    early, late = b"first\nsecond\n", b"third\nfourth\n"
+    assert stored == [b"", early, early, early + late]
+    assert _stored_log(ends, held) == early + late + b"end\n"
     assert ends.record().log_url == held.log_url
 
 

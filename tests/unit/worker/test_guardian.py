@@ -140,6 +140,32 @@ def test_orphans_are_ended_when_the_worker_asks_for_it(bench: Bench) -> None:
     assert bench.heard() == [f"exited c9 {wire.CLEAN_EXIT << 8} 0"]
 
 
+@pytest.mark.parametrize("table", [True, False])
+def test_guardian_without_a_worker_ends_all_below_it_and_leaves(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, table: bool
+) -> None:
+    """Without a process table, as on macOS, it cannot know whether more is left than its children."""
+    ended: list[int] = []
+
+    def end_tree(root: int, *, patience_s: float) -> None:
+        ended.append(root)
+        if len(ended) == (3 if table else 1):
+            bench.table.clear()
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(guardian.processes, "end_tree", end_tree)
+    monkeypatch.setattr(guardian.processes, "reap", lambda: len(ended) < 9)
+    monkeypatch.setattr(guardian.os, "_exit", leave)
+    bench.worker.shutdown(socket.SHUT_WR)
+    with pytest.raises(SystemExit) as left:
+        bench.guardian._receive()
+
+    assert (left.value.code, ended) == (0, [ME] * (3 if table else 1))
+    assert bench.killed == [60, 61]
+
+
 def test_status_of_a_removal_or_of_an_orphan_is_no_childs(bench: Bench) -> None:
     bench.dead = [(99, 9), (61, 0)]
     bench.die(60, wire.CLEAN_EXIT << 8)
