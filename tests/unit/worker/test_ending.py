@@ -174,8 +174,10 @@ def test_success_is_recorded_with_everything_that_its_attempt_left(ends: Ends) -
     assert (ends.metrics.attempts, ends.metrics.released) == ([(EndReason.SUCCEEDED, 2.0)], [])
 
 
-@pytest.mark.parametrize("left", [{"log": b"a", "log_bytes": 1}, {"metrics": {"loss": 0.5}}, {"exit_code": 0}])
-def test_success_without_a_value_is_recorded_with_what_else_its_attempt_left(ends: Ends, left: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "left", [{"value": "1"}, {"log": b"a", "log_bytes": 1}, {"metrics": {"loss": 0.5}}, {"exit_code": 0}]
+)
+def test_success_is_recorded_with_the_one_thing_that_its_attempt_left(ends: Ends, left: dict[str, Any]) -> None:
     ends.end(ends.hold(snapshot="s-1"), **left)
 
     record = ends.record()
@@ -184,7 +186,7 @@ def test_success_without_a_value_is_recorded_with_what_else_its_attempt_left(end
         left.get("metrics", {}),
         left.get("exit_code"),
     )
-    assert (record.value, record.code) == (None, "s-1")
+    assert (record.value, record.code) == (1 if "value" in left else None, "s-1")
 
 
 def test_value_that_cannot_be_read_fails_its_attempt_alone(ends: Ends) -> None:

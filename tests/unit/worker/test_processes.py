@@ -109,8 +109,10 @@ if os.fork() == 0:
     if os.fork() == 0:
         os.write(write, b"x")
     os.execvp("sleep", ["sleep", "600"])
-if os.fork() == 0:
+dead = os.fork()
+if dead == 0:
     os._exit(0)
+os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)
 os.read(read, 1)
 print(processes.end_tree(os.getpid(), patience_s=float(sys.argv[1])))
 print(len(processes.find_descendants(processes.read_table(), os.getpid())), processes.reap())
@@ -223,9 +225,14 @@ def test_signal_passes_over_what_is_gone_or_not_ours_and_reaches_the_rest(
     assert reached == [(6, signal.SIGTERM), (8, signal.SIGTERM)]
 
 
-@pytest.mark.parametrize("path", ["/proc/0/stat", "/"])
-def test_file_that_cannot_be_opened_or_read_reads_as_nothing(path: str) -> None:
-    assert processes.read_file(path) == b""
+@pytest.mark.parametrize(("path", "text"), [("/proc/0/stat", b""), ("/", b""), ("/dev/zero", b"\0\0")])
+def test_file_that_cannot_be_opened_or_read_reads_as_nothing_and_none_stays_open(path: str, text: bytes) -> None:
+    os.close(lowest := os.dup(0))
+
+    assert processes.read_file(path, 2) == text
+
+    os.close(now_lowest := os.dup(0))
+    assert now_lowest == lowest
 
 
 @pytest.mark.parametrize(
