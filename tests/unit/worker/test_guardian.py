@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -187,6 +189,25 @@ def test_kill_reaches_the_child_and_all_below_it(bench: Bench) -> None:
     bench.guardian.obey_all(b"kill c1\0")
 
     assert bench.killed == [60, 62, 63]
+
+
+def test_module_is_loaded_ahead_if_it_is_fit_for_that_and_no_other_has_its_name(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "fractions.py").write_text("raise RuntimeError('loaded')\n")
+    path = [str(tmp_path), *sys.path]
+    monkeypatch.setattr(sys, "path", list(path))
+    for name in ("fractions", "getpass", "colorsys"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with mmap.mmap(-1, wire.CELL_BYTES) as page:
+        bench.guardian.child = made = Child(page, reuse=False, max_tasks=1, max_growth_bytes=1)
+        bench.guardian.obey_all(b"preload getpass colorsys\0preload fractions\0")
+        gc.unfreeze()
+
+    assert {"fractions", "getpass", "colorsys"} & set(sys.modules) == {"getpass"}
+    assert sys.path == path
+    assert "getpass" in made.environment._preloaded
+    assert "getpass" not in made.environment.list_imported()
 
 
 @pytest.mark.parametrize(("command", "stopped"), [(0, [60, 61]), (62, [62, 63])])

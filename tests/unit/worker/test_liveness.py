@@ -136,7 +136,9 @@ def test_guardian_that_dies_again_and_again_is_started_later_and_later(stopped: 
     waits = []
     for _ in range(9):
         bench.hear("ready")
+        bench.guardian.events.due = None
         bench.die()
+        assert bench.guardian.events.due == bench.watch._start_at
         waits.append(bench.watch._start_at - now[0])
         bench.watch.check(bench.watch._start_at)
 
