@@ -168,6 +168,33 @@ def test_guardian_without_a_worker_ends_all_below_it_and_leaves(
     assert bench.killed == [60, 61]
 
 
+def test_guardian_looks_for_dead_children_once_after_a_wake_up_and_then_sleeps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, looks = bench.guardian, []
+    made.worker_fd = os.pidfd_open(os.getpid())
+    made.wake_fd, waker_fd = os.pipe()
+    os.write(waker_fd, b"xx")
+
+    def wait(pid: int, options: int) -> None:
+        looks.append(pid)
+        bench.worker.shutdown(socket.SHUT_WR)
+        raise ChildProcessError
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(guardian.os, "wait4", wait)
+    monkeypatch.setattr(guardian.os, "_exit", leave)
+    monkeypatch.setattr(guardian.processes, "reap", lambda: False)
+    with pytest.raises(SystemExit):
+        made.serve()
+    for fd in (made.worker_fd, made.wake_fd, waker_fd):
+        os.close(fd)
+
+    assert looks == [-1]
+
+
 def test_status_of_a_removal_or_of_an_orphan_is_no_childs(bench: Bench) -> None:
     bench.dead = [(99, 9), (61, 0)]
     bench.die(60, wire.CLEAN_EXIT << 8)

@@ -698,8 +698,6 @@ def test_plain_child_is_gone_after_the_attempt(bench: Bench) -> None:
     assert ended.reason is EndReason.SUCCEEDED
     assert not is_alive(int(Path(bench.path("pid")).read_text()))
     assert b"ended 1 process that the attempt had left running" in ended.log
-    # Until there is more to do, the guardian sleeps.
-    bench.step_until(lambda: (found := processes.find_process(bench.pids()[0])) and found.state == "S")
 
 
 # The process of an attempt in good order ends with 117.
