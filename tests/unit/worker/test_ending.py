@@ -312,14 +312,19 @@ def test_end_of_an_attempt_whose_lease_has_passed_on_is_dropped(ends: Ends, trac
 
 
 @pytest.mark.parametrize(("reason", "more"), [(EndReason.SUCCEEDED, True), (EndReason.APP_FAILED, False)])
-def test_suspect_that_succeeds_lets_two_run_at_a_time(ends: Ends, reason: EndReason, more: bool) -> None:
+def test_suspect_that_succeeds_lets_two_run_at_a_time_until_a_task_is_lost(
+    ends: Ends, reason: EndReason, more: bool
+) -> None:
     first = ends.hold("first")
     ends.holdings.on_trial = {first.lease.token: ends.now}
     ends.end(first, reason)
-    ends.holdings.on_trial = {ends.hold("second").lease.token: ends.now}
-
+    second = {ends.hold("second").lease.token: ends.now}
+    ends.holdings.on_trial = dict(second)
     assert ends.dispatch.suspects.may_try(ends.now) is more
+
+    ends.holdings.on_trial.clear()
     ends.fail("lost", EndReason.LOST)
+    ends.holdings.on_trial = dict(second)
     assert not ends.dispatch.suspects.may_try(ends.now)
 
 

@@ -168,6 +168,23 @@ def test_guardian_without_a_worker_ends_all_below_it_and_leaves(
     assert bench.killed == [60, 61]
 
 
+def test_guardian_whose_worker_dies_before_it_has_sent_the_configuration_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(guardian.os, "_exit", leave)
+    ours, theirs = socket.socketpair()
+    ours.sendall(b'{"page_fd": ')
+    ours.close()
+
+    with pytest.raises(SystemExit) as left:
+        guardian.main(theirs.detach())
+
+    assert left.value.code == 0
+
+
 def test_guardian_looks_for_dead_children_once_after_a_wake_up_and_then_sleeps(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +252,30 @@ def test_module_is_loaded_ahead_if_it_is_fit_for_that_and_no_other_has_its_name(
     assert sys.path == path
     assert "getpass" in made.environment._preloaded
     assert "getpass" not in made.environment.list_imported()
+
+
+def test_child_that_cannot_serve_ends_instead_of_going_on_as_a_second_guardian(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[tuple[int, int]] = []
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    def serve(cell: int) -> None:
+        raise MemoryError
+
+    made = bench.guardian
+    made.null_fd, made.child = 90, SimpleNamespace(serve=serve)  # type: ignore[assignment]
+    monkeypatch.setattr(made, "_leave_guardian", lambda: None)
+    monkeypatch.setattr(guardian.os, "dup2", lambda old, new: copied.append((old, new)))
+    monkeypatch.setattr(guardian.os, "set_inheritable", lambda fd, inheritable: None)
+    monkeypatch.setattr(guardian.os, "closerange", lambda low, high: None)
+    monkeypatch.setattr(guardian.os, "_exit", leave)
+    with pytest.raises(SystemExit) as left:
+        made._become_child(0, 91, 92)
+
+    assert (left.value.code, copied) == (1, [(90, 0), (92, 1), (92, 2), (91, wire.CONTROL_FD)])
 
 
 @pytest.mark.parametrize(("command", "stopped"), [(0, [60, 61]), (62, [62, 63])])

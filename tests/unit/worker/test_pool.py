@@ -1615,6 +1615,9 @@ def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mo
     # Only a process that adopts orphans can find a daemon that left its session and cleared its environment.
     sought = started if "adopt" in mode else started[1:]
     assert [pid for pid in [*pids[1:], *sought] if is_alive(pid)] == []
+    assert [
+        process.pid for process in processes.read_table().values() if process.ppid == worker.pid and process.dead
+    ] == []
     worker.kill()
     worker.communicate()
     if mode == "plain":
