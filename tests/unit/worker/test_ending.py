@@ -229,6 +229,7 @@ def test_outputs_that_cannot_be_kept_fail_the_attempt_unless_its_lease_is_gone(
     ends.end(held)
 
     assert ends.outbox.settlements == []
+    assert ends.services.pool._guardian.removals == (set() if lost else {held.output_dir})
     if lost:
         assert not ends.outbox.releases
     else:

@@ -176,11 +176,12 @@ def test_guardian_whose_worker_dies_before_it_has_sent_the_configuration_leaves(
 
     monkeypatch.setattr(guardian.os, "_exit", leave)
     ours, theirs = socket.socketpair()
-    ours.sendall(b'{"page_fd": ')
-    ours.close()
-
-    with pytest.raises(SystemExit) as left:
-        guardian.main(theirs.detach())
+    with ours, theirs:
+        monkeypatch.setattr(guardian.socket, "socket", lambda fileno: theirs)
+        ours.sendall(b'{"page_fd": ')
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(SystemExit) as left:
+            guardian.main(theirs.fileno())
 
     assert left.value.code == 0
 

@@ -167,10 +167,10 @@ def test_descriptors_go_along_with_their_order_and_the_watch_awaits_the_answer(b
         os.close(fd)
 
 
-def test_module_is_loaded_ahead_once_if_it_is_fit_for_that(bench: Bench) -> None:
+def test_orders_name_each_module_to_load_ahead_once_and_a_tree_to_remove_as_it_is_called(bench: Bench) -> None:
     with bench.connect() as theirs:
         bench.link.preload(["random", "no_such_module", "fractions"])
         bench.link.preload(["random"])
-        bench.link.tell("ping")
+        bench.link.remove("/a b\udcff")
 
-        assert theirs.recv(100) == b"preload fractions random\0ping\0"
+        assert theirs.recv(100) == b"preload fractions random\0remove /a b\xff\0"
