@@ -40,7 +40,7 @@ class Bench:
         self.worker, theirs = socket.socketpair()
         self.worker.setblocking(False)
         self.guardian = made = Guardian.__new__(Guardian)
-        made.worker, made.pid, made.buffer, made.fds = theirs, ME, b"", []
+        made.worker, made.pid, made.buffer, made.fds, made.unremoved = theirs, ME, b"", [], []
         made.forked, made.names, made.removals, made.unswept = {"c1": (60, 0)}, {60: "c1"}, {61: "/tree"}, []
         monkeypatch.setattr(guardian.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(guardian.processes, "read_table", lambda: dict(self.table))
@@ -253,6 +253,26 @@ def test_module_is_loaded_ahead_if_it_is_fit_for_that_and_no_other_has_its_name(
     assert sys.path == path
     assert "getpass" in made.environment._preloaded
     assert "getpass" not in made.environment.list_imported()
+
+
+def test_removal_for_which_no_process_is_free_is_tried_again_at_the_next_ping(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[int | OSError] = [BlockingIOError(11, "Resource temporarily unavailable")] * 2 + [77]
+
+    def fork() -> int:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(guardian.os, "fork", fork)
+    bench.guardian.obey_all(b"remove /a b\0ping\0")
+    assert bench.guardian.removals == {61: "/tree"}
+    bench.guardian.obey_all(b"ping\0ping\0")
+
+    assert bench.guardian.removals == {61: "/tree", 77: "/a b"}
+    assert (bench.heard(), outcomes) == (["pong"] * 3, [])
 
 
 def test_child_that_cannot_serve_ends_instead_of_going_on_as_a_second_guardian(
