@@ -1307,6 +1307,7 @@ def test_guardian_that_reads_nothing_does_not_stop_the_loop(
     patience = bench.pool._guardian._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
     assert struct.unpack("ll", patience) == (5, 0)
     bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
+    bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # As little as there can be.
     # The next guardian has to start before it reads.
     monkeypatch.setattr("runtime.worker.attempts.guardian_link.SEND_PATIENCE_S", int(PATIENCE_S))
     order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
