@@ -277,7 +277,7 @@ def describe_stdin():
 
 
 def describe_interpreter():
-    return {"wakeup_fd": signal.set_wakeup_fd(-1), "collects": gc.isenabled()}
+    return {"wakeup_fd": signal.set_wakeup_fd(-1), "collects": gc.isenabled(), "argv": sys.argv}
 
 
 def own_pid():

@@ -21,6 +21,7 @@ from runtime.worker.attempts.model import Ended
 from runtime.worker.ending import AttemptLogs, Ending
 from runtime.worker.metrics import WorkerMetrics
 from runtime.worker.services import HeldLease
+from tests.services_support import wait_until
 from tests.unit.worker.parts_bench import Parts
 from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)
 
@@ -138,6 +139,7 @@ def test_end_of_an_attempt_that_is_not_held_changes_nothing(tmp_path: Path, cloc
 
 @pytest.fixture
 def ends(tmp_path: Path, clock: FakeClock) -> Iterator[Ends]:
+    (tmp_path / "code.py").write_text("code = 1\n")
     made = Ends(tmp_path, clock, max_consecutive_failures=3)
     yield made
     made.records.close()
@@ -150,6 +152,8 @@ def test_success_is_recorded_with_everything_that_its_attempt_left(ends: Ends) -
     held = ends.hold()
     held.history = History((_note(),))
     ends.clock.advance(seconds=5)
+    # It is looked for beside everything else.
+    assert wait_until(lambda: ends.services.code.of(held.lease.task.entry) is not None)
 
     ends.end(held, value='{"x": 1}', log=b"a\xff\n", log_bytes=3, metrics={"loss": 0.5}, exit_code=0)
 

@@ -1057,7 +1057,8 @@ def test_child_has_no_descriptor_but_its_own(make: Callable[..., Bench], tmp_pat
         assert len(shown) == 4, "of its own, ls has the folder open"
         assert json.loads(bench.run("describe_stdin").value) == ["/dev/null", ""]
         # A signal would write to this descriptor, which may be a file of the attempt's by then.
-        assert json.loads(bench.run("describe_interpreter").value) == {"wakeup_fd": -1, "collects": True}
+        interpreter = json.loads(bench.run("describe_interpreter").value)
+        assert interpreter == {"wakeup_fd": -1, "collects": True, "argv": [""]}
         Path(bench.path("go")).touch()
         bench.wait(second)
 
