@@ -252,6 +252,7 @@ def test_oom_counter_is_read_in_each_format(text: bytes, kills: int) -> None:
     ("membership", "file"),
     [
         (b"0::/user.slice/run-7.scope\n", "user.slice/run-7.scope/memory.events"),
+        (b"0::/system.slice:cri:0123\n", "system.slice:cri:0123/memory.events"),
         (b"9:name=systemd:/\n4:cpu,memory:/job_1/step_0\n0::/\n", "memory/job_1/step_0/memory.oom_control"),
         (b"4:memory:/docker/0123\n", "memory/memory.oom_control"),
         (b"1:name=systemd:/x\n0::/x\n", "unified/x/memory.events"),
