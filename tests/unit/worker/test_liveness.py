@@ -234,9 +234,10 @@ def test_guardian_that_cannot_be_started_is_tried_again(stopped: set[int], now: 
     bench = Watch()
     bench.die()
     pumped = bench.slot.pumped
-    bench.guardian.refuses = True
+    bench.guardian.refuses, bench.guardian.events.due = True, None
     bench.watch.check(now[0])
     assert (bench.guardian.starts, bench.slot.pumped) == (1, pumped)
+    assert bench.watch._start_at == bench.guardian.events.due == now[0] + 0.5
 
     bench.guardian.refuses = False
     bench.watch.check(bench.watch._start_at)
