@@ -56,7 +56,7 @@ class Child:
         self.cell = SimpleNamespace(begun=lambda: (begun, 0))
         self.orders: list[Any] = [SimpleNamespace(token="t")]
         self.lost_orders = False
-        self.held = 0
+        self.held = self.begins = 0
 
     def is_awaited(self) -> bool:
         return True
@@ -69,7 +69,7 @@ class Child:
 
     def hold(self) -> int:
         self.held += 1
-        return 0
+        return self.begins
 
 
 class Children(list[Child]):
@@ -333,6 +333,18 @@ def test_child_that_neither_begins_nor_leaves_is_killed(
 
     assert killed_at == kill_after
     assert child.held == (0 if kill_after is None else 1)
+
+
+def test_child_that_begins_while_it_is_held_is_not_killed(stopped: set[int]) -> None:
+    bench = Watch()
+    child = Child("c1", begun=1, done=1)
+    child.begins = 1
+    bench.children.append(child)
+    for number in range(1, 22):
+        bench.hear("pong")
+        bench.watch.check(number * 1000.0)
+
+    assert (child.held, "kill c1" in bench.guardian.told) == (1, False)
 
 
 def test_child_that_has_ended_an_order_meanwhile_gets_its_time_again(stopped: set[int]) -> None:
