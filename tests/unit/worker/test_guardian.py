@@ -275,6 +275,24 @@ def test_removal_for_which_no_process_is_free_is_tried_again_at_the_next_ping(
     assert (bench.heard(), outcomes) == (["pong"] * 3, [])
 
 
+def test_process_that_removes_a_tree_ends_then_instead_of_going_on_as_a_second_guardian(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    (tmp_path / "tree" / "folder").mkdir(parents=True)
+    closed: list[int] = []
+    monkeypatch.setattr(bench.guardian, "_leave_guardian", lambda: None)
+    monkeypatch.setattr(guardian.os, "fork", lambda: 0)
+    monkeypatch.setattr(guardian.os, "closerange", lambda low, high: closed.append(low))
+    monkeypatch.setattr(guardian.os, "_exit", leave)
+    with pytest.raises(SystemExit) as left:
+        bench.guardian.obey_all(f"remove {tmp_path / 'tree'}\0".encode())
+
+    assert (left.value.code, closed, list(tmp_path.iterdir())) == (0, [wire.CONTROL_FD], [])
+
+
 def test_child_that_cannot_serve_ends_instead_of_going_on_as_a_second_guardian(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
