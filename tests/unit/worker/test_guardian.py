@@ -253,6 +253,7 @@ def test_module_is_loaded_ahead_if_it_is_fit_for_that_and_no_other_has_its_name(
     assert sys.path == path
     assert "getpass" in made.environment._preloaded
     assert "getpass" not in made.environment.list_imported()
+    assert guardian._is_standard("itertools"), "it is built in, so it has no file"
 
 
 def test_removal_for_which_no_process_is_free_is_tried_again_at_the_next_ping(
