@@ -85,8 +85,10 @@ class Furnishing:
         """Count the tasks that wait for a slow call and take no room."""
         if not self._fetches:
             return 0
-        now = time.monotonic()
-        return sum(len(fetch.waiting) for fetch in self._fetches.values() if now - fetch.began > PATIENT_S)
+        now, by_token = time.monotonic(), self._services.holdings.by_token
+        slow = [fetch for fetch in self._fetches.values() if now - fetch.began > PATIENT_S]
+        # A task that was dropped meanwhile is not held: it takes no room anyway.
+        return sum(held.lease.token in by_token for fetch in slow for held in fetch.waiting)
 
     def leave_if_in_vain(self, now: float) -> None:
         """Leave after the idle time-out if in all that time no task could start, for its secrets."""

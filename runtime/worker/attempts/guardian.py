@@ -63,6 +63,8 @@ class Guardian:
         """Pid and cell of each child, by the name that the worker knows it by."""
         self.names: dict[int, str] = {}
         self.removals: dict[int, str] = {}
+        self.unremoved: list[str] = []
+        """Trees for whose removal no process could be forked."""
         self.unswept: list[str] = []
         """Reports on children that did not die in good order; sent once none of their processes is left."""
         self.sweep_pause, self.sweep_since = 0.0, 0.0
@@ -136,6 +138,9 @@ class Guardian:
                 processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
             case "ping":
                 self._say("pong")
+                paths, self.unremoved = self.unremoved, []
+                for path in paths:
+                    self._remove(path)
             case "sweep":
                 self._sweep_before(f"exited {rest} {wire.CLEAN_EXIT << 8} 0")
             case "preload":
@@ -214,7 +219,12 @@ class Guardian:
         gc.freeze()
 
     def _remove(self, path: str) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            # The worker pings as long as it waits for a removal.
+            self.unremoved.append(path)
+            return
         if pid:
             self.removals[pid] = path
             return

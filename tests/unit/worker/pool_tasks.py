@@ -1,6 +1,7 @@
 """Functions for the attempts in the attempt pool's tests; imported in children only."""
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -273,6 +274,10 @@ def list_fds():
 
 def describe_stdin():
     return [str(Path("/proc/self/fd/0").readlink()), sys.stdin.read()]
+
+
+def describe_interpreter():
+    return {"wakeup_fd": signal.set_wakeup_fd(-1), "collects": gc.isenabled(), "argv": sys.argv}
 
 
 def own_pid():

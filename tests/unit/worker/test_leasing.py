@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from runtime.errors import StoreBroken, StoreUnavailable
+from runtime.outputs import StackOutputs
 from runtime.queues.memory import MemoryQueue
 from runtime.reasons import EndReason
 from runtime.records.orders import Control
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.verdict import unstarted
 from runtime.testing import FakeClock, sample_task
+from runtime.worker.furnishing import PATIENT_S
+from runtime.worker.secrets import AttemptSecrets
 from tests.unit.worker.parts_bench import Parts
 from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)
 
@@ -102,6 +105,26 @@ def test_suspects_that_wait_take_no_room(make: Make) -> None:
     parts.dispatch.line_up(held)
 
     assert parts.fetch() == ["a", "b", "c"]
+
+
+def test_tasks_that_wait_for_a_slow_secret_take_no_room_after_a_moment_and_leave_none_when_lost(make: Make) -> None:
+    parts = make(slots=3)
+    parts.services.secrets = AttemptSecrets(StackOutputs(stack="dev"), clock=parts.clock)
+    parts.put("a", "b", secrets=("wandb",))
+    parts.put("c")
+    parts.fetch()
+
+    # Nothing reads the answer.
+    rooms = [parts.leasing.room()]
+    parts.clock.advance(seconds=PATIENT_S)
+    rooms.append(parts.leasing.room())
+    parts.clock.advance(seconds=0.1)
+    rooms.append(parts.leasing.room())
+    parts.holdings.drop(parts.first().lease.token)
+    rooms.append(parts.leasing.room())
+    parts.services.secrets.close()
+
+    assert rooms == [0, 0, 2, 2]
 
 
 def test_worker_without_orders_or_of_a_paused_queue_leases_nothing(tmp_path: Path, clock: FakeClock) -> None:

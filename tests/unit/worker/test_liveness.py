@@ -56,7 +56,7 @@ class Child:
         self.cell = SimpleNamespace(begun=lambda: (begun, 0))
         self.orders: list[Any] = [SimpleNamespace(token="t")]
         self.lost_orders = False
-        self.held = 0
+        self.held = self.begins = 0
 
     def is_awaited(self) -> bool:
         return True
@@ -69,7 +69,7 @@ class Child:
 
     def hold(self) -> int:
         self.held += 1
-        return 0
+        return self.begins
 
 
 class Children(list[Child]):
@@ -136,7 +136,9 @@ def test_guardian_that_dies_again_and_again_is_started_later_and_later(stopped: 
     waits = []
     for _ in range(9):
         bench.hear("ready")
+        bench.guardian.events.due = None
         bench.die()
+        assert bench.guardian.events.due == bench.watch._start_at
         waits.append(bench.watch._start_at - now[0])
         bench.watch.check(bench.watch._start_at)
 
@@ -232,9 +234,10 @@ def test_guardian_that_cannot_be_started_is_tried_again(stopped: set[int], now: 
     bench = Watch()
     bench.die()
     pumped = bench.slot.pumped
-    bench.guardian.refuses = True
+    bench.guardian.refuses, bench.guardian.events.due = True, None
     bench.watch.check(now[0])
     assert (bench.guardian.starts, bench.slot.pumped) == (1, pumped)
+    assert bench.watch._start_at == bench.guardian.events.due == now[0] + 0.5
 
     bench.guardian.refuses = False
     bench.watch.check(bench.watch._start_at)
@@ -332,6 +335,18 @@ def test_child_that_neither_begins_nor_leaves_is_killed(
     assert child.held == (0 if kill_after is None else 1)
 
 
+def test_child_that_begins_while_it_is_held_is_not_killed(stopped: set[int]) -> None:
+    bench = Watch()
+    child = Child("c1", begun=1, done=1)
+    child.begins = 1
+    bench.children.append(child)
+    for number in range(1, 22):
+        bench.hear("pong")
+        bench.watch.check(number * 1000.0)
+
+    assert (child.held, "kill c1" in bench.guardian.told) == (1, False)
+
+
 def test_child_that_has_ended_an_order_meanwhile_gets_its_time_again(stopped: set[int]) -> None:
     bench = Watch()
     child = Child("c1", begun=1, done=1)
@@ -352,22 +367,25 @@ def test_child_that_has_ended_an_order_meanwhile_gets_its_time_again(stopped: se
     assert "kill c1" in bench.guardian.told
 
 
+@pytest.mark.parametrize("alive", [False, True])
 @pytest.mark.parametrize("adopt", [False, True])
 def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_was_adopted(
-    monkeypatch: pytest.MonkeyPatch, adopt: bool
+    monkeypatch: pytest.MonkeyPatch, adopt: bool, alive: bool
 ) -> None:
     me, session = os.getpid(), os.getsid(0)
     table = {
         process.pid: process
         for process in [
             Process(me, 1, session, "R", 0),
-            Process(70, 1, 70, "Z", 0),  # the child, which is dead
+            Process(70, 1, 70, "S" if alive else "Z", 0),  # a child
+            Process(71, 1, 71, "Z", 0),  # another, which is dead
             Process(11, 1, 70, "S", 0),  # in a child's session
             Process(12, 1, 12, "S", 0),  # with a token
             Process(13, 12, 13, "S", 0),  # below that
             Process(14, me, 14, "S", 0),  # adopted, unless it is a child of this process in its own session
             Process(15, me, session, "S", 0),
             Process(16, 1, 16, "S", 0),  # a stranger's
+            Process(17, 1, 0, "S", 0),  # in a session that began outside this container
         ]
     }
     killed: list[int] = []
@@ -382,13 +400,17 @@ def test_strays_of_a_dead_guardian_are_its_childrens_sessions_tokens_and_what_wa
     pauses: list[float] = []
     monkeypatch.setattr(liveness.time, "sleep", pauses.append)
     monkeypatch.setattr(liveness.processes, "find_marked", lambda _, tokens: [12] if tokens == ["t"] else [])
-    child = Child("c1", pid=70)
-    child.find_pid = lambda: 70  # type: ignore[attr-defined]
+    children = [Child("c1", pid=70), Child("c2", pid=71), Child("c3", pid=0)]
+    for child in children:
+        child.find_pid = lambda pid=child.pid: pid  # type: ignore[attr-defined]
+    children[1].orders = children[2].orders = []
 
-    end_strays(None, [child], adopt_orphans=adopt)  # type: ignore[list-item]
+    end_strays(None, children, adopt_orphans=adopt)  # type: ignore[arg-type]
 
-    assert sorted(killed) == ([11, 12, 13, 14] if adopt else [11, 12, 13])
-    assert len(pauses) == 1
+    # A child that lives would report the end of its command as the end of its attempt.
+    assert (set(killed[:2]) == {70, 71}) is alive
+    assert sorted(set(killed) - {70, 71}) == ([11, 12, 13, 14] if adopt else [11, 12, 13])
+    assert len(pauses) == 1 + alive
 
 
 def test_strays_that_do_not_die_are_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:

@@ -227,6 +227,27 @@ def test_worker_that_is_asked_to_leave_does_so_at_once_and_leases_no_more(make: 
     assert max(course.queue.times("lease")) < 5.5
 
 
+def test_worker_whose_guardian_cannot_be_started_gives_its_tasks_back_and_leaves(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("runtime.worker.attempts.guardian_link.subprocess.Popen", refuse)
+    course = make(accept=frozenset({"command"}))
+    course.put("a")
+    course.parts.services.pool.start()
+
+    course.run()
+
+    assert (course.leaving.reason, course.leaving.exit_code) == (
+        "the process that starts attempts cannot be started",
+        3,
+    )
+    assert course.parts.held() == []
+    assert len(course.queue.lease(2, worker="w-2", ttl=course.parts.options.lease)) == 1
+
+
 def test_worker_that_has_left_its_queue_is_not_woken_by_it(make: Make) -> None:
     course = make()
     course.parts.offload.awaited = 1

@@ -1056,6 +1056,9 @@ def test_child_has_no_descriptor_but_its_own(make: Callable[..., Bench], tmp_pat
         shown = bench.run(["sh", "-c", "ls /proc/self/fd"]).log.split()
         assert len(shown) == 4, "of its own, ls has the folder open"
         assert json.loads(bench.run("describe_stdin").value) == ["/dev/null", ""]
+        # A signal would write to this descriptor, which may be a file of the attempt's by then.
+        interpreter = json.loads(bench.run("describe_interpreter").value)
+        assert interpreter == {"wakeup_fd": -1, "collects": True, "argv": [""]}
         Path(bench.path("go")).touch()
         bench.wait(second)
 
@@ -1302,7 +1305,10 @@ def test_guardian_that_reads_nothing_does_not_stop_the_loop(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert bench.pool._guardian._socket
+    patience = bench.pool._guardian._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
+    assert struct.unpack("ll", patience) == (5, 0)
     bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
+    bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # As little as there can be.
     # The next guardian has to start before it reads.
     monkeypatch.setattr("runtime.worker.attempts.guardian_link.SEND_PATIENCE_S", int(PATIENCE_S))
     order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
@@ -1345,6 +1351,9 @@ def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench
     order = bench.start("wait_for", bench.path("go"))
     guardian = bench.pids()[0]
     bench.step_until(lambda: not bench.pool._guardian.silences)
+    # Some schedulers send these to all processes of a job. The guardian is not what they are meant to end.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(guardian, number)
     for _ in range(30):
         os.kill(guardian, signal.SIGSTOP)
         # After a long pause, the worker's turn comes before the guardian's.
@@ -1608,6 +1617,9 @@ def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mo
     # Only a process that adopts orphans can find a daemon that left its session and cleared its environment.
     sought = started if "adopt" in mode else started[1:]
     assert [pid for pid in [*pids[1:], *sought] if is_alive(pid)] == []
+    assert [
+        process.pid for process in processes.read_table().values() if process.ppid == worker.pid and process.dead
+    ] == []
     worker.kill()
     worker.communicate()
     if mode == "plain":

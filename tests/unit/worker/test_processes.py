@@ -109,8 +109,10 @@ if os.fork() == 0:
     if os.fork() == 0:
         os.write(write, b"x")
     os.execvp("sleep", ["sleep", "600"])
-if os.fork() == 0:
+dead = os.fork()
+if dead == 0:
     os._exit(0)
+os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)
 os.read(read, 1)
 print(processes.end_tree(os.getpid(), patience_s=float(sys.argv[1])))
 print(len(processes.find_descendants(processes.read_table(), os.getpid())), processes.reap())
@@ -141,6 +143,20 @@ def test_end_tree_without_a_process_table_gives_up_at_once(monkeypatch: pytest.M
     monkeypatch.setattr(processes, "read_table", dict)
     monkeypatch.setattr(processes, "reap", lambda: True)
     assert processes.end_tree(1, patience_s=600) == 0
+
+
+def test_end_tree_looks_again_while_a_child_lives_that_the_table_did_not_show_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An orphan may fall to a subreaper after the table was read."""
+    tables = [family((1, 0, 1, "S")), family((1, 0, 1, "S"), (2, 1, 2, "S"))]
+    killed: list[int] = []
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(processes, "read_table", lambda: tables.pop(0))
+    monkeypatch.setattr(processes, "send_signal", lambda pids, number: killed.extend(pids))
+    monkeypatch.setattr(processes, "reap", lambda: bool(tables))
+
+    assert (processes.end_tree(1, patience_s=600), killed) == (1, [2])
 
 
 def test_end_tree_waits_a_little_longer_after_each_round_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,14 +208,31 @@ def test_memory_that_the_kernel_does_not_divide_is_the_resident_size(monkeypatch
     assert processes.pss_bytes(11, {}) == 0
 
 
-def test_signal_to_what_is_gone_is_passed_over() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    processes.send_signal([gone.pid], signal.SIGTERM)
+@pytest.mark.parametrize("problem", [ProcessLookupError, PermissionError])
+def test_signal_passes_over_what_is_gone_or_not_ours_and_reaches_the_rest(
+    monkeypatch: pytest.MonkeyPatch, problem: type[OSError]
+) -> None:
+    reached: list[tuple[int, int]] = []
+
+    def kill(pid: int, number: int) -> None:
+        if pid == 7:
+            raise problem
+        reached.append((pid, number))
+
+    monkeypatch.setattr(processes.os, "kill", kill)
+    processes.send_signal([6, 7, 8], signal.SIGTERM)
+
+    assert reached == [(6, signal.SIGTERM), (8, signal.SIGTERM)]
 
 
-def test_unreadable_file_reads_as_nothing() -> None:
-    assert processes.read_file("/proc/0/stat") == b""
+@pytest.mark.parametrize(("path", "text"), [("/proc/0/stat", b""), ("/", b""), ("/dev/zero", b"\0\0")])
+def test_file_that_cannot_be_opened_or_read_reads_as_nothing_and_none_stays_open(path: str, text: bytes) -> None:
+    os.close(lowest := os.dup(0))
+
+    assert processes.read_file(path, 2) == text
+
+    os.close(now_lowest := os.dup(0))
+    assert now_lowest == lowest
 
 
 @pytest.mark.parametrize(
@@ -219,6 +252,7 @@ def test_oom_counter_is_read_in_each_format(text: bytes, kills: int) -> None:
     ("membership", "file"),
     [
         (b"0::/user.slice/run-7.scope\n", "user.slice/run-7.scope/memory.events"),
+        (b"0::/system.slice:cri:0123\n", "system.slice:cri:0123/memory.events"),
         (b"9:name=systemd:/\n4:cpu,memory:/job_1/step_0\n0::/\n", "memory/job_1/step_0/memory.oom_control"),
         (b"4:memory:/docker/0123\n", "memory/memory.oom_control"),
         (b"1:name=systemd:/x\n0::/x\n", "unified/x/memory.events"),

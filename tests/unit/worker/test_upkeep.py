@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from runtime.errors import StoreBroken, StoreUnavailable
+from runtime.queues.memory import MemoryQueue
 from runtime.reasons import EndReason
 from runtime.tasks.history import Lease, Record
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
 from runtime.worker import upkeep
+from runtime.worker.ending import AttemptLogs
 from runtime.worker.options import WorkerOptions
 from runtime.worker.services import HeldLease, Holdings, Leaving
 from runtime.worker.upkeep import Upkeep
 from runtime.worker.worker import Drain
+from tests.unit.worker.parts_bench import Parts
+from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)
 
 FAR = float("inf")
 
@@ -151,6 +156,28 @@ def test_renewal_counts_from_when_it_was_asked_for_and_not_for_what_was_lost() -
     assert not bench.holdings.holds(lost)
     bench.clock.advance(seconds=30)
     assert not bench.holdings.holds(kept)
+
+
+def test_lease_holds_no_longer_for_a_renewal_that_was_answered_late(tmp_path: Path, clock: FakeClock) -> None:
+    class Slow(MemoryQueue):
+        def renew(self, *args: Any) -> Any:
+            clock.advance(seconds=5)
+            return super().renew(*args)
+
+    parts = Parts(tmp_path, clock, lease=timedelta(seconds=30))
+    parts.queue = parts.services.queue = Slow(parts.records, clock=clock)
+    parts.read_orders()
+    parts.put("a")
+    parts.fetch()
+    duties = Upkeep(parts.services, parts.outbox, parts.orders, parts.dispatch, AttemptLogs(parts.services))
+    clock.advance(seconds=10)
+
+    duties.do_what_is_due(parts.now)
+
+    clock.advance(seconds=24.9)
+    assert parts.holdings.holds(parts.first())
+    clock.advance(seconds=0.1)
+    assert not parts.holdings.holds(parts.first())
 
 
 @pytest.mark.parametrize(
