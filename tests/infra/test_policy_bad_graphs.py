@@ -449,6 +449,7 @@ BAD: dict[str, tuple[str, Program]] = {
     "rbac-lists-secrets": ("narrow-cluster-roles", role_of(rule("", "secrets", "list", "watch"))),
     "rbac-escalates": ("narrow-cluster-roles", role_of(rule(RBAC, "roles", "escalate", "bind"))),
     "rbac-impersonates": ("narrow-cluster-roles", role_of(rule("", "users", "impersonate"))),
+    "rbac-attaches": ("narrow-cluster-roles", role_of(rule("", "pods/attach", "create"))),
     "rbac-verbs-known-later": ("narrow-cluster-roles", role_known_later("verbs", ["*"])),
     "rbac-resources-known-later": ("narrow-cluster-roles", role_known_later("resources", ["*"])),
     "rbac-addresses": (

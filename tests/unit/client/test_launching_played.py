@@ -34,13 +34,17 @@ class Backend:
         self.settings = Settings(
             project=Project(
                 root=folder,
-                targets={"hpc": {"kind": "slurm", "records": str(folder / "records"), "max_array_size": 2}},
+                targets={
+                    "hpc": {"kind": "slurm", "records": str(folder / "records"), "max_array_size": 2},
+                    "other": {"kind": "local", "records": str(folder / "other")},
+                },
             ),
             data_dir=folder / "data",
             cache_dir=folder / "cache",
             config_dir=folder / "config",
         )
         self.submitted: list[str] = []
+        self.said: list[str] = []
         self.stands: dict[str, object] = {"state": JobState.RUNNING}
         self.index: int | None = None
         self.refuses: Callable[[], bool] = lambda: False
@@ -60,10 +64,12 @@ class Backend:
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
         return [NativeState(native_id=each, index=self.index, **self.stands) for each in native_ids]  # type: ignore[arg-type]
 
-    def launch(self, on: str = "local", array: Array | None = None, secrets: tuple[SecretRef, ...] = ()) -> JobHandle:
+    def launch(
+        self, *on: str, array: Array | None = None, secrets: tuple[SecretRef, ...] = (), again: bool = False
+    ) -> JobHandle:
         spec = JobSpec(command=("true",), code=Code(mode=CodeMode.NONE), array=array, secrets=secrets)
-        options = LaunchOptions(base=self.settings.project.root)
-        with launch(spec, on, settings=self.settings, options=options) as job:
+        options = LaunchOptions(base=self.settings.project.root, again=again)
+        with launch(spec, on or "local", settings=self.settings, options=options, progress=self.said.append) as job:
             return job
 
 
@@ -184,13 +190,13 @@ def test_launch_that_takes_a_job_up_and_whose_lock_was_taken_over_submits_nothin
 def test_part_that_the_backend_has_already_is_not_submitted_again(backend: Backend) -> None:
     backend.refuses = lambda: len(backend.submitted) == 1
     with pytest.raises(NotPossible):
-        backend.launch("hpc", Array(count=4))
+        backend.launch("hpc", array=Array(count=4))
     first, second = backend.sought
     backend.refuses = lambda: False
     # The answer to the second submission was lost.
     backend.found = {second: "77"}
 
-    job = backend.launch("hpc", Array(count=4))
+    job = backend.launch("hpc", array=Array(count=4))
 
     assert (job.new, backend.submitted) == (True, [first])
     assert [(each.name, each.native_id, each.part) for each in job.entry().natives] == [
@@ -204,7 +210,7 @@ def test_refused_part_leaves_a_secret_only_to_parts_that_were_taken(backend: Bac
     backend.refuses = lambda: len(backend.submitted) == parts
 
     with pytest.raises(NotPossible):
-        backend.launch("hpc", Array(count=4), secrets=(TOKEN,))
+        backend.launch("hpc", array=Array(count=4), secrets=(TOKEN,))
 
     found = [path for path in (backend.settings.project.root / "records").rglob("secrets/*") if path.is_file()]
     assert [(path.read_text(), path.stat().st_mode & 0o777) for path in found] == [("canary-815", 0o600)] * kept
@@ -252,3 +258,34 @@ def test_launch_closes_its_host_and_gives_the_lock_back_if_it_is_refused(
     (job,) = ledger.list_jobs(files)
     assert len(closed) == 1
     assert files.names(ledger.job_folder(job), "lock.") == []
+
+
+def test_same_launch_on_many_targets_stays_on_the_one_that_it_was_handed_to(backend: Backend) -> None:
+    first = backend.launch("other")
+
+    same, new = backend.launch("local", "other"), backend.launch("local", "other", again=True)
+
+    assert (same.id, same.new, same.target.name) == (first.id, False, "other")
+    assert (new.new, new.target.name, len(backend.submitted)) == (True, "local", 2)
+
+
+def test_job_that_its_first_target_refuses_goes_to_the_next_and_is_forgotten_there(backend: Backend) -> None:
+    refusals = iter([True])
+    backend.refuses = lambda: next(refusals, False)
+
+    job, same = backend.launch("local", "other"), backend.launch("local", "other")
+
+    assert (job.target.name, same.id, len(backend.submitted)) == ("other", job.id, 1)
+    assert [path.name for path in (backend.settings.data_dir / "launched").iterdir()] == [job.id]
+    assert "target `local` does not accept it: no such partition" in backend.said
+
+
+def test_job_that_was_refused_and_is_taken_later_is_no_longer_refused(backend: Backend) -> None:
+    backend.refuses = lambda: True
+    with pytest.raises(NotPossible):
+        backend.launch()
+    backend.refuses = lambda: False
+
+    job = backend.launch()
+
+    assert (job.new, job.entry().refused, job.status().state) == (True, None, JobState.RUNNING)
