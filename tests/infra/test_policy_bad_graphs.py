@@ -137,10 +137,10 @@ def role_known_later(key: str, value: list[str]) -> Program:
 
 
 def bound_to_subjects_known_later(lab: Lab) -> None:
-    binding("Role", "r", known_later(lab, LAB_GROUP))(lab)
+    binding("Role", "r", known_later(lab, [LAB_GROUP]))(lab)
 
 
-def binding(kind: str, name: str, who: dict[str, Any], namespace: str = "train") -> Program:
+def binding(kind: str, name: str, who: Any, namespace: str = "train") -> Program:
     def program(lab: Lab) -> None:
         kubernetes.rbac.v1.Role(
             "lab-other",
@@ -153,7 +153,7 @@ def binding(kind: str, name: str, who: dict[str, Any], namespace: str = "train")
             "lab-binding",
             metadata={"name": "b", "namespace": namespace, "labels": LABELS},
             role_ref={"api_group": RBAC, "kind": kind, "name": name},
-            subjects=[who],
+            subjects=who if isinstance(who, pulumi.Output) else [who],
             opts=lab.opts(),
         )
 

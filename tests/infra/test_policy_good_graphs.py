@@ -83,13 +83,14 @@ def pipeline_that_grants(expression: str) -> Program:
     def program(lab: Lab) -> None:
         lab.custom_role("storage.buckets.get")
         head = Component("head", HEAD, pulumi.ResourceOptions(providers=[lab.google]))
-        gcp.projects.IAMCustomRole(
-            "head-role",
-            role_id="head",
-            title="Head",
-            permissions=["tpu.nodes.list"],
-            opts=pulumi.ResourceOptions(parent=head),
-        )
+        for name in ("head", "second"):
+            gcp.projects.IAMCustomRole(
+                f"head-{name}",
+                role_id=name,
+                title="Head",
+                permissions=["tpu.nodes.list"],
+                opts=pulumi.ResourceOptions(parent=head),
+            )
         condition = {"title": "t", "expression": expression}
         lab.project_grant("roles/resourcemanager.projectIamAdmin", condition=condition)
 

@@ -13,7 +13,7 @@ import pytest
 from infra.policy.base import Bounds
 from infra.policy.rules import apply_rule
 from tests.infra.test_policy_bad_graphs import account, known_later
-from tests.infra.test_policy_rules import AGENT, DENY, LABELS, THERE, Lab, Program, found_by, queue, run
+from tests.infra.test_policy_rules import AGENT, DENY, LABELS, THERE, Lab, Program, found_by, group_grant, queue, run
 
 BOUNDS = Bounds(
     project="my-lab",
@@ -221,6 +221,7 @@ JUDGED: dict[str, tuple[str, Program, list[str]]] = {
         topics_without_names,
         ["sends its dead letters to a topic that has no subscription"],
     ),
+    "people-wait-for-no-agent": ("agent-first", group_grant, []),
     # machines
     "address-of-ipv6": (
         "closed-instances",

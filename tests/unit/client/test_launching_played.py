@@ -284,8 +284,11 @@ def test_job_that_was_refused_and_is_taken_later_is_no_longer_refused(backend: B
     backend.refuses = lambda: True
     with pytest.raises(NotPossible):
         backend.launch()
+    files = LocalFiles(str(backend.settings.data_dir / "jobs"))
+    [refused] = ledger.read_many_entries(files, ledger.list_jobs(files))
     backend.refuses = lambda: False
 
     job = backend.launch()
 
+    assert (refused.id, ledger.judge(refused, []).reason) == (job.id, EndReason.CONFIG_INVALID)
     assert (job.new, job.entry().refused, job.status().state) == (True, None, JobState.RUNNING)
