@@ -94,6 +94,16 @@ def bucket_grant(member: pulumi.Input[str], role: str = "roles/storage.objectVie
     return program
 
 
+def beside_an_account(member: str) -> Program:
+    """Grant to a member that is nearly the stack's own account."""
+
+    def program(lab: Lab) -> None:
+        account(lab)
+        bucket_grant(member)(lab)
+
+    return program
+
+
 def contract(sign: str, bucket: str) -> dict[str, str]:
     expression = f'{sign}resource.name.startsWith("projects/_/buckets/{bucket}/objects/contract/")'
     return {"title": "t", "expression": expression}
@@ -356,6 +366,14 @@ BAD: dict[str, tuple[str, Program]] = {
     "another-projects-account": (
         "allowed-members",
         bucket_grant("serviceAccount:worker@stranger-project.iam.gserviceaccount.com"),
+    ),
+    "account-of-the-same-name-elsewhere": (
+        "allowed-members",
+        beside_an_account("serviceAccount:lab-head@stranger-project.iam.gserviceaccount.com"),
+    ),
+    "account-of-another-name": (
+        "allowed-members",
+        beside_an_account("serviceAccount:stranger@my-lab.iam.gserviceaccount.com"),
     ),
     "another-projects-agent": (
         "allowed-members",

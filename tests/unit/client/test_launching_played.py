@@ -120,9 +120,27 @@ def test_job_that_is_gone_and_is_launched_a_third_time_has_a_third_epoch(backend
     for _ in range(2):
         backend.launch()
 
-    order = json.loads(job.files.read(f"{ledger.job_folder(job.id)}/order.json") or b"")
     assert [(each.native_id, each.epoch) for each in job.entry().natives] == [("1", 1), ("2", 2), ("3", 3)]
-    assert order["epoch"] == 3
+    assert backend.said[-2:] == [f"`{n}` is gone; started {n + 1} on local to go on" for n in (1, 2)]
+
+
+@pytest.mark.parametrize(("written", "kept"), [(b'{"changed": true}', True), (b"", False)])
+def test_job_that_is_gone_goes_on_by_the_order_in_its_folder_with_a_whole_shim(
+    backend: Backend, written: bytes, kept: bool
+) -> None:
+    job = backend.launch()
+    folder = backend.settings.data_dir / "jobs" / ledger.job_folder(job.id)
+    order = json.loads((folder / "order.json").read_bytes())
+    (folder / "order.json").write_bytes(written)
+    (folder / "shim.py").unlink()
+    backend.stands = LOST
+
+    backend.launch()
+
+    later = json.loads((folder / "order.json").read_bytes())
+    assert later == ({"changed": True} if kept else order) | {"epoch": 2}
+    assert (folder / ledger.EPOCH).read_text() == "2"
+    assert ((folder / "shim.py").stat().st_size > 1000, (folder / "shim.py").stat().st_mode & 0o777) == (True, 0o700)
 
 
 @pytest.mark.parametrize(
@@ -232,11 +250,15 @@ def test_launch_that_was_cut_off_after_its_job_had_ended_leaves_no_secret(backen
     job = backend.launch(secrets=(TOKEN,))
     # The launcher died before it could say that all is started, and the shim ended without a trace of the secret.
     job.files.remove(f"{ledger.job_folder(job.id)}/launched")
+    folder = backend.settings.data_dir / "jobs" / ledger.job_folder(job.id)
+    for name in ("intent.json", "spec.json"):
+        (folder / name).write_bytes((folder / name).read_bytes() + b" ")
     end(job)
 
     again = backend.launch(secrets=(TOKEN,))
 
     assert (again.id, len(backend.submitted)) == (job.id, 1)
+    assert {(folder / name).read_bytes()[-2:] for name in ("intent.json", "spec.json")} == {b"\n "}, "the first stays"
     assert list((backend.settings.data_dir / "jobs").rglob("secrets/TOKEN")) == []
 
 
