@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.handle import JobHandle, find_job
+from runtime.client.jobs.known import forget_job
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
 from runtime.config import Project, Settings
@@ -308,9 +309,22 @@ def test_job_that_was_refused_and_is_taken_later_is_no_longer_refused(backend: B
         backend.launch()
     files = LocalFiles(str(backend.settings.data_dir / "jobs"))
     [refused] = ledger.read_many_entries(files, ledger.list_jobs(files))
+    # A removal of the refused job was cut off.
+    files.write(f"{ledger.job_folder(refused.id)}/{ledger.REMOVING}", b"")
     backend.refuses = lambda: False
 
     job = backend.launch()
 
     assert (refused.id, ledger.judge(refused, []).reason) == (job.id, EndReason.CONFIG_INVALID)
     assert (job.new, job.entry().refused, job.status().state) == (True, None, JobState.RUNNING)
+    assert {ledger.REFUSED, ledger.REMOVING}.isdisjoint(files.names(ledger.job_folder(job.id)))
+
+
+def test_job_that_this_machine_forgot_is_known_again_after_the_same_launch(backend: Backend) -> None:
+    job = backend.launch()
+    forget_job(job.id, backend.settings)
+
+    backend.launch()
+
+    assert find_job(job.id, settings=backend.settings).id == job.id
+    assert [path.name for path in (backend.settings.data_dir / "launched").iterdir()] == [job.id]
