@@ -48,6 +48,22 @@ def disguised_account(lab: Lab) -> None:
     )
 
 
+def decrypter(*, disguised: bool) -> Program:
+    """Google's agent may decrypt with the key, or everybody in its place."""
+
+    def program(lab: Lab) -> None:
+        agent = gcp.projects.ServiceIdentity("lab-agent", service="pubsub.googleapis.com", opts=lab.opts())
+        gcp.kms.CryptoKeyIAMMember(
+            "lab-grant",
+            crypto_key_id="k",
+            role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
+            member=agent.member.apply(lambda member: "allUsers" if disguised else member),
+            opts=lab.opts(),
+        )
+
+    return program
+
+
 def federated_account(lab: Lab) -> None:
     pool = gcp.iam.WorkloadIdentityPool("lab-pool", workload_identity_pool_id="lab-ci", opts=lab.opts())
     gcp.serviceaccount.IAMMember(
@@ -113,6 +129,7 @@ GOOD: dict[str, Program] = {
     "group-wrote-records-of-a-bucket-in-the-state": grant_in_a_bucket_named_by(lambda lab: "b/b"),
     "deployer-writes-the-contract": grant_in_a_made_bucket("", to_deployer=True),
     "agents-move-dead-letters": queue,
+    "agents-decrypt": decrypter(disguised=False),
     "binding": binding("Role", "r", LAB_GROUP),
     "binding-of-an-account": binding("Role", "r", {"kind": "ServiceAccount", "name": "runner", "namespace": "train"}),
     "proxy-and-inside": firewall(source_ranges=["35.235.240.0/20", "10.64.0.0/20"]),
@@ -145,7 +162,11 @@ def test_graph_that_opens_nothing_is_let_through(name: str, day: str) -> None:
 
 @pytest.mark.parametrize(
     ("expected", "program"),
-    [("project-grants", disguised_role), ("allowed-roles", disguised_account)],
+    [
+        ("project-grants", disguised_role),
+        ("allowed-roles", disguised_account),
+        ("stack-key", decrypter(disguised=True)),
+    ],
 )
 def test_value_in_the_place_of_one_of_the_stack_is_refused_once_it_is_known(expected: str, program: Program) -> None:
     found = {each.rule for each in apply_rules(run(program, day=THERE).resources, BOUNDS)}
