@@ -880,6 +880,7 @@ def test_shim_that_is_told_to_stop_lets_the_backend_say_why(job: MakeJob, tmp_pa
         (None, 2, 2, "97 %", "preempted", "the backend took its machine away"),
         # Its pod was released by hand, and its count was lost with it.
         (None, 2, 0, None, "preempted", "the backend took its machine away"),
+        (None, 2, 0, "97 %", "preempted", "the backend took its machine away"),
         ("asked to stop", None, 1, None, "stopped", "asked to stop"),
         ("asked to stop", 1, None, None, "stopped", "asked to stop"),
     ],
@@ -894,6 +895,7 @@ def test_term_alone_proves_nothing_and_the_count_of_the_backend_tells(
 
 def test_end_that_left_no_word_has_the_exit_code_of_its_reason() -> None:
     assert [name_end(None, 0, 1, full)["code"] for full in (None, "97 %")] == [1, 137]
+    assert name_end(None, 0, 0, None)["code"] == 1
     assert name_end({"reason": "stopped", "code": 9}, 0, 1, None)["code"] == 9
     assert "code" not in name_end({"reason": "stopped"}, 0, 0, None)
 
@@ -1344,10 +1346,16 @@ def gave_way(*seconds: float) -> list[dict[str, Any] | None]:
         (ended("app_failed"), ("again", 1.0)),
         (ended("app_failed", "app_failed"), ("final", "app_failed")),
         (ended("setup_failed"), ("again", 1.0)),
+        (ended("disk"), ("again", 1.0)),
+        (ended("idle"), ("again", 1.0)),
         (ended("oom", "app_failed"), ("final", "app_failed")),
+        (ended("checkpointed", "requeue", "stopped", "app_failed"), ("again", 1.0)),
         (ended("stopped"), ("again", 0.0)),
         (ended("stopped", "stopped", "stopped"), ("final", "preempted")),
         (ended("stopped", "app_failed", "stopped"), ("again", 0.0)),
+        (ended("checkpointed", "requeue", "app_failed", "stopped"), ("again", 0.0)),
+        (ended("node_failed"), ("again", 0.0)),
+        (ended("stopped", "preempted", "node_failed"), ("final", "node_failed")),
         (ended(None, None), ("again", 0.0)),
         (ended(None, "stopped", None), ("final", "lost")),
         (ended("timeout"), ("again", 1.0)),
@@ -1380,6 +1388,14 @@ def test_decision_gives_up_after_three_losses_in_a_row_whatever_the_budget() -> 
     assert decide(ended(None, None, "stopped", None, None), retry) == ("again", 0.0)
 
 
+def test_decision_gives_up_after_two_timeouts_in_a_row_whatever_the_budget() -> None:
+    retry = RETRY | {"failure": 99}
+
+    assert decide(ended("timeout"), retry)[0] == "again"
+    assert decide(ended("timeout", "app_failed", "timeout"), retry)[0] == "again"
+    assert decide(ended("timeout", "timeout"), retry) == ("final", "timeout")
+
+
 def test_decision_counts_no_exit_code_that_the_job_itself_declares_to_be_a_request_for_more() -> None:
     asked = RETRY | {"on_exit": {"75": "requeue"}}
 
@@ -1392,6 +1408,7 @@ def test_decision_pauses_longer_each_time_up_to_a_bound() -> None:
     pauses = [decide(ended(*["app_failed"] * count), retry, pause=lambda: 0.5)[1] for count in range(1, 6)]
 
     assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
+    assert [decide(ended("oom"), retry, pause=lambda drawn=drawn: drawn)[1] for drawn in (0.0, 0.9)] == [0.5, 1.4]
 
 
 def test_decision_pauses_where_a_notice_still_stands_and_begins_anew_after_a_long_attempt() -> None:

@@ -172,8 +172,12 @@ def test_decide_suspect_lost_on_three_hosts_is_buried_and_the_message_says_what_
     )
 
 
+def test_decide_losses_whose_notes_name_no_machine_bury_nobody() -> None:
+    assert isinstance(decided(*[note(EndReason.LOST, alone=True)] * 9), Again)
+
+
 def test_decide_three_deaths_of_the_starter_under_a_living_worker_bury() -> None:
-    deaths = [lost(evidence="the process that starts attempts")] * CRASHES_TO_BURY
+    deaths = [lost(evidence=name) for name in ("its guardian", "its guardian", "the process that starts attempts")]
     assert isinstance(decided(*deaths[1:]), Again)
     assert decided(*deaths) == GiveUp(
         EndReason.LOST,
@@ -189,9 +193,10 @@ def test_decide_deaths_of_the_starter_beside_other_suspects_bury_nobody() -> Non
 
 
 def test_decide_suspect_whose_workers_vanish_on_one_host_runs_fenced() -> None:
-    three = decided(*[lost()] * 3)
-    assert isinstance(three, Again)
-    assert three.fenced
+    for losses in ([lost()] * 3, [*[lost()] * 3, lost(on="b")]):
+        fenced = decided(*losses)
+        assert isinstance(fenced, Again)
+        assert fenced.fenced
     for losses in ([lost()] * 2, [lost(on=host) for host in "abc"], [lost(alone=False)] * 9):
         again = decided(*losses)
         assert isinstance(again, Again)

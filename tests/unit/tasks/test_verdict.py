@@ -144,7 +144,10 @@ def test_task_that_was_lost_waits_from_the_note_and_every_worker_computes_the_sa
 
     assert isinstance(again, Again)
     # CRC-32 of `b` is 0x71beeff9, so the wait of one second is spread by 0.5 + 0.4443.
-    assert again.not_before == PAST + timedelta(seconds=1) * (0.5 + 0x71BEEFF9 / 2**32)
+    wait = timedelta(seconds=1) * (0.5 + 0x71BEEFF9 / 2**32)
+    assert again.not_before == PAST + wait
+    # Also at the moment of the note itself.
+    assert judge_history(sample_task(), History(ended=tuple(lost)), now=PAST) == again
 
 
 def test_loss_by_a_clock_ahead_of_ours_costs_no_wait() -> None:

@@ -1,0 +1,330 @@
+"""Launching on a backend that the test plays: how often a job is submitted, and what is left when it is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from runtime.client.jobs.handle import JobHandle, find_job
+from runtime.client.jobs.known import forget_job
+from runtime.client.jobs.launch import launch
+from runtime.client.jobs.prepare import LaunchOptions
+from runtime.config import Project, Settings
+from runtime.errors import NotPossible
+from runtime.jobs import ledger
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.local import LocalFiles, LocalHost
+from runtime.jobs.ledger import IndexStatus
+from runtime.jobs.plan import LaunchPlan, NativePart, NativeState, Target
+from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, SecretRef
+from runtime.launchers.local.launcher import LocalLauncher
+from runtime.launchers.slurm.launcher import SlurmLauncher
+from runtime.reasons import EndReason
+
+LOST = {"state": JobState.FAILED, "reason": EndReason.LOST}
+TOKEN = SecretRef(name="TOKEN", source="env://CANARY")
+
+
+class Backend:
+    """Takes the place of what starts processes: it counts submissions, and its jobs stand as the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings(
+            project=Project(
+                root=folder,
+                targets={
+                    "hpc": {"kind": "slurm", "records": str(folder / "records"), "max_array_size": 2},
+                    "other": {"kind": "local", "records": str(folder / "other")},
+                },
+            ),
+            data_dir=folder / "data",
+            cache_dir=folder / "cache",
+            config_dir=folder / "config",
+        )
+        self.submitted: list[str] = []
+        self.said: list[str] = []
+        self.stands: dict[str, object] = {"state": JobState.RUNNING}
+        self.index: int | None = None
+        self.refuses: Callable[[], bool] = lambda: False
+        self.found: dict[str, str] = {}
+        self.sought: list[str] = []
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        if self.refuses():
+            raise NotPossible("no such partition")
+        self.submitted.append(part.name)
+        return str(len(self.submitted))
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        self.sought += names
+        return {name: self.found[name] for name in names if name in self.found}
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        return [NativeState(native_id=each, index=self.index, **self.stands) for each in native_ids]  # type: ignore[arg-type]
+
+    def launch(
+        self, *on: str, array: Array | None = None, secrets: tuple[SecretRef, ...] = (), again: bool = False
+    ) -> JobHandle:
+        spec = JobSpec(command=("true",), code=Code(mode=CodeMode.NONE), array=array, secrets=secrets)
+        options = LaunchOptions(base=self.settings.project.root, again=again)
+        with launch(spec, on or "local", settings=self.settings, options=options, progress=self.said.append) as job:
+            return job
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    made = Backend(tmp_path)
+    for launcher in (LocalLauncher, SlurmLauncher):
+        monkeypatch.setattr(launcher, "submit", lambda _, *given: made.submit(*given))
+        monkeypatch.setattr(launcher, "find", lambda _, *given: made.find(*given))
+        monkeypatch.setattr(launcher, "states", lambda _, *given: made.states(*given))
+    monkeypatch.setenv("CANARY", "canary-815")
+    return made
+
+
+def end(job: JobHandle, index: int = 0) -> None:
+    reason = EndReason.SUCCEEDED
+    ended = IndexStatus(index=index, state=ledger.state_of(reason), reason=reason, exit_code=0, attempt=1)
+    ledger.record_end(job.files, job.id, ended)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "index", "count"),
+    [
+        (JobState.FAILED, EndReason.LOST, None, 2),
+        (JobState.FAILED, EndReason.NODE_FAILED, None, 2),
+        (JobState.FAILED, EndReason.APP_FAILED, None, 1),
+        (JobState.RUNNING, None, None, 1),
+        (JobState.UNKNOWN, None, None, 1),
+        # A run that its backend shows by itself is gone, and not the native job that serves all of them.
+        (JobState.FAILED, EndReason.LOST, 0, 1),
+    ],
+)
+def test_same_launch_starts_a_job_again_only_if_its_native_job_is_gone(
+    backend: Backend, state: JobState, reason: EndReason | None, index: int | None, count: int
+) -> None:
+    job = backend.launch()
+    backend.stands, backend.index = {"state": state, "reason": reason}, index
+
+    again = backend.launch()
+
+    assert (again.id, again.new, len(backend.submitted)) == (job.id, False, count)
+    assert [each.epoch for each in job.entry().natives] == list(range(1, count + 1))
+
+
+def test_job_that_is_gone_and_is_launched_a_third_time_has_a_third_epoch(backend: Backend) -> None:
+    job = backend.launch()
+    backend.stands = LOST
+    for _ in range(2):
+        backend.launch()
+
+    assert [(each.native_id, each.epoch) for each in job.entry().natives] == [("1", 1), ("2", 2), ("3", 3)]
+    assert backend.said[-2:] == [f"`{n}` is gone; started {n + 1} on local to go on" for n in (1, 2)]
+
+
+@pytest.mark.parametrize(("written", "kept"), [(b'{"changed": true}', True), (b"", False)])
+def test_job_that_is_gone_goes_on_by_the_order_in_its_folder_with_a_whole_shim(
+    backend: Backend, written: bytes, kept: bool
+) -> None:
+    job = backend.launch()
+    folder = backend.settings.data_dir / "jobs" / ledger.job_folder(job.id)
+    order = json.loads((folder / "order.json").read_bytes())
+    (folder / "order.json").write_bytes(written)
+    (folder / "shim.py").unlink()
+    backend.stands = LOST
+
+    backend.launch()
+
+    later = json.loads((folder / "order.json").read_bytes())
+    assert later == ({"changed": True} if kept else order) | {"epoch": 2}
+    assert (folder / ledger.EPOCH).read_text() == "2"
+    assert ((folder / "shim.py").stat().st_size > 1000, (folder / "shim.py").stat().st_mode & 0o777) == (True, 0o700)
+
+
+@pytest.mark.parametrize(
+    ("marks", "ended", "count"),
+    [
+        (["cancel"], [], 1),
+        (["cancel.6"], [5], 1),
+        (["cancel.5", "cancel.6"], [], 1),
+        ([], [5, 6], 1),
+        (["cancel.6"], [], 2),
+        ([], [5], 2),
+    ],
+)
+def test_job_that_is_gone_is_started_again_for_runs_that_neither_ended_nor_were_cancelled(
+    backend: Backend, marks: list[str], ended: list[int], count: int
+) -> None:
+    array = Array(count=2, offset=5)
+    job = backend.launch(array=array)
+    for name in marks:
+        job.files.write(f"{ledger.job_folder(job.id)}/{name}", b"{}")
+    for index in ended:
+        end(job, index)
+    backend.stands = LOST
+
+    backend.launch(array=array)
+
+    assert len(backend.submitted) == count
+
+
+def test_launch_whose_lock_was_taken_over_submits_nothing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_many = LocalFiles.write_many
+
+    def stand_still(files: LocalFiles, wanted: Sequence[object]) -> None:
+        write_many(files, wanted)  # type: ignore[arg-type]
+        (job,) = ledger.list_jobs(files)
+        files.create(f"{ledger.job_folder(job)}/lock.2", b"{}")
+
+    monkeypatch.setattr(LocalFiles, "write_many", stand_still)
+
+    with pytest.raises(NotPossible, match="took this job over"):
+        backend.launch()
+
+    assert backend.submitted == []
+
+
+def test_launch_that_takes_a_job_up_and_whose_lock_was_taken_over_submits_nothing(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = backend.launch()
+    backend.stands, write = LOST, LocalFiles.write
+
+    def stand_still(files: LocalFiles, name: str, *given: object, **more: object) -> None:
+        write(files, name, *given, **more)  # type: ignore[arg-type]
+        if name.endswith("/order.json"):
+            files.create(f"{ledger.job_folder(job.id)}/lock.2", b"{}")
+
+    monkeypatch.setattr(LocalFiles, "write", stand_still)
+
+    with pytest.raises(NotPossible, match="took this job over"):
+        backend.launch()
+
+    assert len(backend.submitted) == 1
+
+
+def test_part_that_the_backend_has_already_is_not_submitted_again(backend: Backend) -> None:
+    backend.refuses = lambda: len(backend.submitted) == 1
+    with pytest.raises(NotPossible):
+        backend.launch("hpc", array=Array(count=4))
+    first, second = backend.sought
+    backend.refuses = lambda: False
+    # The answer to the second submission was lost.
+    backend.found = {second: "77"}
+
+    job = backend.launch("hpc", array=Array(count=4))
+
+    assert (job.new, backend.submitted) == (True, [first])
+    assert [(each.name, each.native_id, each.part) for each in job.entry().natives] == [
+        (first, "1", 0),
+        (second, "77", 1),
+    ]
+
+
+@pytest.mark.parametrize(("parts", "kept"), [(0, 0), (1, 1)])
+def test_refused_part_leaves_a_secret_only_to_parts_that_were_taken(backend: Backend, parts: int, kept: int) -> None:
+    backend.refuses = lambda: len(backend.submitted) == parts
+
+    with pytest.raises(NotPossible):
+        backend.launch("hpc", array=Array(count=4), secrets=(TOKEN,))
+
+    found = [path for path in (backend.settings.project.root / "records").rglob("secrets/*") if path.is_file()]
+    assert [(path.read_text(), path.stat().st_mode & 0o777) for path in found] == [("canary-815", 0o600)] * kept
+
+
+def test_job_that_is_gone_with_its_secret_gets_it_again_for_its_owner_alone(backend: Backend) -> None:
+    job = backend.launch(secrets=(TOKEN,))
+    (secret,) = (backend.settings.data_dir / "jobs").rglob("secrets/TOKEN")
+    secret.unlink()
+    backend.stands = LOST
+
+    backend.launch(secrets=(TOKEN,))
+
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("canary-815", 0o600)
+    assert len(job.entry().natives) == 2
+
+
+def test_launch_that_was_cut_off_after_its_job_had_ended_leaves_no_secret(backend: Backend) -> None:
+    job = backend.launch(secrets=(TOKEN,))
+    # The launcher died before it could say that all is started, and the shim ended without a trace of the secret.
+    job.files.remove(f"{ledger.job_folder(job.id)}/launched")
+    folder = backend.settings.data_dir / "jobs" / ledger.job_folder(job.id)
+    for name in ("intent.json", "spec.json"):
+        (folder / name).write_bytes((folder / name).read_bytes() + b" ")
+    end(job)
+
+    again = backend.launch(secrets=(TOKEN,))
+
+    assert (again.id, len(backend.submitted)) == (job.id, 1)
+    assert {(folder / name).read_bytes()[-2:] for name in ("intent.json", "spec.json")} == {b"\n "}, "the first stays"
+    assert list((backend.settings.data_dir / "jobs").rglob("secrets/TOKEN")) == []
+
+
+def test_launch_closes_its_host_and_gives_the_lock_back_if_it_is_refused(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+
+    def close(host: LocalHost) -> None:
+        closed.append(host)
+
+    monkeypatch.setattr(LocalHost, "close", close)
+    backend.refuses = lambda: True
+
+    with pytest.raises(NotPossible, match="no such partition"):
+        backend.launch()
+
+    files = LocalFiles(str(backend.settings.data_dir / "jobs"))
+    (job,) = ledger.list_jobs(files)
+    assert len(closed) == 1
+    assert files.names(ledger.job_folder(job), "lock.") == []
+
+
+def test_same_launch_on_many_targets_stays_on_the_one_that_it_was_handed_to(backend: Backend) -> None:
+    first = backend.launch("other")
+
+    same, new = backend.launch("local", "other"), backend.launch("local", "other", again=True)
+
+    assert (same.id, same.new, same.target.name) == (first.id, False, "other")
+    assert (new.new, new.target.name, len(backend.submitted)) == (True, "local", 2)
+
+
+def test_job_that_its_first_target_refuses_goes_to_the_next_and_is_forgotten_there(backend: Backend) -> None:
+    refusals = iter([True])
+    backend.refuses = lambda: next(refusals, False)
+
+    job, same = backend.launch("local", "other"), backend.launch("local", "other")
+
+    assert (job.target.name, same.id, len(backend.submitted)) == ("other", job.id, 1)
+    assert [path.name for path in (backend.settings.data_dir / "launched").iterdir()] == [job.id]
+    assert "target `local` does not accept it: no such partition" in backend.said
+
+
+def test_job_that_was_refused_and_is_taken_later_is_no_longer_refused(backend: Backend) -> None:
+    backend.refuses = lambda: True
+    with pytest.raises(NotPossible):
+        backend.launch()
+    files = LocalFiles(str(backend.settings.data_dir / "jobs"))
+    [refused] = ledger.read_many_entries(files, ledger.list_jobs(files))
+    # A removal of the refused job was cut off.
+    files.write(f"{ledger.job_folder(refused.id)}/{ledger.REMOVING}", b"")
+    backend.refuses = lambda: False
+
+    job = backend.launch()
+
+    assert (refused.id, ledger.judge(refused, []).reason) == (job.id, EndReason.CONFIG_INVALID)
+    assert (job.new, job.entry().refused, job.status().state) == (True, None, JobState.RUNNING)
+    assert {ledger.REFUSED, ledger.REMOVING}.isdisjoint(files.names(ledger.job_folder(job.id)))
+
+
+def test_job_that_this_machine_forgot_is_known_again_after_the_same_launch(backend: Backend) -> None:
+    job = backend.launch()
+    forget_job(job.id, backend.settings)
+
+    backend.launch()
+
+    assert find_job(job.id, settings=backend.settings).id == job.id
+    assert [path.name for path in (backend.settings.data_dir / "launched").iterdir()] == [job.id]
