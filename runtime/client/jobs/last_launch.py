@@ -98,7 +98,7 @@ def describe_difference(last: LastLaunch, new: LastLaunch, name: str) -> str | N
     ]
     fields = {*last.fields, *new.fields}
     if differing := [each for each in sorted(fields) if last.fields.get(each) != new.fields.get(each)]:
-        parts.append(f"other {_some(differing)}")
+        parts.append(f"different {_some(differing)}")
     return f"not the last launch of `{name}` ({last.job[:10]}): {'; '.join(parts)}" if parts else None
 
 

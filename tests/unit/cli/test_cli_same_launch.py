@@ -102,7 +102,7 @@ def test_launch_that_is_not_the_last_one_says_what_differs(run: Terminal) -> Non
         f"not the last launch of `train` ({first[:10]}): 2 files changed (a.py, b.py); "
         "5 files added (new0.py, new1.py, new2.py and 2 more); 1 file removed (gone.py)"
     )
-    assert fields.endswith(": other env, resources.cpus")
+    assert fields.endswith(": different env, resources.cpus")
     assert "secret-looking" not in "".join(each.read_text() for each in (run.data / "last-launches").iterdir())
 
 
@@ -116,7 +116,7 @@ def test_launch_that_is_the_last_one_or_new_by_wish_says_nothing(run: Terminal) 
 def test_difference_goes_to_stderr_and_not_into_json(run: Terminal) -> None:
     launch(run, "true")
     said = run("launch", "--on", "local", "--name", "train", "-o", "json", "false")
-    assert (said.json["new"], "other command" in said.err) == (True, True)
+    assert (said.json["new"], "different command" in said.err) == (True, True)
 
 
 def test_launch_from_another_folder_is_not_compared(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,10 +66,8 @@ class Backend:
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
         return [NativeState(native_id=each, index=self.index, **self.stands) for each in native_ids]  # type: ignore[arg-type]
 
-    def launch(
-        self, *on: str, array: Array | None = None, secrets: tuple[SecretRef, ...] = (), again: bool = False
-    ) -> JobHandle:
-        spec = JobSpec(command=("true",), code=Code(mode=CodeMode.NONE), array=array, secrets=secrets)
+    def launch(self, *on: str, again: bool = False, **fields: Any) -> JobHandle:
+        spec = JobSpec(command=("true",), code=Code(mode=CodeMode.NONE), **fields)
         options = LaunchOptions(base=self.settings.project.root, again=again)
         with launch(spec, on or "local", settings=self.settings, options=options, progress=self.said.append) as job:
             return job
@@ -328,3 +327,25 @@ def test_job_that_this_machine_forgot_is_known_again_after_the_same_launch(backe
 
     assert find_job(job.id, settings=backend.settings).id == job.id
     assert [path.name for path in (backend.settings.data_dir / "launched").iterdir()] == [job.id]
+
+
+@pytest.mark.parametrize("on", [("local",), ("local", "other")], ids=["one target", "several targets"])
+def test_launch_says_once_what_differs_from_the_last_one_of_its_name(backend: Backend, on: tuple[str, ...]) -> None:
+    backend.launch(*on)
+    backend.launch(*on, env={"SEED": "1"})
+
+    said = [line for line in backend.said if line.startswith("not the last launch")]
+    assert [line.partition("): ")[2] for line in said] == ["different env"]
+
+
+def test_intent_has_what_the_job_waits_for_and_whether_it_has_secrets(backend: Backend) -> None:
+    plain, secret = backend.launch(), backend.launch(secrets=(TOKEN,))
+    waiting = backend.launch("hpc", after=(plain.id,))
+
+    written = [
+        json.loads(job.files.read(f"{ledger.job_folder(job.id)}/intent.json") or b"")
+        for job in (plain, secret, waiting)
+    ]
+
+    assert [each["secrets"] for each in written] == [False, True, False]
+    assert [each.get("after") for each in written] == [None, None, [plain.id]]
