@@ -12,15 +12,18 @@ import random
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 REQUIRE_VARIABLE = "RUNTIME_REQUIRE_SERVICES"
 
@@ -274,3 +277,36 @@ def _request(method: str, port: int, path: str, *, timeout_s: float = 5) -> str 
         return None
     finally:
         connection.close()
+
+
+class _Relay(socketserver.BaseRequestHandler):
+    server: Any
+
+    def handle(self) -> None:
+        with socket.create_connection(self.server.to) as there:
+            back = threading.Thread(target=self._copy, args=(there, self.request), daemon=True)
+            back.start()
+            self._copy(self.request, there)
+            back.join(5)
+
+    @staticmethod
+    def _copy(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+
+@contextmanager
+def relayed(address: str, *, port: int = 0) -> Iterator[int]:
+    """Open a port on every interface that forwards to the server at `address`; 0 is any free one."""
+    server = socketserver.ThreadingTCPServer(("0.0.0.0", port), _Relay)
+    server.daemon_threads = True
+    host, _, to = address.rpartition(":")
+    server.to = (host, int(to))  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()

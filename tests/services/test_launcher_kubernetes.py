@@ -8,16 +8,12 @@ import json
 import os
 import shutil
 import signal
-import socket
-import socketserver
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -69,7 +65,7 @@ from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.test_workspace import missing_in, wait_for_right, workspace_objects
-from tests.services_support import MotoServer, PubsubEmulator, require, wait_until
+from tests.services_support import MotoServer, PubsubEmulator, relayed, require, wait_until
 from tests.shim_support import shims_with
 
 pytestmark = [
@@ -647,41 +643,6 @@ os.environ["PUBSUB_EMULATOR_HOST"] = f"{host}:{sys.argv[1]}"
 os.environ["RUNTIME_OUTPUTS"] = os.path.abspath("contract.json")
 os.execv(sys.executable, [sys.executable, "-m", "runtime", "worker", *sys.argv[2:]])
 """
-
-
-class Relay(socketserver.BaseRequestHandler):
-    """Lets pods reach a server on this machine's loopback."""
-
-    server: Any
-
-    def handle(self) -> None:
-        with socket.create_connection(self.server.to) as there:
-            back = threading.Thread(target=self._copy, args=(there, self.request), daemon=True)
-            back.start()
-            self._copy(self.request, there)
-            back.join(5)
-
-    @staticmethod
-    def _copy(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-
-@contextmanager
-def relayed(address: str) -> Iterator[int]:
-    """Open a port on every interface that forwards to the server at `address`."""
-    server = socketserver.ThreadingTCPServer(("0.0.0.0", 0), Relay)
-    server.daemon_threads = True
-    host, _, port = address.rpartition(":")
-    server.to = (host, int(port))  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture

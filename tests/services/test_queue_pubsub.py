@@ -32,7 +32,7 @@ from runtime.tasks.history import EndedNote, Lease, Mark, Record, Release, Settl
 from runtime.tasks.model import CommandEntry, TaskState, WorkflowEntry, new_token
 from runtime.testing import FakeClock, sample_task
 from tests.services.pubsub_pairs import TTL, lease_soon, make_pubsub_pair, make_settings
-from tests.services_support import PubsubEmulator, wait_until
+from tests.services_support import PubsubEmulator, find_free_port, relayed, wait_until
 from tests.verbs_support import Bench
 
 if TYPE_CHECKING:
@@ -760,20 +760,20 @@ def test_worker_survives_a_restart_of_the_emulator_and_what_is_published_again_r
 
 @pytest.mark.service
 @pytest.mark.slow
-def test_put_waits_for_a_service_that_comes_back(own_emulator: PubsubEmulator, records: MemoryRecords) -> None:
-    settings = make_settings()
-    queue = make_pubsub_pair(records, settings, emulator=own_emulator.address)
-    queue.put([sample_task("before")])
-    own_emulator.kill()
+def test_put_waits_for_a_service_that_comes_back(
+    pubsub_emulator: PubsubEmulator, records: MemoryRecords, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, port = make_settings(), find_free_port()
+    ensure_topics(settings)
+    queue = PubSubQueue(settings, records, client=PubSubClient(emulator=f"127.0.0.1:{port}"))
 
     thread = threading.Thread(target=queue.put, args=([sample_task("during")],))
     thread.start()
-    time.sleep(1.5)
-    own_emulator.start()
-    ensure_topics(settings, emulator=own_emulator.address)
-    thread.join()
-    [lease] = lease_soon(queue)
-    queue.close()
+    assert wait_until(lambda: "trying again" in caplog.text)
+    with relayed(pubsub_emulator.address, port=port):
+        thread.join()
+        [lease] = lease_soon(queue)
+        queue.close()
 
     assert lease.task.key == "during"
 
