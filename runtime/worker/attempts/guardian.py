@@ -47,10 +47,8 @@ class Guardian:
             page, reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
         )
         self.null_fd = os.open(os.devnull, os.O_RDWR)
-        self.wake_fd, self.waker_fd = os.pipe()
-        os.set_blocking(self.wake_fd, False)
-        os.set_blocking(self.waker_fd, False)
-        """The wake-up descriptor, readable after SIGCHLD, and its other end."""
+        self.wake_fd = -1
+        """Readable after SIGCHLD, once everything is set up."""
         self.worker_pid = config["worker_pid"]
         try:
             self.worker_fd = os.pidfd_open(self.worker_pid)
@@ -79,7 +77,10 @@ class Guardian:
             signal.signal(signum, signal.SIG_IGN)
         # A worker holds some signals back, to read who sent them; its attempts are stopped by them.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        signal.set_wakeup_fd(self.waker_fd, warn_on_full_buffer=False)
+        self.wake_fd, waker_fd = os.pipe()
+        for fd in (self.wake_fd, waker_fd):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(waker_fd, warn_on_full_buffer=False)
         gc.collect()
         gc.freeze()
         gc.disable()
