@@ -256,18 +256,19 @@ def test_module_is_loaded_ahead_if_it_is_fit_for_that_and_no_other_has_its_name(
     assert guardian._is_standard("itertools"), "it is built in, so it has no file"
 
 
+def give(outcome: int | OSError) -> int:
+    """Play a call's outcome."""
+    if isinstance(outcome, OSError):
+        raise outcome
+    return outcome
+
+
 def test_removal_for_which_no_process_is_free_is_tried_again_at_the_next_ping(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes: list[int | OSError] = [BlockingIOError(11, "Resource temporarily unavailable")] * 2 + [77]
 
-    def fork() -> int:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(guardian.os, "fork", fork)
+    monkeypatch.setattr(guardian.os, "fork", lambda: give(outcomes.pop(0)))
     bench.guardian.obey_all(b"remove /a b\0ping\0")
     assert bench.guardian.removals == {61: "/tree"}
     bench.guardian.obey_all(b"ping\0ping\0")
@@ -342,13 +343,7 @@ def test_fork_that_fails_is_reported_and_takes_no_descriptor_of_the_next(
     fds = [os.dup(0) for _ in range(4)]
     bench.guardian.fds += fds
 
-    def fork() -> int:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(guardian.os, "fork", fork)
+    monkeypatch.setattr(guardian.os, "fork", lambda: give(outcomes.pop(0)))
     bench.guardian.obey_all(b"fork c2 64\0")
     assert (bench.heard(), bench.guardian.fds) == (["failed c2 11"], fds[2:])
 
