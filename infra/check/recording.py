@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -122,16 +124,40 @@ def record(
     `secrets` names the encrypted keys. A process can call it repeatedly, but not concurrently.
     """
     monitor = _Monitor(compute, project=project, stack=stack)
-    # The collector would go through Pulumi's modules again and again, for more than a third of the time.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with _without_collector_and_stack_traces():
         # Pulumi keeps its settings in context variables, which end with the task of this run.
         asyncio.run(_run(program, monitor, config or {}, secrets, project=project, stack=stack, preview=preview))
+    return monitor.recording()
+
+
+@contextmanager
+def _without_collector_and_stack_traces() -> Iterator[None]:
+    """Turn off what takes more than half of the time: the collector goes through Pulumi's modules again and again, and
+    Pulumi notes the whole stack of calls with each resource."""
+    collects, limit = gc.isenabled(), getattr(sys, "tracebacklimit", None)
+    gc.disable()
+    sys.tracebacklimit = 1
+    try:
+        yield
     finally:
         if collects:
             gc.enable()
-    return monitor.recording()
+        if limit is None:
+            del sys.tracebacklimit
+        else:
+            sys.tracebacklimit = limit
+
+
+class _AtOnce(ThreadPoolExecutor):
+    """Answers each request where it is made, so that the order is the same each time and no thread is needed."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as problem:
+            done.set_exception(problem)
+        return done
 
 
 async def _run(
@@ -163,8 +189,7 @@ async def _run(
         )
     )
     loop = asyncio.get_running_loop()
-    # One thread answers all requests, so that their order is the same each time.
-    loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
+    loop.set_default_executor(_AtOnce())
     # The caller gets the first failure; later exceptions of the program's tasks are dropped.
     loop.set_exception_handler(lambda loop, context: None)
 
