@@ -8,7 +8,9 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,10 +79,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite the golden files instead of comparing")
 
 
+def _find_python_without_scripts(config: pytest.Config) -> None:
+    """Put the interpreter itself before a version manager's `python3`, a script that starts twenty processes each time."""
+    found = shutil.which("python3")
+    if found is None or not Path(found).read_bytes().startswith(b"#!"):
+        return
+    folder = Path(tempfile.mkdtemp(prefix="python-"))
+    config.add_cleanup(lambda: shutil.rmtree(folder))
+    own = subprocess.run([found, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=True)
+    for name in ("python", "python3"):
+        (folder / name).symlink_to(own.stdout.strip())
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "golden: compares with a golden file (set by the `golden` fixture)")
     if config.getoption("--hypothesis-profile") in (None, "tests"):
         _draw_no_constants_of_loaded_modules()
+    _find_python_without_scripts(config)
     # A shell ignores SIGINT in background processes; tests run in the background would pass that on to their children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
