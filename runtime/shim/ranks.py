@@ -1,14 +1,13 @@
 """The command of an attempt and its ranks: processes on this machine, or a starter that runs a shim for each elsewhere."""
 
-import hashlib
 import io
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+import zlib
 
 from runtime.shim.files import drop_file, leave_mark, list_names, make_folder, read_system
 from runtime.shim.logs import LOG_BYTES, Logs
@@ -120,7 +119,7 @@ def make_tree(order, job, scratch):
     code = order.get("code") or {}
     if code.get("path"):
         if not os.path.isdir(code["path"]):
-            raise SetupFailed("no folder %s on %s" % (code["path"], socket.gethostname()))
+            raise SetupFailed("no folder %s on %s" % (code["path"], os.uname().nodename))
         return code["path"]
     if not code.get("archive"):
         home = os.path.join(scratch, "work")
@@ -229,7 +228,7 @@ class Ranks(object):
             RUNTIME_MASTER_ADDR=self.address,
         )
         if self.count > 1:
-            chosen = 20000 + int(hashlib.sha256(self.folder.encode()).hexdigest()[:4], 16) % 10000
+            chosen = 20000 + zlib.crc32(self.folder.encode()) % 10000
             port = str(self.order.get("master_port") or chosen)
             found.update(
                 RANK=str(rank),
@@ -248,7 +247,7 @@ class Ranks(object):
         self.leads = True
         words = list(self.order["launch_ranks"]) + [sys.executable, own_path(), job]
         words += ["--index", str(index), "--rank-of", str(attempt)]
-        environment = dict(os.environ, RUNTIME_LEADER=socket.gethostname())
+        environment = dict(os.environ, RUNTIME_LEADER=os.uname().nodename)
         log = os.open(os.path.join(self.folder, "ranks.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             child = Child(

@@ -1,7 +1,6 @@
 """Exit codes, errors, pauses and the line on stderr that all modules of the shim share."""
 
 import os
-import socket
 import sys
 import time
 
@@ -16,7 +15,7 @@ BEAT_S = 10.0
 LOOK_S = 0.2
 SOON_S = 0.005
 """Pause of the first looks at a command, so that a short one does not wait."""
-HOST = os.environ.get("RUNTIME_HOST") or socket.gethostname()
+HOST = os.environ.get("RUNTIME_HOST") or os.uname().nodename
 """The host's name; inside a container the name of its machine, if the backend provides it."""
 BEGAN = float(os.environ.get("RUNTIME_SHIM_BEGAN") or time.time())
 """When the first shim of this native job began; it passes the time on to the shims that it starts."""
