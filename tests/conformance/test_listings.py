@@ -48,8 +48,10 @@ FOREIGN = [sample_task(id=f"t-a{number}", key=str(number), experiment="foreign")
 @pytest.fixture(
     params=[pytest.param(name, marks=[pytest.mark.service] if name in REAL_SERVICES else []) for name in REMOTE]
 )
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A store that holds an entry of every kind, with two names per page."""
+    # The library gathers as many names before it returns them, and after a failure a listing goes on behind those.
+    monkeypatch.setattr("runtime.records.blobs.bucket.PAGE", 4)
     with opened_place(request.param, request, tmp_path) as place:
         if isinstance(place.server, GcsServer):
             place.store()
@@ -244,9 +246,7 @@ def test_listing_with_a_fault_that_lasts_is_an_error_that_may_pass(place: Place,
     assert down.value.retryable
 
 
-def test_listing_whose_page_is_repeated_for_ever_is_an_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The library gathers as many names before it returns them.
-    monkeypatch.setattr("runtime.records.blobs.bucket.PAGE", 10)
+def test_listing_whose_page_is_repeated_for_ever_is_an_error(place: Place) -> None:
     server_of(place).fail_next("LIST", [None, *[Fault.REPEAT_PAGE] * 100_000])
 
     with pytest.raises(StoreUnavailable) as broken:
