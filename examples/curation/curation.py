@@ -185,8 +185,8 @@ def measure(path: str, data: bytes) -> FileRow:
     text = data.decode("utf-8", "replace")
     language = LANGUAGES.get(Path(path).suffix, "other")
     found = _TOKEN.findall(text)
-    used = Counter(token for token in found if _NAME.match(token))
-    uses = used.total()
+    used = {token: times for token, times in Counter(found).items() if _NAME.match(token)}
+    uses = sum(used.values())
     lines = text.splitlines()
     stripped = [line.strip() for line in lines]
     return FileRow(
@@ -228,7 +228,7 @@ class _TokenHashes(dict[str, int]):
     """Maps a token to the same number in every process, unlike `hash`."""
 
     def __missing__(self, token: str) -> int:
-        value = self[token] = zlib.crc32(token.encode("utf-8", "surrogatepass")) * 0x9E3779B97F4A7C15 % 2**61
+        value = self[token] = zlib.crc32(token.encode("utf-8", "surrogatepass"))
         return value
 
 
@@ -239,9 +239,10 @@ def shingles(found: list[str]) -> set[int]:
     """A 32-bit number for each run of five tokens; one number for all tokens if there are fewer."""
     hashes = [_HASHES[token] for token in found] or [0]
     hashes += [0] * (SHINGLE_TOKENS - len(hashes))
+    # The hash of numbers, unlike that of text, is the same in every process.
     return {
-        (a * 3 + b * 5 + c * 17 + d * 257 + e * 65537) * 0x9E3779B97F4A7C15 >> 40 & 0xFFFFFFFF
-        for a, b, c, d, e in zip(hashes, hashes[1:], hashes[2:], hashes[3:], hashes[4:], strict=False)
+        hash(run) >> 16 & 0xFFFFFFFF
+        for run in zip(hashes, hashes[1:], hashes[2:], hashes[3:], hashes[4:], strict=False)
     }
 
 

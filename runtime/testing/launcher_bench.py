@@ -8,9 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-import pytest
+from typing import Any, Final, NoReturn, TypeVar
 
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.launch import launch
@@ -83,7 +81,7 @@ class Bench:
         for name in fields:
             support = self.launcher.keeps[name]
             if support.fidelity is Fidelity.REFUSED:
-                pytest.skip(f"`{name}` is refused: {support.how}")
+                _skip(f"`{name}` is refused: {support.how}")
 
     def require_secret(self) -> SecretRef:
         """A secret that the launching machine reads, of the variable `CANARY`. Skip the test where the target takes none."""
@@ -92,13 +90,13 @@ class Bench:
         try:
             self.plan("true", secrets=(ref,))
         except NotPossible as refused:
-            pytest.skip(refused.message)
+            _skip(refused.message)
         return ref
 
     def require_take_up(self) -> Callable[[JobHandle], None]:
         """Return the case's `break_job`. Skip the test if the backend restarts lost jobs by itself."""
         if not self.launcher.takes_up:
-            pytest.skip("its backend starts what is gone again by itself")
+            _skip("its backend starts what is gone again by itself")
         assert self.case.break_job is not None, "the case of a launcher with `takes_up` needs `break_job`"
         return self.case.break_job
 
@@ -152,6 +150,14 @@ class Bench:
     def close(self) -> None:
         for each in self._opened:
             each.close()
+
+
+def _skip(why: str) -> NoReturn:
+    # Processes that launch import this module too, and take half as long without pytest.
+    import pytest
+
+    __tracebackhide__ = True
+    pytest.skip(why)
 
 
 def make_settings(case: LauncherCase, folder: Path) -> Settings:

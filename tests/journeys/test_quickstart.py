@@ -37,9 +37,26 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
+def make_tree(root: Path) -> Path:
+    """Make a tree of more files than shards, with work for some seconds: the standard library has five times as much.
+
+    The first shards hold the large files, so there is work left when a third of all is done and a worker is killed.
+    """
+    for number in range(24):
+        lines = (f"def name_{number}_{line}(a, b={line}):\n    return a.call_{line % 7}(b)\n" for line in range(7_000))
+        (root / f"large{number:02}").mkdir(parents=True)
+        (root / f"large{number:02}/all.py").write_text("".join(lines))
+    (root / "small").mkdir()
+    for number in range(300):
+        text = f'"""Module {number}."""\n' + "".join(f"value = call_{line}(value)\n" for line in range(number % 50))
+        (root / f"small/{number}.py").write_text(text)
+    return root
+
+
 @pytest.mark.slow
 def test_quickstart_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
-    running = start("-o", "json", data=tmp_path)
+    tree = make_tree(tmp_path / "tree")
+    running = start("-o", "json", "--path", str(tree), data=tmp_path)
 
     out, err = running.communicate(timeout=LIMIT_S)
 

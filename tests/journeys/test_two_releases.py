@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 EARLIER = "d215118be694"
 """The version before the modules moved into rows. Wire formats, records and ledgers are unchanged since."""
-TASKS = 24
+TASKS = 12
 
 
 class Checkout:

@@ -785,12 +785,15 @@ def test_two_processes_share_a_queue_and_neither_starves(path: Path, tmp_path: P
     stop = tmp_path / "stop"
     script = """
 import sys, time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from runtime.queues.sqlite.queue import open_sqlite
+from runtime.reasons import EndReason
+from runtime.tasks.history import Record, Settlement
+from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
-from tests.conformance.queue_pairs import succeeded
 path, worker, stop = sys.argv[1:]
+end = {"state": TaskState.SUCCEEDED, "reason": EndReason.SUCCEEDED, "ended_at": datetime.now(UTC)}
 queue, _ = open_sqlite(path)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -799,7 +802,9 @@ while not Path(stop).exists():
     if not leases:
         queue.put([sample_task(f"{worker} {len(times)} {n}") for n in range(300)])
         leases = queue.lease(1, worker=worker, ttl=timedelta(hours=1))
-    leases = queue.settle([succeeded(leases[0], worker=worker)], claim_next=1).leases
+    task, token = leases[0].task, leases[0].token
+    record = Record(task_id=task.id, generation=1, experiment=task.experiment, token=token, worker=worker, **end)
+    leases = queue.settle([Settlement(leases[0], record)], claim_next=1).leases
     times.append(time.monotonic_ns())
     if len(times) == 300:
         print("enough", flush=True)

@@ -594,26 +594,23 @@ def test_s3_credentials_of_a_profile_are_read_where_the_environment_has_none(
 # requests
 
 
-TASKS = 120_000
-
-
 def fill_with_a_large_experiment(server: GcsServer) -> None:
-    """Store 120,000 submitted tasks, 117,600 records, 600 of them failures, and counters of 200 workers."""
+    """Store 30,000 submitted tasks, 29,400 records, 150 of them failures, and counters of 50 workers."""
     digest = sample_task().id[-8:]
     base = f"big/manifests/{digest}"
-    server.fill("lab", (f"{base}/{n:05}-2000-{n:016x}.jsonl" for n in range(60)))
-    server.fill("lab", (f"{base}/{n:05}-2000-{n:016x}.sent" for n in range(60)))
-    ids = [f"t-{(n * 0x9E3779B97F4A7C15) % 2**64:016x}{digest}" for n in range(117_600)]
+    server.fill("lab", (f"{base}/{n:05}-2000-{n:016x}.jsonl" for n in range(15)))
+    server.fill("lab", (f"{base}/{n:05}-2000-{n:016x}.sent" for n in range(15)))
+    ids = [f"t-{(n * 0x9E3779B97F4A7C15) % 2**64:016x}{digest}" for n in range(29_400)]
     # A record's length is its state: 4 bytes are a success, 5 a failure.
-    server.fill("lab", (f"big/records/{digest}/{id[2]}/{id}.g1.json" for id in ids[600:]), b"1234")  # noqa: A001
-    server.fill("lab", (f"big/records/{digest}/{id[2]}/{id}.g1.json" for id in ids[:600]), b"12345")  # noqa: A001
-    server.fill("lab", (f"big/marks/{digest}/{id}.g1.failed.json" for id in ids[:600]))  # noqa: A001
-    server.fill("lab", (f"big/counters/{digest}/w-{n:03}/1795248697390-s585-f3-c0-x0" for n in range(200)))
+    server.fill("lab", (f"big/records/{digest}/{id[2]}/{id}.g1.json" for id in ids[150:]), b"1234")  # noqa: A001
+    server.fill("lab", (f"big/records/{digest}/{id[2]}/{id}.g1.json" for id in ids[:150]), b"12345")  # noqa: A001
+    server.fill("lab", (f"big/marks/{digest}/{id}.g1.failed.json" for id in ids[:150]))  # noqa: A001
+    server.fill("lab", (f"big/counters/{digest}/w-{n:03}/1795248697390-s585-f3-c0-x0" for n in range(50)))
     server.fill("lab", ["big/experiments/{digest}-sample.json"], b"{}")
 
 
 @pytest.mark.slow
-def test_totals_of_120000_tasks_cost_few_requests_and_exact_ones_a_listing_per_1000(gcs_server: GcsServer) -> None:
+def test_totals_of_30000_tasks_cost_few_requests_and_exact_ones_a_listing_per_1000(gcs_server: GcsServer) -> None:
     fill_with_a_large_experiment(gcs_server)
     list(BucketBlobs("gs://lab/big").list_keys("experiments/"))  # the fake sorts its names once
     store = open_records("gs://lab/big")
@@ -621,29 +618,29 @@ def test_totals_of_120000_tasks_cost_few_requests_and_exact_ones_a_listing_per_1
 
     totals = store.totals("sample")
 
-    assert totals.counts == {TaskState.QUEUED: 2400, TaskState.SUCCEEDED: 117_000, TaskState.FAILED: 600}
+    assert totals.counts == {TaskState.QUEUED: 600, TaskState.SUCCEEDED: 29_250, TaskState.FAILED: 150}
     assert set(gcs_server.requests) == {"LIST"}
     assert gcs_server.requests["LIST"] <= 10
 
     gcs_server.requests.clear()
     exact = store.totals("sample", exact=True)
 
-    assert exact.counts == {TaskState.QUEUED: 2400, TaskState.SUCCEEDED: 117_000, TaskState.FAILED: 600}
+    assert exact.counts == {TaskState.QUEUED: 600, TaskState.SUCCEEDED: 29_250, TaskState.FAILED: 150}
     assert exact.exact
     assert set(gcs_server.requests) == {"LIST"}
     # Each of the 16 prefixes may end with a partial page; one more request lists the manifest.
-    assert gcs_server.requests["LIST"] <= 118 + 16 + 1
+    assert gcs_server.requests["LIST"] <= 30 + 16 + 1
 
 
 @pytest.mark.slow
 def test_totals_of_120000_failures_do_not_list_their_marks(gcs_server: GcsServer) -> None:
     digest = sample_task().id[-8:]
-    gcs_server.fill("lab", (f"all/marks/{digest}/t-{n:016x}{digest}.g1.failed.json" for n in range(TASKS)))
+    gcs_server.fill("lab", (f"all/marks/{digest}/t-{n:016x}{digest}.g1.failed.json" for n in range(120_000)))
     gcs_server.fill("lab", (f"all/manifests/{digest}/{n:05}-2000-{n:016x}.jsonl" for n in range(60)))
     gcs_server.fill("lab", [f"all/counters/{digest}/w-1/1795248697390-s0-f120000-c0-x0"])
     store = open_records("gs://lab/all")
 
     totals = store.totals("sample")
 
-    assert totals.counts == {TaskState.QUEUED: 0, TaskState.FAILED: TASKS}
+    assert totals.counts == {TaskState.QUEUED: 0, TaskState.FAILED: 120_000}
     assert gcs_server.requests.total() <= 100

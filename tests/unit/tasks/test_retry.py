@@ -249,11 +249,11 @@ def run_fleet(*, needs_h: float, lives_h: float, checkpoints: bool, slots: int, 
 @pytest.mark.parametrize("slots", [1, 8])
 def test_simulation_20_h_tasks_on_machines_that_live_5_h_are_never_buried(slots: int) -> None:
     with_checkpoints = [
-        run_fleet(needs_h=20, lives_h=5, checkpoints=True, slots=slots, seed=seed) for seed in range(2000)
+        run_fleet(needs_h=20, lives_h=5, checkpoints=True, slots=slots, seed=seed) for seed in range(1000)
     ]
     assert None not in with_checkpoints
     # Without a checkpoint a run of 20 h is one machine in 55: the mean of many attempts proves that it was simulated.
-    without = [run_fleet(needs_h=20, lives_h=5, checkpoints=False, slots=slots, seed=seed) for seed in range(300)]
+    without = [run_fleet(needs_h=20, lives_h=5, checkpoints=False, slots=slots, seed=seed) for seed in range(100)]
     assert None not in without
     finished = [attempts for attempts in without if attempts is not None]
     assert 40 < sum(finished) / len(finished) < 70

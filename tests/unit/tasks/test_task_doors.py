@@ -43,6 +43,14 @@ from tests.conformance.records_cases import sample_mark, sample_record
 
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Submit from an empty folder: a submission takes a snapshot of the project around the current one."""
+    monkeypatch.chdir(tmp_path)
+
+
 HALF = "\udcff"
 """The result of `os.listdir` for a byte that is not UTF-8."""
 

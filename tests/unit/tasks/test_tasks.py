@@ -32,9 +32,12 @@ from runtime.tasks.wire import decode_stored, decode_task, encode_task, parse_ta
 from runtime.testing import sample_task
 from runtime.units import divide, format_time
 
-TEXT = st.text(min_size=1, max_size=30)
+# Small values: what an example costs is the number of its characters and leaves.
+TEXT = st.text(min_size=1, max_size=8)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | TEXT, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
 )
 TIMES = st.integers(10**12, 4 * 10**12).map(
     lambda milliseconds: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
