@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.copies_support import Copies
 from tests.services_support import MotoServer, PubsubEmulator, RedisServer, find_emulator_jar, require
 
 if TYPE_CHECKING:
@@ -147,6 +148,13 @@ def own_umask() -> Iterator[None]:
     os.umask(before)
     yield
     os.umask(before)
+
+
+@pytest.fixture(scope="session")
+def copies() -> Iterator[Copies]:
+    """Runs programs in copies of a process that has loaded the client."""
+    with Copies() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

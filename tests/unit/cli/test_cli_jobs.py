@@ -34,6 +34,7 @@ from runtime.reasons import EndReason, Explanation
 from runtime.shim.logs import Log, render_gap, split_log
 from runtime.shim.processes import list_processes
 from runtime.terminal import cut_lines
+from tests.copies_support import COMMAND, Copies
 from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
 from tests.shim_support import (
     DAEMON,
@@ -1216,16 +1217,9 @@ def test_retry_of_a_job_brings_its_secrets_again(run: Terminal, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("point", ["reordered", "forgiven", "resubmitted"])
-def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, point: str) -> None:
+def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, copies: Copies, point: str) -> None:
     job = run.finish("echo ran >> " + str(run.tree / "ran") + "; exit 1")
-    words = [sys.executable, "-m", "runtime", "retry", job]
-    killed = subprocess.run(
-        words,
-        env={**os.environ, "RUNTIME_FAULTS": f"launch.{point}=kill"},
-        capture_output=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    killed = copies.run(COMMAND, ["retry", job], {**os.environ, "RUNTIME_FAULTS": f"launch.{point}=kill"})
     assert killed.returncode == -signal.SIGKILL
     if point == "resubmitted":
         # The submission is not on record yet, so until then the job counts as lost.
@@ -1233,10 +1227,8 @@ def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, point: s
         assert len((run.tree / "ran").read_text().split()) == 2
         return
 
-    # Like `-m runtime`, but a dead lock holder is noticed within a second.
-    program = "import sys; from runtime.jobs import lock; from runtime.cli.main import main; lock.STILL_S = 1.0; "
-    words[1:3] = ["-c", f"{program}sys.exit(main(sys.argv[1:]))"]
-    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    # A dead lock holder is noticed within a second.
+    again = copies.run(f"from runtime.jobs import lock; lock.STILL_S = 1.0; {COMMAND}", ["retry", job])
 
     assert again.returncode == 0, again.stderr
     run.wait(job)
