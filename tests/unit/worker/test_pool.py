@@ -1122,10 +1122,10 @@ def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Ben
     fresh.step_until(is_settled)
     # The guardian closes its ends of a child's descriptors a moment after it reports the fork.
     mine, of_guardian = (max(counts) for counts in zip(*(count_descriptors() for _ in range(20)), strict=True))
-    orders = [fresh.order("nothing") for _ in range(300)] + [fresh.order(["true"]) for _ in range(200)]
-    for start in range(0, len(orders), 50):
-        fresh.pool.slots[0].send(orders[start : start + 50])
-        ended = fresh.wait(*orders[start : start + 50])
+    orders = [fresh.order("nothing") for _ in range(120)] + [fresh.order(["true"]) for _ in range(80)]
+    for start in range(0, len(orders), 40):
+        fresh.pool.slots[0].send(orders[start : start + 40])
+        ended = fresh.wait(*orders[start : start + 40])
         assert {one.reason for one in ended} == {EndReason.SUCCEEDED}
     fresh.step_until(lambda: is_settled() and count_descriptors()[0] <= mine and count_descriptors()[1] <= of_guardian)
     table = processes.read_table()

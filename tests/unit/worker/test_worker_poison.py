@@ -279,8 +279,9 @@ def test_end_whose_note_is_refused_is_recorded_as_failed_and_the_rest_is_given_b
     assert bench.record(again, records=records).attempts == 2
 
 
-@pytest.mark.parametrize("call", ["note_started", "history"])
-@PROBLEMS
+@pytest.mark.parametrize(
+    ("call", "problem"), [*(("note_started", problem) for problem in OWN.values()), ("history", OWN["a bug"])]
+)
 @pytest.mark.usefixtures("quick")
 def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_the_rest_runs(
     bench: Bench, call: str, problem: Callable[[], Exception]
@@ -421,8 +422,12 @@ def spoil(bench: Bench, task_id: str, body: object) -> None:
     connection.close()
 
 
-@KINDS
-@pytest.mark.parametrize("body", ROWS.values(), ids=ROWS)
+# The queue's file holds the row either way; the records take one dead letter of text and one of bytes in a folder, too.
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [*((body, "embedded") for body in ROWS.values()), (ROWS["no JSON"], "folder"), (ROWS["no UTF-8"], "folder")],
+    ids=[*ROWS, "no JSON, in a folder", "no UTF-8, in a folder"],
+)
 def test_stored_row_that_cannot_be_decoded_is_a_dead_letter_and_the_rest_runs(
     bench: Bench, kind: str, body: object
 ) -> None:
@@ -672,8 +677,11 @@ def test_worker_that_cannot_read_its_orders_leases_nothing_says_why_once_and_lea
     assert turns.events()[-1]["reason"] == "asked to stop"
 
 
-@REMOTE
-@PROBLEMS
+# Beside the loop, the call brings back any exception alike.
+@pytest.mark.parametrize(
+    ("problem", "remote"),
+    [*((problem, False) for problem in OWN.values()), (OWN["a bug"], True), (OWN["too large"], True)],
+)
 @pytest.mark.usefixtures("quick")
 def test_worker_that_cannot_read_its_orders_leaves_after_its_idle_time_with_code_3_and_the_reason(
     bench: Bench, remote: bool, problem: Callable[[], Exception]
