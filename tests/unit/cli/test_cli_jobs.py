@@ -583,9 +583,8 @@ def test_daemon_of_a_job_that_lives_is_left_alone(run: Terminal) -> None:
 
 
 @pytest.mark.parametrize("verb", [["status"], ["status", "JOB"], ["gc", "--yes"]], ids=" ".join)
-@pytest.mark.parametrize("killed", ["while it runs", "after its result"])
-def test_secrets_of_a_killed_shim_go_once_the_job_has_ended(
-    run: Terminal, monkeypatch: pytest.MonkeyPatch, verb: list[str], killed: str
+def test_secrets_of_a_shim_that_was_killed_while_it_ran_go_once_the_job_has_ended(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-4711")
     job = run.launch("[ -e ../now ] || sleep 600", "--secret", "HF_TOKEN=env://HF_TOKEN")
@@ -593,17 +592,28 @@ def test_secrets_of_a_killed_shim_go_once_the_job_has_ended(
     run.wait(job, "running")
     run("status")
     while_it_runs = held.exists()
-    if killed == "after its result":
-        run("cancel", job)
-        held.parent.mkdir()
-        held.write_text("canary-4711")
-    else:
-        kill_shim(run, job)
+    kill_shim(run, job)
 
     assert run(*(job if word == "JOB" else word for word in verb)).code == 0
 
     assert while_it_runs
     assert not held.parent.exists()
+
+
+def test_secrets_of_a_shim_that_was_killed_after_its_result_go_at_the_next_look(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-4711")
+    job = run.finish("true", "--secret", "HF_TOKEN=env://HF_TOKEN")
+    held = run.folder(job) / "secrets" / "HF_TOKEN"
+
+    for verb in (["status"], ["status", job], ["gc", "--yes"]):
+        held.parent.mkdir()
+        held.write_text("canary-4711")
+
+        assert run(*verb).code == 0
+
+        assert not held.parent.exists(), verb
 
 
 def test_lost_job_whose_secrets_went_reads_them_again_when_it_is_launched_again(

@@ -309,7 +309,7 @@ def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_th
 DUTIES = ("put_worker", "put_counters", "append_log", "keep_outputs", "outlook", "tend", "renew")
 
 
-# Every duty meets the problem that nobody foresees; one within the loop and one beside it meet those that are foreseen.
+# What catches a problem depends on the duty and not on the problem, so two duties meet the other problems.
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
