@@ -345,16 +345,14 @@ def test_cancel_and_interrupt_take_lists_of_runs(run: Terminal) -> None:
     assert run("cancel", job, "--yes").code == 0
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["status"], ["logs"], ["explain"], ["fetch"], ["cancel"], ["retry"], ["interrupt", "--as", "preempt"]],
-    ids=lambda words: words[0],
-)
-def test_runs_that_are_malformed_or_missing_are_refused_with_the_range(run: Terminal, words: list[str]) -> None:
+def test_runs_that_are_malformed_or_missing_are_refused_with_the_range(run: Terminal) -> None:
     job = run.finish("true", "--seeds", "2")
 
-    for text, fact in (("0-99999999999", "known runs: 0 to 1"), ("1-", f"the runs of job `{job}` are 0 to 1")):
-        said = run(words[0], job, *words[1:], "--index", text)
+    for verb, *words in map(
+        str.split, ("status", "logs", "explain", "fetch", "cancel", "retry", "interrupt --as preempt")
+    ):
+        for text, fact in (("0-99999999999", "known runs: 0 to 1"), ("1-", f"the runs of job `{job}` are 0 to 1")):
+            said = run(verb, job, *words, "--index", text)
 
-        assert (said.code, said.out) == (2, "")
-        assert fact in said.err
+            assert (said.code, said.out) == (2, ""), verb
+            assert fact in said.err, verb

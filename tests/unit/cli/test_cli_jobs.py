@@ -34,6 +34,7 @@ from runtime.reasons import EndReason, Explanation
 from runtime.shim.logs import Log, render_gap, split_log
 from runtime.shim.processes import list_processes
 from runtime.terminal import cut_lines
+from tests.copies_support import COMMAND, Copies
 from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
 from tests.shim_support import (
     DAEMON,
@@ -582,9 +583,8 @@ def test_daemon_of_a_job_that_lives_is_left_alone(run: Terminal) -> None:
 
 
 @pytest.mark.parametrize("verb", [["status"], ["status", "JOB"], ["gc", "--yes"]], ids=" ".join)
-@pytest.mark.parametrize("killed", ["while it runs", "after its result"])
-def test_secrets_of_a_killed_shim_go_once_the_job_has_ended(
-    run: Terminal, monkeypatch: pytest.MonkeyPatch, verb: list[str], killed: str
+def test_secrets_of_a_shim_that_was_killed_while_it_ran_go_once_the_job_has_ended(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-4711")
     job = run.launch("[ -e ../now ] || sleep 600", "--secret", "HF_TOKEN=env://HF_TOKEN")
@@ -592,17 +592,28 @@ def test_secrets_of_a_killed_shim_go_once_the_job_has_ended(
     run.wait(job, "running")
     run("status")
     while_it_runs = held.exists()
-    if killed == "after its result":
-        run("cancel", job)
-        held.parent.mkdir()
-        held.write_text("canary-4711")
-    else:
-        kill_shim(run, job)
+    kill_shim(run, job)
 
     assert run(*(job if word == "JOB" else word for word in verb)).code == 0
 
     assert while_it_runs
     assert not held.parent.exists()
+
+
+def test_secrets_of_a_shim_that_was_killed_after_its_result_go_at_the_next_look(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-4711")
+    job = run.finish("true", "--secret", "HF_TOKEN=env://HF_TOKEN")
+    held = run.folder(job) / "secrets" / "HF_TOKEN"
+
+    for verb in (["status"], ["status", job], ["gc", "--yes"]):
+        held.parent.mkdir()
+        held.write_text("canary-4711")
+
+        assert run(*verb).code == 0
+
+        assert not held.parent.exists(), verb
 
 
 def test_lost_job_whose_secrets_went_reads_them_again_when_it_is_launched_again(
@@ -1216,16 +1227,9 @@ def test_retry_of_a_job_brings_its_secrets_again(run: Terminal, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("point", ["reordered", "forgiven", "resubmitted"])
-def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, point: str) -> None:
+def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, copies: Copies, point: str) -> None:
     job = run.finish("echo ran >> " + str(run.tree / "ran") + "; exit 1")
-    words = [sys.executable, "-m", "runtime", "retry", job]
-    killed = subprocess.run(
-        words,
-        env={**os.environ, "RUNTIME_FAULTS": f"launch.{point}=kill"},
-        capture_output=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    killed = copies.run(COMMAND, ["retry", job], {**os.environ, "RUNTIME_FAULTS": f"launch.{point}=kill"})
     assert killed.returncode == -signal.SIGKILL
     if point == "resubmitted":
         # The submission is not on record yet, so until then the job counts as lost.
@@ -1233,10 +1237,8 @@ def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, point: s
         assert len((run.tree / "ran").read_text().split()) == 2
         return
 
-    # Like `-m runtime`, but a dead lock holder is noticed within a second.
-    program = "import sys; from runtime.jobs import lock; from runtime.cli.main import main; lock.STILL_S = 1.0; "
-    words[1:3] = ["-c", f"{program}sys.exit(main(sys.argv[1:]))"]
-    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    # A dead lock holder is noticed within a second.
+    again = copies.run(f"from runtime.jobs import lock; lock.STILL_S = 1.0; {COMMAND}", ["retry", job])
 
     assert again.returncode == 0, again.stderr
     run.wait(job)

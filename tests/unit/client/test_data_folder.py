@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from runtime.config import load_settings
 from runtime.errors import Untrusted
 from runtime.stack.open import open_stack
 from runtime.testing import sample_task
+from tests.copies_support import COMMAND, Copies
 from tests.owners_support import give_away
 
 
@@ -24,41 +23,40 @@ def modes_of(folder: Path) -> dict[str, int]:
     return {str(each): stat.S_IMODE(each.lstat().st_mode) & 0o077 for each in paths if not each.is_symlink()}
 
 
+OPEN = 0o002
+
+
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    before = os.umask(0o002)
+    before = os.umask(OPEN)
     yield
     os.umask(before)
 
 
-def run(project: Path, environ: dict[str, str], *words: str) -> None:
-    variables = {**os.environ, "HOME": str(project.parent), **environ}
-    done = subprocess.run(
-        [sys.executable, "-m", "runtime", *words],
-        env=variables,
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(copies: Copies, environ: dict[str, str], *words: str) -> None:
+    variables = {**os.environ, "HOME": str(Path.cwd().parent), **environ}
+    done = copies.run(f"import os; os.umask({OPEN}); {COMMAND}", words, variables)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_commands_leave_nothing_that_others_can_read_in_the_folders_of_the_user(tmp_path: Path, explicit: bool) -> None:
+def test_commands_leave_nothing_that_others_can_read_in_the_folders_of_the_user(
+    tmp_path: Path, copies: Copies, monkeypatch: pytest.MonkeyPatch, explicit: bool
+) -> None:
     project = tmp_path / "project"
     project.mkdir()
+    monkeypatch.chdir(project)
     (project / "code.py").write_text("")
     environ = {name: str(tmp_path / "own" / name) for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")}
     if explicit:
         environ["RUNTIME_DATA_DIR"] = str(tmp_path / "own" / "data")
     command = 'echo out > "$RUNTIME_OUTPUT_DIR/out"; head -c 100000 /dev/zero | base64'
 
-    run(project, environ, "submit", "--experiment", "e", "--", "sh", "-c", command)
-    run(project, environ, "worker", "--once")
-    run(project, environ, "status")
-    run(project, environ, "status", "e")
-    run(project, environ, "stack", "use", "local")
+    run(copies, environ, "submit", "--experiment", "e", "--", "sh", "-c", command)
+    run(copies, environ, "worker", "--once")
+    run(copies, environ, "status")
+    run(copies, environ, "status", "e")
+    run(copies, environ, "stack", "use", "local")
 
     data = tmp_path / "own" / ("data" if explicit else "XDG_DATA_HOME/research-runtime")
     assert (data / "local.db").is_file()

@@ -31,6 +31,7 @@ from runtime.jobs.spec import Array, Code, CodeMode, InvalidSpec, JobSpec, JobSt
 from runtime.jobs.spec_fields import spec_fields
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import make_snapshot
+from tests.copies_support import Copies
 from tests.shim_support import PATIENCE_S, is_running, processes_with, shims_with, signal_all, wait_for
 
 FAULTS = ["unlocked", "locked", "written", "submitted", "launched"]
@@ -411,22 +412,13 @@ def environ(settings: Settings, **more: str) -> dict[str, str]:
     return {**os.environ, "RUNTIME_DATA_DIR": str(settings.data_dir), **more}
 
 
-def run_launch(settings: Settings, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", LAUNCH],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environ(settings, **more),
-        timeout=PATIENCE_S,
-    )
-
-
 @pytest.mark.parametrize("point", FAULTS)
-def test_launch_killed_at_any_step_and_repeated_is_one_job(settings: Settings, tree: Path, point: str) -> None:
-    killed = run_launch(settings, RUNTIME_FAULTS=f"launch.{point}=kill")
+def test_launch_killed_at_any_step_and_repeated_is_one_job(
+    settings: Settings, copies: Copies, tree: Path, point: str
+) -> None:
+    killed = copies.run(LAUNCH, [], environ(settings, RUNTIME_FAULTS=f"launch.{point}=kill"))
     # The repeated launch knows that the lock's holder is dead.
-    repeated = run_launch(settings, STILL_S="1")
+    repeated = copies.run(LAUNCH, [], environ(settings, STILL_S="1"))
 
     assert killed.returncode == -signal.SIGKILL
     assert repeated.returncode == 0, repeated.stderr

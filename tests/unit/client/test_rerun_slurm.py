@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +17,10 @@ from runtime.config import load_settings
 from runtime.errors import NotPossible
 from runtime.jobs.spec import Array, JobSpec, JobState
 from runtime.reasons import EndReason
+from tests.copies_support import Copies
 from tests.fakes.slurm import SlurmCommands
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import PATIENCE_S, wait_for
+from tests.shim_support import wait_for
 
 
 class Lab:
@@ -130,19 +129,16 @@ retry_job(find_job(sys.argv[1]), load_settings())
 
 
 @pytest.mark.parametrize("point", ["reordered", "forgiven", "submitting", "resubmitted"])
-def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(lab: Lab, point: str) -> None:
+def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(lab: Lab, copies: Copies, point: str) -> None:
     lab.target("max_array_size = 2")
-    job = lab.launch("*", Array(count=4))
-    assert dict(job.status().counts) == {JobState.FAILED: 4}
+    job = lab.launch("*", Array(count=3))
+    assert dict(job.status().counts) == {JobState.FAILED: 3}
     lab.mended.touch()
-    words = [sys.executable, "-c", RETRY, job.id]
 
-    killed = subprocess.run(
-        words, env={**os.environ, "RUNTIME_FAULTS": f"launch.{point}=kill"}, check=False, timeout=PATIENCE_S
-    )
-    again = subprocess.run(words, check=False, timeout=PATIENCE_S, capture_output=True, text=True)
+    killed = copies.run(RETRY, [job.id], {**os.environ, "RUNTIME_FAULTS": f"launch.{point}=kill"})
+    again = copies.run(RETRY, [job.id])
 
     assert (killed.returncode, again.returncode) == (-signal.SIGKILL, 0), again.stderr
     # An sbatch that outlived its launcher may still run tasks.
-    wait_for(lambda: dict(job.status().counts) == {JobState.SUCCEEDED: 4}, "the end of all runs")
-    assert lab.runs() == sorted([*range(4), *range(4)])
+    wait_for(lambda: dict(job.status().counts) == {JobState.SUCCEEDED: 3}, "the end of all runs")
+    assert lab.runs() == sorted([*range(3), *range(3)])

@@ -25,9 +25,10 @@ from runtime.outputs import MissingOutput, SecretOutput, StackOutputs, encode_ou
 from runtime.stack import google_api
 from runtime.stack.google_api import GoogleRefused, GoogleUnreachable
 from runtime.stack.secret_values import OLDER_VERSIONS
+from tests.copies_support import COMMAND, Copies
 from tests.fakes.google import GoogleServer
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import PATIENCE_S, wait_for
+from tests.shim_support import wait_for
 
 CANARY = "hf_canary_31337"
 SECRETS = {
@@ -420,16 +421,12 @@ def test_retry_of_a_job_reads_the_secret_again(run: Terminal, google: GoogleServ
 
 
 @pytest.mark.parametrize("point", ["locked", "written", "submitted", "launched"])
-def test_launch_killed_at_any_step_and_repeated_has_the_secret(run: Terminal, tmp_path: Path, point: str) -> None:
-    words = [sys.executable, "-m", "runtime", "launch", *WORDS, "--", "sh", "-c", "echo ${#HF_TOKEN}"]
-    killed = subprocess.run(
-        words,
-        env={**os.environ, "RUNTIME_FAULTS": f"launch.{point}=kill"},
-        capture_output=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+def test_launch_killed_at_any_step_and_repeated_has_the_secret(
+    run: Terminal, copies: Copies, tmp_path: Path, point: str
+) -> None:
+    words = ["launch", *WORDS, "--", "sh", "-c", "echo ${#HF_TOKEN}"]
+    killed = copies.run(COMMAND, words, {**os.environ, "RUNTIME_FAULTS": f"launch.{point}=kill"})
+    again = copies.run(COMMAND, words)
 
     assert killed.returncode == -signal.SIGKILL
     assert again.returncode == 0, again.stderr
@@ -441,7 +438,7 @@ def test_launch_killed_at_any_step_and_repeated_has_the_secret(run: Terminal, tm
 
 @pytest.mark.parametrize(("trouble", "code"), [("denied", 2), ("damaged", 3), ("down", 3), ("binary", 2)])
 def test_launch_whose_secret_cannot_be_read_starts_nothing_and_says_no_value(
-    run: Terminal, google: GoogleServer, tmp_path: Path, trouble: str, code: int
+    run: Terminal, copies: Copies, google: GoogleServer, tmp_path: Path, trouble: str, code: int
 ) -> None:
     if trouble == "denied":
         google.deny("*.access", "secretmanager.versions.access")
@@ -453,13 +450,8 @@ def test_launch_whose_secret_cannot_be_read_starts_nothing_and_says_no_value(
     if trouble == "damaged":
         program += "import runtime.stack.secrets; runtime.stack.secrets.crc32c = lambda value: 7; "
 
-    done = subprocess.run(
-        [sys.executable, "-c", program + "sys.exit(main(sys.argv[1:]))", "--debug", "launch", *WORDS, "--", "true"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    program += "sys.exit(main(sys.argv[1:]))"
+    done = copies.run(program, ["--debug", "launch", *WORDS, "--", "true"])
 
     assert done.returncode == code, done.stderr
     assert "Traceback" in done.stderr

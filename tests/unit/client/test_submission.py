@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.client.tasks import sending
@@ -1096,9 +1096,8 @@ entries = (
         st.dictionaries(names, json_values, max_size=2),
     )
 )
-times = st.none() | st.integers(0, 7 * 10**12).map(
-    lambda ms: datetime(1971, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-)
+EARLY = datetime(1971, 1, 1, tzinfo=UTC)
+times = st.none() | st.integers(0, 7 * 10**12).map(lambda ms: EARLY + timedelta(milliseconds=ms))
 tasks = st.builds(
     Task,
     id=st.from_regex(r"t-[a-z0-9]{1,62}", fullmatch=True),
@@ -1125,8 +1124,19 @@ tasks = st.builds(
 )
 
 
-@settings(max_examples=200)
 @given(tasks)
+@example(Task(id="t-1", entry=CommandEntry(("\u2028", "\0", "")), experiment="e"))
+@example(
+    Task(
+        id="t-1",
+        entry=FunctionEntry("module:name", ("\n",), {"x": [{"é": None}]}),
+        experiment="e",
+        extra={"nested": {"a": [-1.5]}},
+    )
+)
+@example(
+    Task(id="t-1", entry=WorkflowEntry("p", "w", ("--x",)), experiment="e", key="k", not_before=EARLY, expires_at=EARLY)
+)
 def test_task_survives_the_wire_with_what_nobody_knows(task: Task) -> None:
     text = encode_task(task)
 

@@ -53,16 +53,32 @@ class Bench:
     """An attempt pool, its loop, and orders with short names for the functions of pool_tasks."""
 
     def __init__(self, tmp_path: Path, *, slots: int = 1, **settings: Any) -> None:
-        self.tmp = tmp_path
         self.selector = selectors.DefaultSelector()
         path = [str(Path(__file__).parent), *sys.path]
         self.pool = AttemptPool(selector=self.selector, slots=slots, settings=PoolSettings(sys_path=path, **settings))
         # Not the machine's counter, which an attempt of another test may increase.
         self.pool._endings._oom = processes.OomWatch("")
         self.pool.start()
+        self.move_to(tmp_path)
+
+    def move_to(self, tmp_path: Path) -> None:
+        """Give the orders to come other folders, and forget the ended ones."""
+        self.tmp = tmp_path
         self.ended: dict[str, Ended] = {}
         (tmp_path / "trees").mkdir(exist_ok=True)
         self.trees = Trees(str(tmp_path / "trees"), self.pool.discard)
+
+    def is_at_rest(self) -> bool:
+        """Return whether no slot has an order."""
+        return not any(slot.outstanding() for slot in self.pool.slots)
+
+    def close(self) -> None:
+        """Close the pool, and check that it leaves no process and no descriptor."""
+        pids = self.pids()
+        self.pool.close()
+        assert not [pid for pid in pids if is_alive(pid)]
+        assert not self.selector.get_map()
+        self.selector.close()
 
     def tree(self, folder: Path, slot: int = 0) -> str:
         """Return the slot's tree of a folder's snapshot, the same for equal content."""
@@ -159,12 +175,14 @@ class Bench:
         return str(self.tmp / name)
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
     """Raise all patience, so that a slow machine causes no failure."""
-    monkeypatch.setattr("runtime.worker.attempts.pool.CLOSE_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("runtime.worker.attempts.liveness.STRAYS_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 30.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.worker.attempts.pool.CLOSE_PATIENCE_S", PATIENCE_S)
+        patch.setattr("runtime.worker.attempts.liveness.STRAYS_PATIENCE_S", PATIENCE_S)
+        patch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 30.0)
+        yield
 
 
 @pytest.fixture
@@ -177,11 +195,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
     yield make
     for bench in benches:
-        pids = bench.pids()
-        bench.pool.close()
-        assert not [pid for pid in pids if is_alive(pid)]
-        assert not bench.selector.get_map()
-        bench.selector.close()
+        bench.close()
 
 
 @pytest.fixture
@@ -199,27 +213,50 @@ def bench(request: pytest.FixtureRequest, make: Callable[..., Bench]) -> Bench:
     return make(reuse=request.param == "warm")
 
 
+@pytest.fixture(scope="module")
+def kept(patience: None) -> Iterator[dict[bool, Bench]]:
+    """The pools that `used` hands on, by whether their processes run several attempts."""
+    pools: dict[bool, Bench] = {}
+    yield pools
+    for bench in pools.values():
+        bench.close()
+
+
+@pytest.fixture(params=["fresh", "warm"])
+def used(request: pytest.FixtureRequest, tmp_path: Path, kept: dict[bool, Bench]) -> Iterator[Bench]:
+    """A pool that may have served the attempts of other tests, none of which it must have been damaged by."""
+    reuse = request.param == "warm"
+    # A test that fails may leave its pool at work, which the next one then does not get.
+    bench = kept.pop(reuse, None) or Bench(tmp_path, reuse=reuse)
+    bench.move_to(tmp_path)
+    yield bench
+    if bench.is_at_rest():
+        kept[reuse] = bench
+    else:
+        bench.close()
+
+
 # how attempts end
 
 
-def test_function_returns_value(bench: Bench) -> None:
+def test_function_returns_value(used: Bench) -> None:
     before = time.time()
-    ended = bench.run({"function": "pool_tasks:echo", "args": [1, "é\u2028"], "kwargs": {"x": None}})
+    ended = used.run({"function": "pool_tasks:echo", "args": [1, "é\u2028"], "kwargs": {"x": None}})
     assert (ended.reason, ended.message, ended.exit_code, ended.signal) == (EndReason.SUCCEEDED, None, None, None)
     assert json.loads(ended.value) == {"args": [1, "é\u2028"], "kwargs": {"x": None}}
     assert before - 1 < ended.started_at <= ended.ended_at < time.time() + 1
     assert not ended.not_started
 
 
-def test_function_without_value_has_none(bench: Bench) -> None:
-    ended = bench.run("nothing")
+def test_function_without_value_has_none(used: Bench) -> None:
+    ended = used.run("nothing")
     assert (ended.reason, ended.value, ended.log) == (EndReason.SUCCEEDED, "", b"")
 
 
-def test_large_argument_and_value_pass(bench: Bench) -> None:
-    order = bench.order("echo", "x" * 3_000_000)
-    bench.pool.slots[0].send([order])
-    assert len(json.loads(bench.wait(order)[0].value)["args"][0]) == 3_000_000
+def test_large_argument_and_value_pass(used: Bench) -> None:
+    order = used.order("echo", "x" * 3_000_000)
+    used.pool.slots[0].send([order])
+    assert len(json.loads(used.wait(order)[0].value)["args"][0]) == 3_000_000
 
 
 @pytest.mark.parametrize(
@@ -253,14 +290,14 @@ def test_large_argument_and_value_pass(bench: Bench) -> None:
     ],
 )
 def test_function_end_has_reason_and_message(
-    bench: Bench, call: tuple[Any, ...], reason: EndReason, message: str | None, log: bytes
+    used: Bench, call: tuple[Any, ...], reason: EndReason, message: str | None, log: bytes
 ) -> None:
-    ended = bench.run(*call)
+    ended = used.run(*call)
     assert ended.reason is reason
     assert (ended.message or "").startswith(message or "")
     assert (ended.message is None) == (message is None)
     assert log in ended.log
-    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+    assert used.run("nothing").reason is EndReason.SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -289,17 +326,17 @@ STRAY = "file descriptor 3, over which its process reports to the worker"
 @pytest.mark.parametrize("then", ["return", "hang", "exit", "flood"])
 @pytest.mark.parametrize(("text", "count"), [("x", 5), ("hello\n", 1000), ("\0", 34)])
 def test_attempt_that_writes_to_stray_descriptors_fails_by_itself(
-    bench: Bench, text: str, count: int, then: str
+    used: Bench, text: str, count: int, then: str
 ) -> None:
     # Too short to be told from the start of a frame: only further bytes show that it is not one.
     waits = count == 5 and then in ("hang", "exit")
-    ended = bench.run("write_stray", text, count, then, timeout_s=1.0 if waits and then == "hang" else 600.0)
+    ended = used.run("write_stray", text, count, then, timeout_s=1.0 if waits and then == "hang" else 600.0)
 
     if waits:
         assert ended.reason is {"hang": EndReason.TIMEOUT, "exit": EndReason.APP_FAILED}[then]
     else:
         assert (ended.reason, (ended.message or "").startswith(f"wrote to {STRAY}")) == (EndReason.APP_FAILED, True)
-    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+    assert used.run("echo", 1).reason is EndReason.SUCCEEDED
 
 
 def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_back(warm: Bench) -> None:
@@ -339,25 +376,25 @@ def test_time_limit_holds_until_the_result_is_read(
     assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
 
 
-def test_announced_length_that_no_frame_has_is_refused_at_once(bench: Bench) -> None:
-    ended = bench.run("announce_result", 1 << 30)
+def test_announced_length_that_no_frame_has_is_refused_at_once(used: Bench) -> None:
+    ended = used.run("announce_result", 1 << 30)
     assert (ended.message or "").startswith(f"wrote to {STRAY}")
 
 
 @pytest.mark.parametrize("how", ["closed", "progress", "reopened"])
-def test_attempt_that_closes_its_control_descriptor_is_told_so(bench: Bench, how: str) -> None:
-    path = bench.path("its own") if how == "reopened" else None
+def test_attempt_that_closes_its_control_descriptor_is_told_so(used: Bench, how: str) -> None:
+    path = used.path("its own") if how == "reopened" else None
 
-    ended = bench.run("close_control", path, how)
+    ended = used.run("close_control", path, how)
 
     assert (ended.reason, ended.exit_code) == (EndReason.APP_FAILED, None)
     assert (ended.message or "").startswith(f"closed {STRAY}")
     assert path is None or Path(path).read_bytes() == b""
-    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+    assert used.run("echo", 1).reason is EndReason.SUCCEEDED
 
 
-def test_attempt_that_closes_its_control_descriptor_has_a_time_limit_still(bench: Bench) -> None:
-    assert bench.run("close_control", None, "hang", timeout_s=0.3).reason is EndReason.TIMEOUT
+def test_attempt_that_closes_its_control_descriptor_has_a_time_limit_still(used: Bench) -> None:
+    assert used.run("close_control", None, "hang", timeout_s=0.3).reason is EndReason.TIMEOUT
 
 
 @pytest.mark.parametrize("size", [7, 1 << 20])
@@ -374,8 +411,8 @@ def test_orders_that_an_attempt_read_from_its_socket_run_all_the_same(
 
 
 @pytest.mark.parametrize("value", ["nan", "surrogate", "nul"])
-def test_value_that_every_store_takes_is_passed_on(bench: Bench, value: str) -> None:
-    ended = bench.run("odd_but_fine", value)
+def test_value_that_every_store_takes_is_passed_on(used: Bench, value: str) -> None:
+    ended = used.run("odd_but_fine", value)
 
     assert ended.reason is EndReason.SUCCEEDED
     assert json.loads(ended.value) == {"surrogate": ["a\udcff"], "nul": ["a\0"]}.get(value) or "NaN" in ended.value
@@ -395,18 +432,18 @@ def test_value_that_every_store_takes_is_passed_on(bench: Bench, value: str) -> 
     ],
 )
 def test_traceback_shows_no_frame_of_ours(
-    bench: Bench, tmp_path: Path, name: str, args: tuple[str, ...], shown: bytes
+    used: Bench, tmp_path: Path, name: str, args: tuple[str, ...], shown: bytes
 ) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "needy.py").write_text("import also_missing\n")
     (tmp_path / "code" / "broken.py").write_text("def f(:\n")
-    ended = bench.run({"function": name, "args": list(args)}, code_dir=bench.tree(tmp_path / "code"))
+    ended = used.run({"function": name, "args": list(args)}, code_dir=used.tree(tmp_path / "code"))
     assert shown in ended.log
     assert b"worker/attempts" not in ended.log
 
 
-def test_traceback_of_what_fails_before_user_code_shows_no_frame_of_ours(bench: Bench) -> None:
-    ended = bench.run("nothing", env={"A\0B": "1"})
+def test_traceback_of_what_fails_before_user_code_shows_no_frame_of_ours(used: Bench) -> None:
+    ended = used.run("nothing", env={"A\0B": "1"})
     assert (ended.reason, ended.message) == (EndReason.SETUP_FAILED, "ValueError: embedded null byte")
     assert ended.log == b"ValueError: embedded null byte\n"
 
@@ -418,15 +455,15 @@ def test_own_files_are_those_of_the_modules_around_user_code() -> None:
     assert {function.__code__.co_filename for function in called} <= entries.OWN_FILES
 
 
-def test_unknown_module_is_config_invalid_and_failing_import_is_not(bench: Bench, tmp_path: Path) -> None:
-    ended = bench.run({"function": "no_such_module:f"})
+def test_unknown_module_is_config_invalid_and_failing_import_is_not(used: Bench, tmp_path: Path) -> None:
+    ended = used.run({"function": "no_such_module:f"})
     assert (ended.reason, ended.message) == (
         EndReason.CONFIG_INVALID,
         "no module named `no_such_module` for function `no_such_module:f`",
     )
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "needy.py").write_text("import also_missing\n")
-    ended = bench.run({"function": "needy:f"}, code_dir=bench.tree(tmp_path / "code"))
+    ended = used.run({"function": "needy:f"}, code_dir=used.tree(tmp_path / "code"))
     assert ended.reason is EndReason.APP_FAILED
     assert ended.message == "ModuleNotFoundError: No module named 'also_missing'"
 
@@ -446,32 +483,32 @@ def test_unknown_module_is_config_invalid_and_failing_import_is_not(bench: Bench
     ],
 )
 def test_command_end_has_reason_and_message(
-    bench: Bench, argv: list[str], reason: EndReason, message: str | None, code: int | None
+    used: Bench, argv: list[str], reason: EndReason, message: str | None, code: int | None
 ) -> None:
-    ended = bench.run(argv)
+    ended = used.run(argv)
     assert (ended.reason, ended.exit_code) == (reason, code)
     assert (ended.message or "").startswith(message or "")
 
 
-def test_command_arguments_pass_verbatim(bench: Bench) -> None:
+def test_command_arguments_pass_verbatim(used: Bench) -> None:
     words = ["a b", "'", '"', "$HOME", "{}", "*", "new\nline", "", "é"]
-    ended = bench.run([sys.executable, "-c", "import sys, json; print(json.dumps(sys.argv[1:]))", *words])
+    ended = used.run([sys.executable, "-c", "import sys, json; print(json.dumps(sys.argv[1:]))", *words])
     assert json.loads(ended.log) == words
 
 
-def test_missing_folder_is_setup_failed(bench: Bench) -> None:
-    ended = bench.run("nothing", cwd="/no/such/folder")
+def test_missing_folder_is_setup_failed(used: Bench) -> None:
+    ended = used.run("nothing", cwd="/no/such/folder")
     assert ended.reason is EndReason.SETUP_FAILED
     assert ended.message == "cannot enter folder `/no/such/folder`: No such file or directory"
 
 
-def test_workflow_that_is_unknown_is_config_invalid(bench: Bench) -> None:
+def test_workflow_that_is_unknown_is_config_invalid(used: Bench) -> None:
     pytest.importorskip("runtime.tasks.workflows")
-    ended = bench.run({"project": "no_such_project", "workflow": "w", "args": []})
+    ended = used.run({"project": "no_such_project", "workflow": "w", "args": []})
     assert ended.reason is EndReason.CONFIG_INVALID
 
 
-def test_workflow_value_that_is_no_json_is_dropped_with_a_note(bench: Bench, tmp_path: Path) -> None:
+def test_workflow_value_that_is_no_json_is_dropped_with_a_note(used: Bench, tmp_path: Path) -> None:
     pytest.importorskip("runtime.tasks.workflows")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "proj.py").write_text(
@@ -481,17 +518,17 @@ def test_workflow_value_that_is_no_json_is_dropped_with_a_note(bench: Bench, tmp
         "    return object()\n"
         "workflows = {'odd': odd}\n"
     )
-    tree = bench.tree(tmp_path / "code")
+    tree = used.tree(tmp_path / "code")
     for _ in range(2):
-        order = bench.order({"project": "proj", "workflow": "odd", "args": ["--n", "4"]}, code_dir=tree)
-        bench.pool.slots[0].send([order])
-        ended = bench.wait(order)[0]
+        order = used.order({"project": "proj", "workflow": "odd", "args": ["--n", "4"]}, code_dir=tree)
+        used.pool.slots[0].send([order])
+        ended = used.wait(order)[0]
         assert (ended.reason, ended.value) == (EndReason.SUCCEEDED, ""), ended
         assert f"5 True {tmp_path}/scratch/{order.token}".encode() in ended.log
         assert b"the value is not kept" in ended.log
 
 
-def test_workflow_value_that_run_prints_is_kept(bench: Bench, tmp_path: Path) -> None:
+def test_workflow_value_that_run_prints_is_kept(used: Bench, tmp_path: Path) -> None:
     pytest.importorskip("runtime.tasks.workflows")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "proj.py").write_text(
@@ -504,10 +541,10 @@ def test_workflow_value_that_run_prints_is_kept(bench: Bench, tmp_path: Path) ->
         "    return [Run(0.5, pathlib.Path('/a'))]\n"
         "workflows = {'fit': fit}\n"
     )
-    order = bench.order({"project": "proj", "workflow": "fit", "args": []}, code_dir=bench.tree(tmp_path / "code"))
-    bench.pool.slots[0].send([order])
+    order = used.order({"project": "proj", "workflow": "fit", "args": []}, code_dir=used.tree(tmp_path / "code"))
+    used.pool.slots[0].send([order])
 
-    ended = bench.wait(order)[0]
+    ended = used.wait(order)[0]
 
     assert (ended.reason, ended.value) == (EndReason.SUCCEEDED, '[{"loss":0.5,"at":"/a"}]'), ended
 
@@ -541,16 +578,16 @@ def test_kernel_kill_for_memory_is_oom(make: Callable[..., Bench], tmp_path: Pat
     assert bench.run("die", signal.SIGKILL).reason is EndReason.APP_FAILED
 
 
-def test_closed_output_does_not_reach_the_next_attempt(bench: Bench) -> None:
-    assert bench.run("close_output").reason is EndReason.SUCCEEDED
-    assert bench.run("say").log == b"hi\n"
+def test_closed_output_does_not_reach_the_next_attempt(used: Bench) -> None:
+    assert used.run("close_output").reason is EndReason.SUCCEEDED
+    assert used.run("say").log == b"hi\n"
 
 
 # time, memory, stops
 
 
-def test_timeout_ends_function_and_says_the_limit(bench: Bench) -> None:
-    ended = bench.run("sleep", timeout_s=0.2)
+def test_timeout_ends_function_and_says_the_limit(used: Bench) -> None:
+    ended = used.run("sleep", timeout_s=0.2)
     assert (ended.reason, ended.message) == (EndReason.TIMEOUT, "timed out after 200ms")
 
 
@@ -578,27 +615,27 @@ def test_time_limit_that_passes_after_an_attempt_was_asked_to_stop_holds_and_is_
     assert (ended.reason, ended.message, ended.signal) == (reason, f"stopped: {reason}", signal.SIGKILL)
 
 
-def test_memory_limit_that_is_crossed_after_an_attempt_was_asked_to_stop_is_not_what_ended_it(bench: Bench) -> None:
-    order = bench.order("hold_when_stopped", 200 << 20, bench.path("up"), memory_bytes=100 << 20)
-    bench.pool.slots[0].send([order])
-    bench.step_until(Path(bench.path("up")).exists)
-    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
+def test_memory_limit_that_is_crossed_after_an_attempt_was_asked_to_stop_is_not_what_ended_it(used: Bench) -> None:
+    order = used.order("hold_when_stopped", 200 << 20, used.path("up"), memory_bytes=100 << 20)
+    used.pool.slots[0].send([order])
+    used.step_until(Path(used.path("up")).exists)
+    used.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
 
-    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
-
-
-def test_attempt_that_is_preempted_after_its_time_limit_has_timed_out(bench: Bench) -> None:
-    order = bench.start("stubborn", bench.path("up"), timeout_s=600.0)
-    bench.step_until(Path(bench.path("up")).exists)
-    bench.expire(order)
-    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
-    bench.pool.kill(order.token, EndReason.PREEMPTED)
-
-    assert bench.wait(order)[0].reason is EndReason.TIMEOUT
+    assert used.wait(order)[0].reason is EndReason.PREEMPTED
 
 
-def test_timeout_of_command_reaches_its_session(bench: Bench) -> None:
-    ended = bench.run(["sh", "-c", "sleep 300 & wait"], timeout_s=0.3)
+def test_attempt_that_is_preempted_after_its_time_limit_has_timed_out(used: Bench) -> None:
+    order = used.start("stubborn", used.path("up"), timeout_s=600.0)
+    used.step_until(Path(used.path("up")).exists)
+    used.expire(order)
+    used.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
+    used.pool.kill(order.token, EndReason.PREEMPTED)
+
+    assert used.wait(order)[0].reason is EndReason.TIMEOUT
+
+
+def test_timeout_of_command_reaches_its_session(used: Bench) -> None:
+    ended = used.run(["sh", "-c", "sleep 300 & wait"], timeout_s=0.3)
     assert (ended.reason, ended.message) == (EndReason.TIMEOUT, "timed out after 300ms")
 
 
@@ -611,56 +648,56 @@ def test_timeout_counts_from_the_start_of_each_pipelined_order(warm: Bench) -> N
     assert all(one.ended_at - one.started_at > 0.4 for one in ended)
 
 
-def test_memory_over_limit_is_oom_with_numbers(bench: Bench) -> None:
-    ended = bench.run("hold", 200 << 20, bench.path("never"), memory_bytes=100 << 20)
+def test_memory_over_limit_is_oom_with_numbers(used: Bench) -> None:
+    ended = used.run("hold", 200 << 20, used.path("never"), memory_bytes=100 << 20)
     assert ended.reason is EndReason.OOM
     assert ended.message
     assert "over its limit of 100" in ended.message
     assert (ended.max_rss_bytes or 0) > 100 << 20
 
 
-def test_stop_raises_in_code_that_does_not_look_and_runs_finally(bench: Bench) -> None:
-    order = bench.start("careful", bench.path("note"))
-    bench.step_until(Path(bench.path("note.up")).exists)
-    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
-    ended = bench.wait(order)[0]
+def test_stop_raises_in_code_that_does_not_look_and_runs_finally(used: Bench) -> None:
+    order = used.start("careful", used.path("note"))
+    used.step_until(Path(used.path("note.up")).exists)
+    used.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
+    ended = used.wait(order)[0]
     assert (ended.reason, ended.message) == (EndReason.PREEMPTED, "stopped: preempted")
-    assert Path(bench.path("note")).read_text() == "left in good order"
+    assert Path(used.path("note")).read_text() == "left in good order"
 
 
-def test_stop_only_sets_the_flag_for_code_that_looks(bench: Bench) -> None:
-    order = bench.start("saves_checkpoint", bench.path("note"))
-    bench.step_until(Path(bench.path("note.up")).exists)
-    bench.pool.ask_to_stop(order.token, EndReason.CANCELLED)
-    ended = bench.wait(order)[0]
+def test_stop_only_sets_the_flag_for_code_that_looks(used: Bench) -> None:
+    order = used.start("saves_checkpoint", used.path("note"))
+    used.step_until(Path(used.path("note.up")).exists)
+    used.pool.ask_to_stop(order.token, EndReason.CANCELLED)
+    ended = used.wait(order)[0]
     assert (ended.reason, json.loads(ended.value)) == (EndReason.SUCCEEDED, "cancelled")
-    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+    assert used.run("nothing").reason is EndReason.SUCCEEDED
 
 
-def test_stop_of_command_is_reported_with_the_asked_reason(bench: Bench) -> None:
-    order = bench.start(["sleep", "300"])
-    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
-    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
+def test_stop_of_command_is_reported_with_the_asked_reason(used: Bench) -> None:
+    order = used.start(["sleep", "300"])
+    used.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
+    assert used.wait(order)[0].reason is EndReason.PREEMPTED
 
 
-def test_kill_ends_at_once_with_the_given_message(bench: Bench) -> None:
-    order = bench.start("stubborn", bench.path("up"))
-    bench.pool.kill(order.token, EndReason.LOST, "the lease was lost")
-    ended = bench.wait(order)[0]
+def test_kill_ends_at_once_with_the_given_message(used: Bench) -> None:
+    order = used.start("stubborn", used.path("up"))
+    used.pool.kill(order.token, EndReason.LOST, "the lease was lost")
+    ended = used.wait(order)[0]
     assert (ended.reason, ended.message) == (EndReason.LOST, "the lease was lost")
 
 
-def test_stop_of_what_has_not_begun_reports_it_as_not_started(bench: Bench) -> None:
-    first = bench.order("wait_for", bench.path("go"))
-    others = [bench.order("note", bench.path("notes")) for _ in range(3)]
-    bench.pool.slots[0].send([first, *others])
-    bench.step_until(bench.pool.slots[0].running)
-    bench.pool.ask_to_stop(others[1].token, EndReason.CANCELLED)
-    ended = bench.wait(others[1])[0]
+def test_stop_of_what_has_not_begun_reports_it_as_not_started(used: Bench) -> None:
+    first = used.order("wait_for", used.path("go"))
+    others = [used.order("note", used.path("notes")) for _ in range(3)]
+    used.pool.slots[0].send([first, *others])
+    used.step_until(used.pool.slots[0].running)
+    used.pool.ask_to_stop(others[1].token, EndReason.CANCELLED)
+    ended = used.wait(others[1])[0]
     assert (ended.reason, ended.not_started) == (EndReason.CANCELLED, True)
-    Path(bench.path("go")).touch()
-    assert [one.reason for one in bench.wait(first, others[0], others[2])] == [EndReason.SUCCEEDED] * 3
-    lines = Path(bench.path("notes")).read_text().splitlines()
+    Path(used.path("go")).touch()
+    assert [one.reason for one in used.wait(first, others[0], others[2])] == [EndReason.SUCCEEDED] * 3
+    lines = Path(used.path("notes")).read_text().splitlines()
     assert [json.loads(line)[1] for line in lines] == [others[0].task_id, others[2].task_id]
 
 
@@ -684,43 +721,43 @@ def test_process_is_told_to_be_an_attempts_also_before_the_guardian_has_said_whi
     bench.wait(order)
 
 
-def test_stop_of_unknown_token_is_passed_over(bench: Bench) -> None:
-    bench.pool.ask_to_stop("gone", EndReason.CANCELLED)
-    bench.pool.kill("gone", EndReason.CANCELLED)
-    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+def test_stop_of_unknown_token_is_passed_over(used: Bench) -> None:
+    used.pool.ask_to_stop("gone", EndReason.CANCELLED)
+    used.pool.kill("gone", EndReason.CANCELLED)
+    assert used.run("nothing").reason is EndReason.SUCCEEDED
 
 
 # leftover processes of attempts
 
 
-def test_plain_child_is_gone_after_the_attempt(bench: Bench) -> None:
-    ended = bench.run("start_child", bench.path("pid"))
+def test_plain_child_is_gone_after_the_attempt(used: Bench) -> None:
+    ended = used.run("start_child", used.path("pid"))
     assert ended.reason is EndReason.SUCCEEDED
-    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+    assert not is_alive(int(Path(used.path("pid")).read_text()))
     assert b"ended 1 process that the attempt had left running" in ended.log
 
 
 # The process of an attempt in good order ends with 117.
 @pytest.mark.parametrize("then", ["return", "crash", "exit 0", "exit 3", "exit 117"])
 @pytest.mark.parametrize("scrub", [False, True])
-def test_daemon_is_gone_after_the_attempt(bench: Bench, scrub: bool, then: str) -> None:
-    ended = bench.run("start_daemon", bench.path("pid"), scrub, then)
+def test_daemon_is_gone_after_the_attempt(used: Bench, scrub: bool, then: str) -> None:
+    ended = used.run("start_daemon", used.path("pid"), scrub, then)
     assert (ended.reason is EndReason.SUCCEEDED) == (then == "return"), ended
-    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+    assert not is_alive(int(Path(used.path("pid")).read_text()))
 
 
-def test_daemon_is_gone_after_kill(bench: Bench) -> None:
-    order = bench.start("start_daemon", bench.path("pid"), True, "hang")
-    bench.step_until(Path(bench.path("pid")).exists)
-    bench.pool.kill(order.token, EndReason.CANCELLED)
-    bench.wait(order)
-    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+def test_daemon_is_gone_after_kill(used: Bench) -> None:
+    order = used.start("start_daemon", used.path("pid"), True, "hang")
+    used.step_until(Path(used.path("pid")).exists)
+    used.pool.kill(order.token, EndReason.CANCELLED)
+    used.wait(order)
+    assert not is_alive(int(Path(used.path("pid")).read_text()))
 
 
-def test_daemon_of_command_is_gone_after_it(bench: Bench) -> None:
-    ended = bench.run(["sh", "-c", f"setsid sleep 300 & echo $! > {bench.path('pid')}; exec true"])
+def test_daemon_of_command_is_gone_after_it(used: Bench) -> None:
+    ended = used.run(["sh", "-c", f"setsid sleep 300 & echo $! > {used.path('pid')}; exec true"])
     assert ended.reason is EndReason.SUCCEEDED
-    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+    assert not is_alive(int(Path(used.path("pid")).read_text()))
 
 
 def test_daemon_of_another_slot_is_left_alone(make: Callable[..., Bench]) -> None:
@@ -734,26 +771,26 @@ def test_daemon_of_another_slot_is_left_alone(make: Callable[..., Bench]) -> Non
     assert not is_alive(int(Path(bench.path("other")).read_text()))
 
 
-def test_forked_copy_that_returns_reports_nothing(bench: Bench) -> None:
-    assert json.loads(bench.run("fork_and_return").value) == "parent"
-    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+def test_forked_copy_that_returns_reports_nothing(used: Bench) -> None:
+    assert json.loads(used.run("fork_and_return").value) == "parent"
+    assert used.run("nothing").reason is EndReason.SUCCEEDED
 
 
 # many orders on one slot
 
 
-def test_pipelined_orders_run_in_order(bench: Bench) -> None:
-    orders = [bench.order("echo", index) for index in range(40)]
-    bench.pool.slots[0].send(orders)
-    ended = bench.wait(*orders)
+def test_pipelined_orders_run_in_order(used: Bench) -> None:
+    orders = [used.order("echo", index) for index in range(40)]
+    used.pool.slots[0].send(orders)
+    ended = used.wait(*orders)
     assert [json.loads(one.value)["args"][0] for one in ended] == list(range(40))
     assert [one.started_at for one in ended] == sorted(one.started_at for one in ended)
 
 
-def test_death_blames_the_running_order_only(bench: Bench) -> None:
-    orders = [bench.order(*call) for call in [("echo", 1), ("echo", 2), ("die", signal.SIGSEGV), ("echo", 3)]]
-    bench.pool.slots[0].send(orders)
-    assert [one.reason for one in bench.wait(*orders)] == [
+def test_death_blames_the_running_order_only(used: Bench) -> None:
+    orders = [used.order(*call) for call in [("echo", 1), ("echo", 2), ("die", signal.SIGSEGV), ("echo", 3)]]
+    used.pool.slots[0].send(orders)
+    assert [one.reason for one in used.wait(*orders)] == [
         EndReason.SUCCEEDED,
         EndReason.SUCCEEDED,
         EndReason.APP_FAILED,
@@ -761,36 +798,36 @@ def test_death_blames_the_running_order_only(bench: Bench) -> None:
     ]
 
 
-def test_room_and_outstanding_follow_orders(bench: Bench) -> None:
-    room = bench.pool.slots[0].room()
-    orders = [bench.order("wait_for", bench.path("go")), bench.order("nothing")]
-    bench.pool.slots[0].send(orders)
-    assert bench.pool.slots[0].room() == room - 2
-    assert bench.pool.slots[0].outstanding() == [order.token for order in orders]
-    bench.step_until(bench.pool.slots[0].running)
-    token, started = bench.pool.slots[0].running() or ("", 0.0)
+def test_room_and_outstanding_follow_orders(used: Bench) -> None:
+    room = used.pool.slots[0].room()
+    orders = [used.order("wait_for", used.path("go")), used.order("nothing")]
+    used.pool.slots[0].send(orders)
+    assert used.pool.slots[0].room() == room - 2
+    assert used.pool.slots[0].outstanding() == [order.token for order in orders]
+    used.step_until(used.pool.slots[0].running)
+    token, started = used.pool.slots[0].running() or ("", 0.0)
     assert (token, abs(started - time.time()) < PATIENCE_S) == (orders[0].token, True)
-    Path(bench.path("go")).touch()
-    bench.wait(*orders)
-    assert (bench.pool.slots[0].room(), bench.pool.slots[0].outstanding(), bench.pool.slots[0].running()) == (
+    Path(used.path("go")).touch()
+    used.wait(*orders)
+    assert (used.pool.slots[0].room(), used.pool.slots[0].outstanding(), used.pool.slots[0].running()) == (
         room,
         [],
         None,
     )
 
 
-def test_take_back_returns_what_has_not_begun_and_it_never_runs(bench: Bench) -> None:
-    first = bench.order("wait_for", bench.path("go"))
-    others = [bench.order("note", bench.path("notes")) for _ in range(5)]
-    bench.pool.slots[0].send([first, *others])
-    bench.step_until(bench.pool.slots[0].running)
-    assert bench.pool.slots[0].take_back() == [order.token for order in others]
-    assert bench.pool.slots[0].outstanding() == [first.token]
-    Path(bench.path("go")).touch()
-    assert bench.wait(first)[0].reason is EndReason.SUCCEEDED
-    assert bench.run("nothing").reason is EndReason.SUCCEEDED
-    assert not Path(bench.path("notes")).exists()
-    assert bench.pool.slots[0].take_back() == []
+def test_take_back_returns_what_has_not_begun_and_it_never_runs(used: Bench) -> None:
+    first = used.order("wait_for", used.path("go"))
+    others = [used.order("note", used.path("notes")) for _ in range(5)]
+    used.pool.slots[0].send([first, *others])
+    used.step_until(used.pool.slots[0].running)
+    assert used.pool.slots[0].take_back() == [order.token for order in others]
+    assert used.pool.slots[0].outstanding() == [first.token]
+    Path(used.path("go")).touch()
+    assert used.wait(first)[0].reason is EndReason.SUCCEEDED
+    assert used.run("nothing").reason is EndReason.SUCCEEDED
+    assert not Path(used.path("notes")).exists()
+    assert used.pool.slots[0].take_back() == []
 
 
 def test_take_back_of_busy_slot_loses_and_repeats_nothing(warm: Bench) -> None:
@@ -881,10 +918,10 @@ def test_warm_child_gets_its_own_snapshot_only(warm: Bench, tmp_path: Path) -> N
     assert [json.loads(ended.value) for ended in warm.wait(*orders)] == ["one", "two", "one", "one"]
 
 
-def test_thread_that_python_waits_for_ends_before_the_attempt(bench: Bench) -> None:
-    assert bench.run("leave_thread", bench.path("note")).reason is EndReason.SUCCEEDED
-    assert Path(bench.path("note")).read_text() == "thread done"
-    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+def test_thread_that_python_waits_for_ends_before_the_attempt(used: Bench) -> None:
+    assert used.run("leave_thread", used.path("note")).reason is EndReason.SUCCEEDED
+    assert Path(used.path("note")).read_text() == "thread done"
+    assert used.run("nothing").reason is EndReason.SUCCEEDED
 
 
 def test_exit_handlers_of_fresh_attempt_run(fresh: Bench) -> None:
@@ -895,8 +932,8 @@ def test_exit_handlers_of_fresh_attempt_run(fresh: Bench) -> None:
 # the attempts' environment and output
 
 
-def test_environment_contract(bench: Bench) -> None:
-    order = bench.order(
+def test_environment_contract(used: Bench) -> None:
+    order = used.order(
         "describe_attempt",
         generation=2,
         attempt=3,
@@ -904,10 +941,10 @@ def test_environment_contract(bench: Bench) -> None:
         timeout_s=600,
         env={"EXTRA": "a=b\nc", "CUDA_VISIBLE_DEVICES": "1"},
         snapshot="s-1",
-        cwd=str(bench.tmp),
+        cwd=str(used.tmp),
     )
-    bench.pool.slots[0].send([order])
-    ended = bench.wait(order)[0]
+    used.pool.slots[0].send([order])
+    ended = used.wait(order)[0]
     seen = json.loads(ended.value)
     deadline = seen["environ"].pop("RUNTIME_DEADLINE")
     assert abs(float(deadline) - (ended.started_at + 600)) < 0.01
@@ -919,7 +956,7 @@ def test_environment_contract(bench: Bench) -> None:
         "experiment": "exp",
         "generation": 2,
         "unbuffered": "1",
-        "cwd": str(bench.tmp),
+        "cwd": str(used.tmp),
         "environ": {
             "EXTRA": "a=b\nc",
             "RUNTIME_TASK_ID": order.task_id,
@@ -941,37 +978,37 @@ def test_environment_contract(bench: Bench) -> None:
     }
 
 
-def test_environment_of_one_order_is_not_the_next_ones(bench: Bench) -> None:
-    bench.run("nothing", env={"EXTRA": "1"}, timeout_s=60, snapshot="s-1")
-    seen = json.loads(bench.run("describe_attempt").value)["environ"]
+def test_environment_of_one_order_is_not_the_next_ones(used: Bench) -> None:
+    used.run("nothing", env={"EXTRA": "1"}, timeout_s=60, snapshot="s-1")
+    seen = json.loads(used.run("describe_attempt").value)["environ"]
     assert not {"EXTRA", "RUNTIME_DEADLINE", "RUNTIME_SNAPSHOT_ID"} & set(seen)
 
 
-def test_command_has_folders_and_environment(bench: Bench) -> None:
+def test_command_has_folders_and_environment(used: Bench) -> None:
     script = "echo $RUNTIME_TASK_ID $EXTRA; echo x > $TMPDIR/a; echo done > $RUNTIME_OUTPUT_DIR/result; pwd"
-    order = bench.order(["sh", "-c", script], env={"EXTRA": "more"}, cwd=str(bench.tmp))
-    bench.pool.slots[0].send([order])
-    ended = bench.wait(order)[0]
-    assert ended.log.decode().splitlines() == [f"{order.task_id} more", str(bench.tmp)]
+    order = used.order(["sh", "-c", script], env={"EXTRA": "more"}, cwd=str(used.tmp))
+    used.pool.slots[0].send([order])
+    ended = used.wait(order)[0]
+    assert ended.log.decode().splitlines() == [f"{order.task_id} more", str(used.tmp)]
     assert Path(order.output_dir, "result").read_text() == "done\n"
-    assert list((bench.tmp / "scratch").iterdir()) == []
+    assert list((used.tmp / "scratch").iterdir()) == []
 
 
-def test_folders_come_into_being_on_use_and_scratch_goes(bench: Bench) -> None:
-    bench.run("nothing")
-    assert not (bench.tmp / "outputs").exists()
-    assert not (bench.tmp / "scratch").exists()
-    order = bench.order("use_folders")
-    bench.pool.slots[0].send([order])
-    assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
+def test_folders_come_into_being_on_use_and_scratch_goes(used: Bench) -> None:
+    used.run("nothing")
+    assert not (used.tmp / "outputs").exists()
+    assert not (used.tmp / "scratch").exists()
+    order = used.order("use_folders")
+    used.pool.slots[0].send([order])
+    assert used.wait(order)[0].reason is EndReason.SUCCEEDED
     assert Path(order.output_dir, "result.txt").read_text() == "done"
-    assert list((bench.tmp / "scratch").iterdir()) == []
+    assert list((used.tmp / "scratch").iterdir()) == []
 
 
-def test_output_folder_that_stayed_empty_is_removed(bench: Bench) -> None:
-    order = bench.order("use_folders", False, False)
-    bench.pool.slots[0].send([order])
-    assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
+def test_output_folder_that_stayed_empty_is_removed(used: Bench) -> None:
+    order = used.order("use_folders", False, False)
+    used.pool.slots[0].send([order])
+    assert used.wait(order)[0].reason is EndReason.SUCCEEDED
     assert not Path(order.output_dir).parent.exists()
 
 
@@ -984,51 +1021,51 @@ def test_scratch_of_killed_attempt_is_removed(bench: Bench) -> None:
     assert not Path(order.output_dir).exists()
 
 
-def test_output_is_kept_as_it_came(bench: Bench) -> None:
-    ended = bench.run("say_raw")
+def test_output_is_kept_as_it_came(used: Bench) -> None:
+    ended = used.run("say_raw")
     assert ended.log == ended.undrained == b"\xff\x00raw, no end of line|and stderr"
     assert ended.log_bytes == len(ended.log)
 
 
-def test_output_of_a_megabyte_is_counted_and_its_end_kept(bench: Bench) -> None:
-    ended = bench.run("say", "0123456789abcdef" * 64, 1024)
+def test_output_of_a_megabyte_is_counted_and_its_end_kept(used: Bench) -> None:
+    ended = used.run("say", "0123456789abcdef" * 64, 1024)
     assert ended.log_bytes == 1 << 20
     assert len(ended.log) == 64 * 1024
     assert len(ended.undrained) == 1 << 20
     assert ended.log.endswith(b"abcdef")
 
 
-def test_output_belongs_to_its_own_attempt(bench: Bench) -> None:
+def test_output_belongs_to_its_own_attempt(used: Bench) -> None:
     calls = [("say", f"line {index}\n" * (index % 3)) for index in range(60)]
-    orders = [bench.order(*call) for call in calls]
-    bench.pool.slots[0].send(orders)
-    assert [ended.log.decode() for ended in bench.wait(*orders)] == [text for _, text in calls]
+    orders = [used.order(*call) for call in calls]
+    used.pool.slots[0].send(orders)
+    assert [ended.log.decode() for ended in used.wait(*orders)] == [text for _, text in calls]
 
 
-def test_output_of_running_attempt_can_be_drained(bench: Bench) -> None:
-    order = bench.start("say_and_wait", "so far", bench.path("go"))
+def test_output_of_running_attempt_can_be_drained(used: Bench) -> None:
+    order = used.start("say_and_wait", "so far", used.path("go"))
     seen = b""
 
     def drained() -> bool:
         nonlocal seen
-        seen += bench.pool.drain_log(order.token)
+        seen += used.pool.drain_log(order.token)
         return seen == b"so far\n"
 
-    bench.step_until(drained)
-    Path(bench.path("go")).touch()
-    ended = bench.wait(order)[0]
+    used.step_until(drained)
+    Path(used.path("go")).touch()
+    ended = used.wait(order)[0]
     assert (ended.log, ended.log_bytes, ended.undrained) == (b"so far\n", 7, b"")
-    assert bench.pool.drain_log(order.token) == b""
+    assert used.pool.drain_log(order.token) == b""
 
 
-def test_progress_is_noted_while_running_and_metrics_are_kept(bench: Bench) -> None:
-    order = bench.start("count_up", bench.path("go"))
-    noted = bench.step_until(lambda: bench.child.noted)
+def test_progress_is_noted_while_running_and_metrics_are_kept(used: Bench) -> None:
+    order = used.start("count_up", used.path("go"))
+    noted = used.step_until(lambda: used.child.noted)
     assert (noted.progressed, noted.metrics) == (True, {"loss": 0.5})
-    Path(bench.path("go")).touch()
-    ended = bench.wait(order)[0]
+    Path(used.path("go")).touch()
+    ended = used.wait(order)[0]
     assert (ended.progressed, ended.metrics) == (True, {"loss": 0.25, "accuracy": 1.0})
-    ended = bench.run("nothing")
+    ended = used.run("nothing")
     assert (ended.progressed, ended.metrics) == (False, {})
 
 
@@ -1042,9 +1079,9 @@ def test_memory_peak_is_that_of_its_own_attempt(make: Callable[..., Bench]) -> N
     assert bench.run("echo").max_rss_bytes is None
 
 
-def test_new_checkpoint_counts_as_progress(bench: Bench) -> None:
-    assert bench.run("leaves_checkpoint", task_id="t-1").progressed
-    assert not bench.run("fail", task_id="t-1").progressed
+def test_new_checkpoint_counts_as_progress(used: Bench) -> None:
+    assert used.run("leaves_checkpoint", task_id="t-1").progressed
+    assert not used.run("fail", task_id="t-1").progressed
 
 
 def test_child_has_no_descriptor_but_its_own(make: Callable[..., Bench], tmp_path: Path) -> None:
@@ -1085,10 +1122,10 @@ def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Ben
     fresh.step_until(is_settled)
     # The guardian closes its ends of a child's descriptors a moment after it reports the fork.
     mine, of_guardian = (max(counts) for counts in zip(*(count_descriptors() for _ in range(20)), strict=True))
-    orders = [fresh.order("nothing") for _ in range(300)] + [fresh.order(["true"]) for _ in range(200)]
-    for start in range(0, len(orders), 50):
-        fresh.pool.slots[0].send(orders[start : start + 50])
-        ended = fresh.wait(*orders[start : start + 50])
+    orders = [fresh.order("nothing") for _ in range(120)] + [fresh.order(["true"]) for _ in range(80)]
+    for start in range(0, len(orders), 40):
+        fresh.pool.slots[0].send(orders[start : start + 40])
+        ended = fresh.wait(*orders[start : start + 40])
         assert {one.reason for one in ended} == {EndReason.SUCCEEDED}
     fresh.step_until(lambda: is_settled() and count_descriptors()[0] <= mine and count_descriptors()[1] <= of_guardian)
     table = processes.read_table()
@@ -1109,12 +1146,12 @@ def test_close_ends_running_attempts_as_preempted(bench: Bench) -> None:
     assert bench.pool.close() == []
 
 
-def test_attempt_that_is_asked_to_stop_leaves_in_good_order(bench: Bench) -> None:
-    order = bench.start("careful", bench.path("note"))
-    bench.step_until(Path(bench.path("note.up")).exists)
-    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
-    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
-    assert Path(bench.path("note")).read_text() == "left in good order"
+def test_attempt_that_is_asked_to_stop_leaves_in_good_order(used: Bench) -> None:
+    order = used.start("careful", used.path("note"))
+    used.step_until(Path(used.path("note.up")).exists)
+    used.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
+    assert used.wait(order)[0].reason is EndReason.PREEMPTED
+    assert Path(used.path("note")).read_text() == "left in good order"
 
 
 def test_idle_children_are_let_go_but_the_first_slots(make: Callable[..., Bench]) -> None:

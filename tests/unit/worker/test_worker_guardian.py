@@ -95,7 +95,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "slots", "warm"),
-    [(signal.SIGKILL, 1, False), (signal.SIGKILL, 3, True), (signal.SIGSTOP, 1, True), (signal.SIGSTOP, 3, False)],
+    [(signal.SIGKILL, 3, True), (signal.SIGSTOP, 1, False)],
 )
 @pytest.mark.usefixtures("quick", "stored")
 def test_tasks_that_end_their_guardian_are_dead_letters_and_every_good_one_is_done(
