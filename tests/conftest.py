@@ -101,17 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell ignores SIGINT in background processes; tests run in the background would pass that on to their children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    _find_interpreter_itself()
     # Rewriting asserts dominates collection time, so the byte code is kept even if Python is told to write none.
     sys.dont_write_bytecode = False
-
-
-def _find_interpreter_itself() -> None:
-    """Put this interpreter's folder on PATH before a `python3` that is a script: that of a version manager starts twenty
-    shells at each call."""
-    found = shutil.which("python3")
-    if found and Path(found).read_bytes()[:2] == b"#!":
-        os.environ["PATH"] = f"{Path(sys.executable).resolve().parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def pytest_collection_finish() -> None:
