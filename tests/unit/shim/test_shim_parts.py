@@ -1,0 +1,224 @@
+"""Parts of the shim in this process: claims, what it may kill, and attempts that cannot begin."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime.shim import files, processes, serve
+from runtime.shim.main import follow
+from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
+from runtime.shim.record import FolderRecord, Run
+from runtime.shim.words import Refused
+from tests.shim_support import make_job
+from tests.unit.shim.test_shim import begin_attempt
+
+# records
+
+
+class Behind(FolderRecord):
+    """A record whose listings lag behind, as those of a shared file system may."""
+
+    def names(self, name: str) -> list[str]:
+        return []
+
+
+def test_attempt_whose_number_another_shim_has_just_taken_gets_the_next_one(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    first, second = Run(FolderRecord(str(made.folder)), 0), Run(Behind(str(made.folder)), 0)
+
+    assert (first.claim("one"), second.claim("two"), second.claim("three")) == (1, 2, 3)
+
+    assert [first.started(number)["native"] for number in (1, 2, 3)] == ["one", "two", "three"]
+
+
+def test_note_of_a_start_that_is_torn_or_empty_is_none_at_all(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    run = Run(FolderRecord(str(made.folder)), 0)
+    for number, text in ((1, '{"nat'), (2, "")):
+        note = made.folder / f"runs/0/a{number:04d}/start.json"
+        note.parent.mkdir(parents=True)
+        note.write_text(text)
+
+    run.clear()
+
+    assert [run.started(number) for number in (1, 2)] == [None, None]
+    assert run.claim("later") == 3
+
+
+def test_record_whose_folder_is_gone_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.shim.files.WRITE_PATIENCE_S", 0.0)
+    record = FolderRecord(str(tmp_path / "jobs" / "gone"))
+
+    for write in (record.write, record.create):
+        with pytest.raises(OSError, match="folder of the job") as refused:
+            write("runs/0/result", "{}")
+        assert refused.value.errno == errno.ESTALE
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shim_that_cannot_claim_its_job_is_refused_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    (made.folder / "owners").write_text("a file where a folder should be")
+    options = SimpleNamespace(clear=False, prepare=False, rank_of=None, part=None, native="n", index=0)
+
+    assert follow(FolderRecord(str(made.folder)), options, SimpleNamespace(stop=False)) == 2
+
+    assert "shim: cannot begin: " in capsys.readouterr().err
+    assert not (made.folder / "runs").exists()
+
+
+def test_lock_that_another_takes_at_the_same_moment_is_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock.1").write_text("the other's")
+    monkeypatch.setattr(files, "_list_locks", lambda job: [])
+
+    assert files.take_lock(str(tmp_path)) is None
+
+    assert (tmp_path / "lock.1").read_text() == "the other's"
+
+
+# processes
+
+
+def test_group_of_processes_is_alive_while_any_of_it_runs(tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    leader = Child(["sh", "-c", f"sleep 600 & echo $! > {said}"], start_new_session=True)
+    noted = {"boot": boot_id(), "pid": leader.pid, "start": started_at(leader.pid)}
+    leader.wait()
+    left = int(said.read_text())
+    try:
+        assert is_group_alive(noted)
+        assert is_group_alive(noted, owner=os.geteuid())
+        assert not is_group_alive(noted, owner=os.geteuid() + 1)
+        assert not is_group_alive({**noted, "boot": "an earlier start"})
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def test_process_is_alive_only_if_it_is_the_one_that_was_noted() -> None:
+    child = Child(["sleep", "600"], start_new_session=True)
+    noted = {"boot": boot_id(), "pid": child.pid, "start": started_at(child.pid)}
+    try:
+        assert is_alive(noted)
+        assert is_alive({**noted, "start": None})
+        assert not is_alive({**noted, "start": "1"})
+        assert not is_group_alive({**noted, "start": "1"}), "its number belongs to another process now"
+        assert not is_alive({**noted, "boot": "an earlier start"})
+    finally:
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        dead = is_alive(noted), is_group_alive(noted)
+        child.wait()
+    assert dead == (False, False)
+    assert not is_alive(noted)
+
+
+def test_orphans_that_cannot_be_killed_are_given_up_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "LEFT_S", 0.0)
+    monkeypatch.setattr(processes, "reap_orphans", lambda: True)
+    monkeypatch.setattr(processes, "find_orphans", lambda: [2**22 + 1])
+
+    processes.end_orphans()
+
+    assert "cannot end what a command left running: 4194305" in capsys.readouterr().err
+
+
+# attempts that cannot begin
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"code": {"path": "/no/such/tree"}}, 1, f"no folder /no/such/tree on {socket.gethostname()}"),
+        ({"secrets": {"KEY": "secrets/KEY"}}, 1, "a secret's file is gone: KEY"),
+        ({"output_dir": "/dev/null/x"}, 1, "cannot make the output folder /dev/null/x: Not a directory"),
+        ({"launch_ranks": ["/no/such/starter"]}, 127, "cannot start /no/such/starter: No such file or directory"),
+    ],
+)
+def test_attempt_that_cannot_be_prepared_ends_as_setup_failed(
+    tmp_path: Path, changes: dict[str, Any], code: int, message: str
+) -> None:
+    attempt = begin_attempt(make_job(tmp_path, sys.executable, "true", **changes))
+
+    assert attempt.go() == ("setup_failed", code, {"message": message})
+
+    assert attempt.ranks.children == []
+
+
+def test_command_starts_in_the_tree_that_the_order_names(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    made = make_job(tmp_path, sys.executable, "pwd", code={"path": str(tmp_path / "tree")})
+
+    assert begin_attempt(made).go()[0] == "succeeded"
+
+    assert made.log() == f"{tmp_path / 'tree'}\n"
+
+
+def test_rank_that_cannot_be_prepared_leaves_the_reason_to_the_shim_that_watches(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true", secrets={"KEY": "secrets/KEY"})
+
+    assert begin_attempt(made).run_rank(0) == 1
+
+    assert (made.folder / "runs/0/a0001/setup_failed").read_text() == "a secret's file is gone: KEY"
+
+
+def test_number_of_a_rank_comes_from_the_starter_that_says_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Refused):
+        serve.rank_number()
+
+    found = []
+    for name, value in (("OMPI_COMM_WORLD_RANK", "7"), ("PMI_RANK", "0"), ("SLURM_PROCID", "12")):
+        monkeypatch.setenv(name, value)
+        found.append(serve.rank_number())
+
+    assert found == [7, 0, 12]
+
+
+def test_attempt_that_is_stopped_before_it_is_prepared_gives_everything_back(tmp_path: Path) -> None:
+    class Stopping(FolderRecord):
+        def before(self, run: Run, attempt: int, asked: Any) -> bool:
+            return False
+
+    made = make_job(tmp_path, sys.executable, "echo never")
+    run, scratch = Run(Stopping(str(made.folder)), 0), tmp_path / "scratch"
+    dropped: list[bool] = []
+    gpus = SimpleNamespace(variables=dict, drop=lambda: dropped.append(True))
+    asked = SimpleNamespace(stop=True, why="SIGTERM")
+
+    ended = serve.attempt_once(made.order, run, run.claim("n"), str(scratch), asked, {}, gpus)
+
+    assert ended == ("stopped", 143, {"message": "asked to stop by SIGTERM"})
+    assert (dropped, scratch.exists()) == ([True], False)
+    assert not list(made.folder.rglob("rank0.log"))
+
+
+def test_attempt_without_capacity_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.shim.gpus.GPU_PATIENCE_S", 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 0, GPU-aa, 1000, 80000\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    attempt = begin_attempt(make_job(tmp_path, sys.executable, "true", gpu_check={"count": 1, "share": 0.25}))
+
+    reason, code, details = attempt.go()
+
+    assert (reason, code) == ("no_capacity", 1)
+    assert details["message"].startswith("GPU 0 has 1000 of 80000 MiB free")
