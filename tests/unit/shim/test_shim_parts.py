@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +21,7 @@ from runtime.shim.main import follow
 from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import Refused
-from tests.shim_support import make_job
+from tests.shim_support import JOB, make_job, wait_for
 from tests.unit.shim.test_shim import begin_attempt
 
 # records
@@ -40,7 +43,8 @@ def test_attempt_whose_number_another_shim_has_just_taken_gets_the_next_one(tmp_
     assert [first.started(number)["native"] for number in (1, 2, 3)] == ["one", "two", "three"]
 
 
-def test_note_of_a_start_that_is_torn_or_empty_is_none_at_all(tmp_path: Path) -> None:
+def test_note_of_a_start_that_is_torn_or_empty_is_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNTIME_POD_FAILURES", "1")
     made = make_job(tmp_path, sys.executable, "true")
     run = Run(FolderRecord(str(made.folder)), 0)
     for number, text in ((1, '{"nat'), (2, "")):
@@ -51,6 +55,7 @@ def test_note_of_a_start_that_is_torn_or_empty_is_none_at_all(tmp_path: Path) ->
     run.clear()
 
     assert [run.started(number) for number in (1, 2)] == [None, None]
+    assert run.counted({}) == [None, None]
     assert run.claim("later") == 3
 
 
@@ -138,6 +143,76 @@ def test_orphans_that_cannot_be_killed_are_given_up_with_a_word(
     assert "cannot end what a command left running: 4194305" in capsys.readouterr().err
 
 
+def test_orphans_are_killed_until_two_looks_in_a_row_find_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([[11], [], [12, 13], [14], [], []])
+    killed: list[int] = []
+    monkeypatch.setattr(processes, "reap_orphans", lambda: True)
+    monkeypatch.setattr(processes, "find_orphans", lambda: next(looks))
+    monkeypatch.setattr(processes, "kill", lambda pid, number: killed.append(pid))
+
+    processes.end_orphans()
+
+    assert (killed, list(looks), capsys.readouterr().err) == ([11, 12, 13, 14], [], "")
+
+
+SHIM_OF_ANOTHER_JOB = ["sh", "-c", "sleep 600; true", "shim.py", f"j-{'0' * 24}"]
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., int]]:
+    """Start a process in a session of its own; all are killed with their descendants at the end."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, **variables: str) -> int:
+        environment = {"PATH": os.environ["PATH"], **variables}
+        children.append(subprocess.Popen(words, env=environment, start_new_session=True))
+        return children[-1].pid
+
+    yield start
+    for child in children:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def test_orphans_are_processes_in_other_sessions_that_are_no_shims_and_that_nobody_waits_for(
+    started: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, shim, awaited = started("sleep", "600"), started(*SHIM_OF_ANOTHER_JOB), started("sleep", "600")
+    own = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr(processes, "KNOWN", {awaited})
+    wait_for(lambda: processes.is_shim(shim), "the words of its command")
+    try:
+        found = processes.find_orphans()
+    finally:
+        own.kill()
+        own.wait()
+
+    assert {left, shim, awaited, own.pid}.intersection(found) == {left}
+
+
+def test_processes_of_an_attempt_are_those_with_all_of_its_variables_and_their_descendants(
+    started: Callable[..., int],
+) -> None:
+    of = {"RUNTIME_JOB_ID": JOB, "RUNTIME_ARRAY_INDEX": "3", "RUNTIME_ATTEMPT": "1"}
+    left = started("sh", "-c", "env -i sleep 600; true", **of)
+    second = started("sleep", "600", **{**of, "RUNTIME_ATTEMPT": "2"})
+    others = [started("sleep", "600", **{**of, name: "7"}) for name in of]
+    shim = started(*SHIM_OF_ANOTHER_JOB, **of)
+
+    def children(pid: int) -> list[int]:
+        return [each for each, (parent, _, _) in processes.list_processes().items() if parent == pid]
+
+    wait_for(lambda: children(left) and children(shim) and processes.is_shim(shim), "all processes")
+
+    found = processes.find_marked(JOB, 3, {"1", "2"})
+
+    assert set(found) == {left, *children(left), second}
+    assert set(found).isdisjoint(others)
+    assert processes.find_marked(JOB, 4, {"1", "2"}) == []
+
+
 # attempts that cannot begin
 
 
@@ -222,3 +297,43 @@ def test_attempt_without_capacity_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
     assert (reason, code) == ("no_capacity", 1)
     assert details["message"].startswith("GPU 0 has 1000 of 80000 MiB free")
+
+
+# the next start
+
+
+@pytest.mark.parametrize(
+    ("requeue", "pause"),
+    [(["/no/such/command"], 1.0), (["sh", "-c", "exit 1"], 1.0), (["sh", "-c", "kill -9 $$"], serve.KILLED_S)],
+    ids=["not there", "refused", "killed"],
+)
+def test_job_that_cannot_be_requeued_goes_on_here_unless_it_is_stopped_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeue: list[str], pause: float
+) -> None:
+    made = make_job(tmp_path, sys.executable, "true", retries="requeue", requeue=requeue)
+    run, options = Run(FolderRecord(str(made.folder)), 0), SimpleNamespace(native="7", member=None)
+    waited: list[float] = []
+
+    def wait(seconds: float, asked: SimpleNamespace, *_: object) -> bool:
+        waited.append(seconds)
+        return asked.stop_at == len(waited)
+
+    monkeypatch.setattr(serve, "stops_within", wait)
+    start = functools.partial(serve.next_start, made.order, options, 5.0)
+
+    assert (start(SimpleNamespace(stop_at=None), run), waited) == (None, [5.0, pause])
+    assert start(SimpleNamespace(stop_at=4), run) == 10
+
+
+def test_run_that_waits_to_be_tried_again_ends_when_another_stops_its_array(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "echo never", retry={"failure": 9}, on_task_failure="stop")
+    for number in (1, 2):
+        (made.folder / f"runs/0/a{number:04d}").mkdir(parents=True)
+        (made.folder / f"runs/0/a{number:04d}/end.app_failed.3").write_text('{"reason": "app_failed", "code": 3}')
+    (made.folder / "stopped").touch()
+    options = SimpleNamespace(native="n", member=None, scratch=str(tmp_path))
+
+    code = serve.serve(made.order, FolderRecord(str(made.folder)), 0, options, SimpleNamespace(stop=False), {})
+
+    assert (code, made.results()) == (1, {0: ("sibling_failed", 1, 2)})
+    assert made.ends() == ["app_failed"] * 2
