@@ -292,22 +292,22 @@ def test_gc_asks_the_backend_and_folds_once_however_many_jobs_there_are(
 # files
 
 
-def fill(root: Path, *, runs: int) -> Path:
-    """Write an ended job with every kind of entry."""
+def fill(root: Path, *, runs: int, attempts: int = 2) -> Path:
+    """Write an ended job with every kind of entry; the last attempt is the second."""
     job = root / "jobs" / JOB
     for index in range(runs):
-        attempts = job / "runs" / str(index)
-        for number in (1, 2):
-            place = attempts / f"a{number:04d}"
+        run = job / "runs" / str(index)
+        for number in range(3 - attempts, 3):
+            place = run / f"a{number:04d}"
             place.mkdir(parents=True)
             (place / "start.json").write_text(f'{{"attempt": {number}}}')
             (place / "rank0.log").write_bytes(b"\xffshort %d\n" % number)
             (place / "rank1.log").write_bytes(b"long\n" * 20_000)
             (place / "end.app_failed.1").write_text("{}")
-            (attempts / "output" / f"a{number:04d}").mkdir(parents=True)
-        (attempts / "output/a0002/kept").write_text("kept")
-        (attempts / "checkpoint").mkdir()
-        (attempts / "result").write_text(json.dumps({"reason": "app_failed", "code": 1, "attempt": 2}))
+            (run / "output" / f"a{number:04d}").mkdir(parents=True)
+        (run / "output/a0002/kept").write_text("kept")
+        (run / "checkpoint").mkdir()
+        (run / "result").write_text(json.dumps({"reason": "app_failed", "code": 1, "attempt": 2}))
     (job / "native").mkdir()
     (job / "native/001.000000.json").write_text('{"id": "1"}')
     (job / "intent.json").write_text('{"name": "ä"}')
@@ -435,7 +435,8 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
 ) -> None:
     order = {"runs": {str(index): {} for index in range(runs)}}
     starts = ["", *(f"runs/{index}" for index in range(runs))]
-    fill(tmp_path / "whole", runs=runs)
+    attempts = 3 - runs  # the newest and an older one in one run, and several runs, are cut apart
+    fill(tmp_path / "whole", runs=runs, attempts=attempts)
     whole = own_folders_aside(look(LocalFiles(str(tmp_path / "whole")), sizes=False))
     files = {key: content for key, content in whole.items() if key.startswith("read") and content is not None}
     monkeypatch.setattr(os, "fsync", lambda opened: None)  # a step like the others, and slow
@@ -450,7 +451,7 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
     cut = 0
     while True:
         root = tmp_path / f"cut{cut}"
-        job = fill(root, runs=runs)
+        job = fill(root, runs=runs, attempts=attempts)
         if way == "unfold":
             fold_job(str(job), order)
         left = [cut]
