@@ -19,9 +19,11 @@ import pytest
 from runtime.shim import files, processes, serve
 from runtime.shim.main import follow
 from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
+from runtime.shim.ranks import Ranks
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import Refused
-from tests.shim_support import JOB, make_job, wait_for
+from runtime.snapshots.snapshot import make_snapshot
+from tests.shim_support import JOB, ShimJob, add_snapshot, make_job, wait_for
 from tests.unit.shim.test_shim import begin_attempt
 
 # records
@@ -337,3 +339,87 @@ def test_run_that_waits_to_be_tried_again_ends_when_another_stops_its_array(tmp_
 
     assert (code, made.results()) == (1, {0: ("sibling_failed", 1, 2)})
     assert made.ends() == ["app_failed"] * 2
+
+
+# attempts
+
+
+def variables(made: ShimJob, rank: int = 0) -> dict[str, str]:
+    """Return what a command that runs `env` printed."""
+    return dict(line.split("=", 1) for line in made.log(rank=rank).splitlines() if "=" in line)
+
+
+@pytest.mark.parametrize("port", [None, 4711])
+def test_ranks_meet_at_one_port_and_find_the_code_and_folders_that_the_order_names(
+    tmp_path: Path, port: int | None
+) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "main.py").touch()
+    folders = {"output_dir": str(tmp_path / "out"), "checkpoint": {"dir": str(tmp_path / "kept")}}
+    made = make_job(tmp_path, sys.executable, "env", nodes=2, master_port=port, **folders)
+    add_snapshot(made, make_snapshot(tmp_path / "tree").archive)
+
+    assert begin_attempt(made).go()[0] == "succeeded"
+
+    first, second = variables(made), variables(made, rank=1)
+    chosen = int(first["MASTER_PORT"])
+    assert chosen == port if port else 20_000 <= chosen < 30_000
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(chosen)}
+    jax = {"COORDINATOR_ADDRESS": f"127.0.0.1:{chosen}", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
+    wanted = {
+        **rank,
+        **{f"JAX_{name}": value for name, value in jax.items()},
+        "RUNTIME_SNAPSHOT_ID": f"sha256:{made.order['code']['sha256']}",
+        "RUNTIME_OUTPUT_DIR": str(tmp_path / "out"),
+        "RUNTIME_CHECKPOINT_DIR": str(tmp_path / "kept"),
+    }
+    assert {name: first.get(name) for name in wanted} == wanted
+    own = ("RANK", "JAX_PROCESS_ID")
+    assert {name: second.get(name) for name in wanted} == {**wanted, **dict.fromkeys(own, "1")}
+
+
+@pytest.mark.parametrize(
+    ("limit", "native", "seconds"), [(None, None, None), (100, None, 100), (100, 9000, 100), (9000, 131, 100)]
+)
+def test_attempt_ends_at_the_earlier_one_of_its_own_limit_and_the_backends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, native: int | None, seconds: float | None
+) -> None:
+    monkeypatch.setattr("runtime.shim.attempt.BEGAN", 5000.0)
+    monkeypatch.setattr("runtime.shim.attempt.time", SimpleNamespace(time=lambda: 5000.0))
+    made = make_job(tmp_path, sys.executable, "true", time_limit_s=limit, native_limit_s=native, grace_s=1.0)
+
+    attempt = begin_attempt(made)
+
+    assert attempt.deadline == (None if seconds is None else 5000.0 + seconds)
+
+
+def test_rank_is_asked_for_a_checkpoint_once_and_its_log_is_whole_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.shim.attempt.LOOK_S", 0.005)
+    script = (
+        "trap 'n=$((n + 1))' USR1; n=0; seq 100000; : > ${RUNTIME_PREEMPTED_NOTE%/*}/ask; "
+        "until [ $n -ge 1 ]; do sleep 0.01; done; for i in 1 2 3 4 5; do sleep 0.01; done; echo asked $n"
+    )
+    made = make_job(tmp_path, sys.executable, script, checkpoint={"signal": "USR1"}, log_bytes=65_536)
+
+    assert begin_attempt(made).run_rank(0) == 0
+
+    assert made.log().endswith("\n99999\n100000\nasked 1\n")
+
+
+def test_output_of_ranks_elsewhere_shows_in_the_size_and_time_of_their_logs(tmp_path: Path) -> None:
+    ranks = Ranks({"nodes": 2, "tasks_per_node": 1}, str(tmp_path))
+    ranks.leads = True
+    log = tmp_path / "rank1.log"
+    seen = [ranks.printed()]
+    log.write_text("one\n")
+    seen.append(ranks.printed())
+    log.write_text("two\n")
+    os.utime(log, (5e9, 5e9))
+    seen.append(ranks.printed())
+    (tmp_path / "rank0.log").write_text("three\n")
+    seen.append(ranks.printed())
+
+    assert len(set(seen)) == 4
+    assert ranks.printed() == seen[-1]
