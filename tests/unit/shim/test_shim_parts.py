@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import json
 import os
 import signal
 import socket
@@ -21,9 +22,9 @@ from runtime.shim.main import follow
 from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
 from runtime.shim.ranks import Ranks
 from runtime.shim.record import FolderRecord, Run
-from runtime.shim.words import Refused
+from runtime.shim.words import HOST, Refused, Taken
 from runtime.snapshots.snapshot import make_snapshot
-from tests.shim_support import JOB, ShimJob, add_snapshot, make_job, wait_for
+from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_job, wait_for
 from tests.unit.shim.test_shim import begin_attempt
 
 # records
@@ -59,6 +60,48 @@ def test_note_of_a_start_that_is_torn_or_empty_is_none_at_all(tmp_path: Path, mo
     assert [run.started(number) for number in (1, 2)] == [None, None]
     assert run.counted({}) == [None, None]
     assert run.claim("later") == 3
+
+
+def test_result_that_stands_is_returned_and_announced_whatever_comes_later(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    first, second = Run(FolderRecord(str(made.folder)), 0), Run(FolderRecord(str(made.folder)), 0)
+    stands = first.commit("app_failed", 3, 1, {"message": "no"})
+    (done,) = (made.root / "done").iterdir()
+    done.unlink()
+
+    assert second.commit("succeeded", 0, 2, {}) == stands == second.result()
+
+    assert made.results() == {0: ("app_failed", 3, 1)}
+
+
+def test_file_that_was_made_though_the_answer_was_lost_counts_as_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def lose_the_answer(source: str, target: str) -> None:
+        link(source, target)
+        link(source, target)  # as a client of NFS that repeats its request
+
+    monkeypatch.setattr(os, "link", lose_the_answer)
+
+    files.create_whole(str(tmp_path / "result"), "mine")
+
+    with pytest.raises(Taken):
+        files.create_whole(str(tmp_path / "result"), "another's")
+    assert [path.name for path in tmp_path.iterdir()] == ["result"]
+    assert (tmp_path / "result").read_text() == "mine"
+
+
+def test_cancel_mark_of_one_run_cancels_no_other(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    runs = [Run(FolderRecord(str(made.folder)), index) for index in (0, 1)]
+    before = [run.cancelled() for run in runs]
+    (made.folder / "cancel.1").touch()
+    one = [run.cancelled() for run in runs]
+    (made.folder / "cancel").touch()
+
+    assert [before, one, [run.cancelled() for run in runs]] == [[False, False], [False, True], [True, True]]
 
 
 def test_record_whose_folder_is_gone_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +256,33 @@ def test_processes_of_an_attempt_are_those_with_all_of_its_variables_and_their_d
     assert set(found) == {left, *children(left), second}
     assert set(found).isdisjoint(others)
     assert processes.find_marked(JOB, 4, {"1", "2"}) == []
+
+
+def test_only_attempts_of_this_machine_whose_shim_is_dead_are_cleared(
+    tmp_path: Path, started: Callable[..., int]
+) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    own = {"host": HOST, "boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid())}
+    noted = {
+        1: own,  # its shim lives
+        2: {**own, "host": "another", "boot": "another"},
+        3: {**own, "boot": "before a restart"},
+        4: {**own, "start": "1"},  # its shim is dead, and another process has its number
+    }
+    left = {}
+    for number, start in noted.items():
+        left[number] = started("sleep", "600")
+        folder, group = made.folder / f"runs/0/a{number:04d}", left[number]
+        folder.mkdir(parents=True)
+        (folder / "start.json").write_text(json.dumps(start))
+        groups = [{"boot": start["boot"], "pid": group, "start": started_at(group)}]
+        (folder / "processes.json").write_text(json.dumps(groups))
+
+    Run(FolderRecord(str(made.folder)), 0).clear()
+
+    wait_for(lambda: not is_running(left[4]), "the end of the last attempt's group")
+    assert [is_running(left[number]) for number in (1, 2, 3)] == [True] * 3
+    assert made.ends() == ["-", "-", "node_failed", "-"]
 
 
 # attempts that cannot begin
