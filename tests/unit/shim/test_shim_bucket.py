@@ -319,6 +319,32 @@ def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
     assert record.bucket.get(record.key(f"runs/0/checkpoint/data/{first}")) == b"first"
 
 
+@pytest.mark.parametrize("newest", [1, 2], ids=["alone", "after another attempt has begun"])
+def test_older_checkpoints_go_with_files_that_no_newer_one_has_unless_another_attempt_may_need_them(
+    server: GcsServer, tmp_path: Path, newest: int
+) -> None:
+    attempts = [(number, None) for number in range(1, newest + 1)]
+    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: attempts)
+    record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = Checkpoints(record, run, 1)
+    checkpoints.restore()
+    folder = tmp_path / "runs/0/checkpoint"
+    (folder / "weights").write_text("the same in all")
+    contents = {"weights": hashlib.sha256(b"the same in all").hexdigest()}
+    for number in range(4):
+        (folder / "step").write_text("x" * number)
+        contents[str(number)] = hashlib.sha256(b"x" * number).hexdigest()
+        checkpoints.send()
+
+    kept = range(2, 4) if newest == 1 else range(4)
+    names = record.names("runs/0/checkpoint")
+    assert [name for name in names if name.endswith(".json")] == [f"a0001.{number:06d}.json" for number in kept]
+    wanted = {contents["weights"], *(contents[str(number)] for number in kept)}
+    assert set(record.names("runs/0/checkpoint/data")) == wanted
+    Checkpoints(record, run, 2).restore()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"weights": "the same in all", "step": "xxx"}
+
+
 def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, tmp_path: Path) -> None:
     run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
