@@ -341,6 +341,8 @@ def test_older_checkpoints_go_with_files_that_no_newer_one_has_unless_another_at
     assert [name for name in names if name.endswith(".json")] == [f"a0001.{number:06d}.json" for number in kept]
     wanted = {contents["weights"], *(contents[str(number)] for number in kept)}
     assert set(record.names("runs/0/checkpoint/data")) == wanted
+    said = json.loads(record.read("runs/0/checkpoint/a0001.000003.json"))["files"]
+    assert {name: about["size"] for name, about in said.items()} == {"weights": 15, "step": 3}
     Checkpoints(record, run, 2).restore()
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"weights": "the same in all", "step": "xxx"}
 
