@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from runtime.shim import files, processes, serve
+from runtime.shim.gpus import take_gpus
 from runtime.shim.main import follow
 from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
 from runtime.shim.ranks import Ranks
 from runtime.shim.record import FolderRecord, Run
-from runtime.shim.words import HOST, Refused, Taken
+from runtime.shim.words import HOST, Refused, SetupFailed, Taken
 from runtime.snapshots.snapshot import make_snapshot
 from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_job, wait_for
 from tests.unit.shim.test_shim import begin_attempt
@@ -409,6 +410,32 @@ def test_run_that_waits_to_be_tried_again_ends_when_another_stops_its_array(tmp_
 
     assert (code, made.results()) == (1, {0: ("sibling_failed", 1, 2)})
     assert made.ends() == ["app_failed"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "there", "had"), [("4,5", "0\\n1", "4,5"), (None, "0\\n1", "0,1"), (None, None, None)]
+)
+def test_gpus_of_a_machine_are_those_given_to_the_job_or_all_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, there: str | None, had: str | None
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    if there:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{there}\\n'\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    order = {"gpus": {"count": 2, "locks": str(tmp_path / "locks")}}
+
+    if had is None:
+        with pytest.raises(SetupFailed, match=r"2 GPUs are wanted and .* has none"):
+            take_gpus(order, lambda: True)
+        return
+    share = take_gpus(order, lambda: True)
+
+    assert share.variables()["CUDA_VISIBLE_DEVICES"] == had
+    share.drop()
 
 
 # attempts
