@@ -387,54 +387,6 @@ def test_everything_is_read_where_it_was_after_it_was_folded_and_after_it_was_un
     assert not list(job.rglob("*ended"))
 
 
-def everything(job: Path) -> dict[Path, bytes | None]:
-    """Return the content of each file below, and None for a folder."""
-    return {path: path.read_bytes() if path.is_file() else None for path in job.rglob("*")}
-
-
-def test_files_of_the_command_stay_whatever_their_names_are(tmp_path: Path) -> None:
-    job = fill(tmp_path, runs=1)
-    for place in ("checkpoint", "checkpoint/deep", "output/a0001", "output/a0002"):
-        (job / "runs/0" / place).mkdir(exist_ok=True)
-        for name in (*folding.OF_NO_USE, "lock.1", "result", "rank0.log", "snapshot.tar", "x.ended"):
-            (job / "runs/0" / place / name).write_text(name)
-        (job / "runs/0" / place / "empty").mkdir()
-    own = {path: content for path, content in everything(job).items() if {"checkpoint", "output"} & set(path.parts)}
-
-    fold_job(str(job), {"runs": {"0": {}}})
-    folded = everything(job)
-    unfold(str(job))
-
-    assert (job / "runs/0/result").exists()
-    for after in (folded, everything(job)):
-        assert {path: after.get(path, "gone") for path in own} == own
-
-
-def test_fold_of_one_run_leaves_the_job_and_its_other_runs_alone(tmp_path: Path) -> None:
-    job = fill(tmp_path, runs=3)
-    for place in (job, job / "runs/0/a0002", job / "runs/1/a0002"):
-        for name in folding.OF_NO_USE:
-            (place / name).write_text(name)
-    before = everything(job)
-
-    folding.fold(str(job), "runs/1")
-
-    own = job / "runs/1"
-    after = everything(job)
-    others = {path: content for path, content in before.items() if not path.is_relative_to(own)}
-    assert {path: after.get(path, "gone") for path in others} == others
-    assert {path.relative_to(job / "runs").as_posix() for path in after.keys() - others.keys()} == {
-        "1",
-        "1.a0001.rank1.log",
-        "1.a0002.rank0.log",
-        "1.a0002.rank1.log",
-        "1.ended",
-        "1/output",
-        "1/output/a0002",
-        "1/output/a0002/kept",
-    }
-
-
 def test_folding_leaves_a_job_alone_that_somebody_launches(tmp_path: Path) -> None:
     job = fill(tmp_path, runs=1)
     before = sorted(job.rglob("*"))

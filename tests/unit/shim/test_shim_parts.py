@@ -26,6 +26,7 @@ from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import HOST, Refused, SetupFailed, Taken
 from runtime.snapshots.snapshot import make_snapshot
 from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_job, wait_for
+from tests.unit.shim.test_folding import fill
 from tests.unit.shim.test_shim import begin_attempt
 
 # records
@@ -520,3 +521,54 @@ def test_output_of_ranks_elsewhere_shows_in_the_size_and_time_of_their_logs(tmp_
 
     assert len(set(seen)) == 4
     assert ranks.printed() == seen[-1]
+
+
+# what folding leaves alone
+
+
+def everything(job: Path) -> dict[Path, bytes | None]:
+    """Return the content of each file below, and None for a folder."""
+    return {path: path.read_bytes() if path.is_file() else None for path in job.rglob("*")}
+
+
+def test_files_of_the_command_stay_whatever_their_names_are(tmp_path: Path) -> None:
+    job = fill(tmp_path, runs=1)
+    for place in ("checkpoint", "checkpoint/deep", "output/a0001", "output/a0002"):
+        (job / "runs/0" / place).mkdir(exist_ok=True)
+        for name in (*files.OF_NO_USE, "lock.1", "result", "rank0.log", "snapshot.tar", "x.ended"):
+            (job / "runs/0" / place / name).write_text(name)
+        (job / "runs/0" / place / "empty").mkdir()
+    own = {path: content for path, content in everything(job).items() if {"checkpoint", "output"} & set(path.parts)}
+
+    files.fold_job(str(job), {"runs": {"0": {}}})
+    folded = everything(job)
+    files.unfold(str(job))
+
+    assert (job / "runs/0/result").exists()
+    for after in (folded, everything(job)):
+        assert {path: after.get(path, "gone") for path in own} == own
+
+
+def test_fold_of_one_run_leaves_the_job_and_its_other_runs_alone(tmp_path: Path) -> None:
+    job = fill(tmp_path, runs=3)
+    for place in (job, job / "runs/0/a0002", job / "runs/1/a0002"):
+        for name in files.OF_NO_USE:
+            (place / name).write_text(name)
+    before = everything(job)
+
+    files.fold(str(job), "runs/1")
+
+    own = job / "runs/1"
+    after = everything(job)
+    others = {path: content for path, content in before.items() if not path.is_relative_to(own)}
+    assert {path: after.get(path, "gone") for path in others} == others
+    assert {path.relative_to(job / "runs").as_posix() for path in after.keys() - others.keys()} == {
+        "1",
+        "1.a0001.rank1.log",
+        "1.a0002.rank0.log",
+        "1.a0002.rank1.log",
+        "1.ended",
+        "1/output",
+        "1/output/a0002",
+        "1/output/a0002/kept",
+    }
