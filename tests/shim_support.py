@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import json
+import marshal
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -30,9 +33,43 @@ def write_shim() -> Path:
     return folder / "shim.py"
 
 
+COMPILED = """
+import marshal
+CODE = {code!r}
+def compile(source, path, mode):
+    return marshal.loads(CODE[path])
+"""
+"""Lines before the shim by which it takes its modules from code that was compiled before."""
+
+
+@functools.cache
+def write_compiled_shim() -> Path:
+    """Write the same program compiled for this Python, once; compiling takes most of the CPU of a short job.
+
+    Launched jobs and other Pythons run `SHIM`, the text itself.
+    """
+    sources = {module: path.read_text(encoding="utf-8") for module, path in list_shipped().items()}
+    code = {}
+    for module, source in {"runtime": "", "runtime.shim": "", **sources}.items():
+        path = f"shim.py/{module.replace('.', '/')}.py"
+        code[path] = marshal.dumps(compile(source, path, "exec"))
+    folder = SHIM.parent / "compiled"
+    folder.mkdir()
+    (folder / "text.py").write_text(COMPILED.format(code=code) + build_shim().decode())
+    py_compile.compile(str(folder / "text.py"), str(folder / "shim.pyc"), "shim.py", doraise=True)
+    (folder / "text.py").unlink()
+    return folder / "shim.pyc"
+
+
 SHIM = write_shim()
-IMPORT = f"import os, sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\nsys.argv[0] = {str(SHIM)!r}\n"
-"""Lines of Python that make the shim's modules importable, as on a machine without the package."""
+
+
+def import_from(shim: Path) -> str:
+    """Return lines of Python that make the shim's modules importable, as on a machine without the package."""
+    return f"import os, sys\nsys.path.insert(0, {str(shim.parent)!r})\nimport shim\nsys.argv[0] = {str(shim)!r}\n"
+
+
+IMPORT = import_from(SHIM)
 CALL = "from runtime.shim.main import main\nsys.exit(main(sys.argv[1:]))"
 CLOCK = """
 import time
@@ -110,11 +147,11 @@ class ShimJob:
         """Start the shim, in `folder` if its folder shall differ from the job's."""
         scratch = self.root / "scratch"
         scratch.mkdir(exist_ok=True)
-        program = [str(SHIM)]
+        program = [str(write_compiled_shim() if self.python == sys.executable else SHIM)]
         if self.constants or self.clock:
             lines = "".join(set_constant(name, value) for name, value in self.constants.items())
             lines += CLOCK.format(path=str(self.clock)) if self.clock else ""
-            program = ["-c", IMPORT + lines + CALL]
+            program = ["-c", import_from(Path(program[0])) + lines + CALL]
         return subprocess.Popen(
             [self.python, *program, str(folder or self.folder), "--scratch", str(scratch), *words],
             stdin=subprocess.DEVNULL,

@@ -461,6 +461,33 @@ def test_worker_that_is_watched_no_longer_wakes_nobody_by_its_end(path: Path) ->
     one.leave()
 
 
+@pytest.mark.skipif(not hasattr(select, "epoll"), reason="the deaths of others are not heard here")
+def test_worker_that_looks_for_deaths_does_not_wait_for_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    epoll = select.epoll
+
+    class Poll:
+        """An epoll that notes how long it would have waited."""
+
+        def __init__(self) -> None:
+            real = self.real = epoll()
+            self.register, self.unregister, self.close = real.register, real.unregister, real.close
+
+        def poll(self, timeout: float = -1) -> list[tuple[int, int]]:
+            waited.append(timeout)
+            return self.real.poll(0)
+
+    monkeypatch.setattr(select, "epoll", Poll)
+    one, other = Presence(path.parent, "w-1"), Presence(path.parent, "w-2")
+    one.watch(["w-2"])
+
+    assert not one.drain_wakes()
+
+    assert waited == [0]
+    one.leave()
+    other.leave()
+
+
 @pytest.mark.parametrize(
     ("tokens", "apart"), [([], None), (["a" * 16], None), (["a" * 16, "b" * 16], "b" * 16), ([], "c" * 16)]
 )

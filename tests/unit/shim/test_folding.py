@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import errno
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from runtime.shim.files import FOLDED, close_job, fold_job, unfold
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import Taken
 from tests.jobs_support import Terminal, launch_as_before, open_terminal
-from tests.shim_support import JOB, SHIM, find_pythons, make_job, processes_with, wait_for
+from tests.shim_support import JOB, find_pythons, make_job, processes_with, wait_for, write_compiled_shim
 from tests.ssh_support import SshServer
 
 PYTHONS = find_pythons()
@@ -96,31 +98,37 @@ def launch(run: Terminal, target: tuple[str, Path], *words: str) -> str:
     return job
 
 
-def added(run: Terminal, target: tuple[str, Path], *words: str) -> int:
-    """Count the entries that a job adds to a root that already has a job with the same code."""
+def test_jobs_that_have_ended_take_few_entries(run: Terminal, target: tuple[str, Path]) -> None:
+    again = ("--set", "retry.failure=3", "--set", "retry.backoff.min=10ms", "--set", "retry.backoff.max=10ms")
+    jobs: dict[str, Sequence[str]] = {
+        "echo hello": (),
+        "true": (),
+        LONG: (),
+        "echo no; exit 3": (),
+        "echo $RUNTIME_ATTEMPT; exit $((RUNTIME_ATTEMPT < 4))": again,
+    }
+    launch(run, target, "--", "true")
+    counts = [entries(target[1])]
+    for script, words in jobs.items():
+        launch(run, target, *words, "--", "sh", "-c", script)
+        counts.append(entries(target[1]))
+
+    # The first one brought the code, which the others share.
+    assert [after - before for before, after in itertools.pairwise(counts) if after - before > SINGLE] == []
+
+
+def test_runs_of_an_array_that_has_ended_take_few_entries(run: Terminal, target: tuple[str, Path]) -> None:
     launch(run, target, "--", "true")
     before = entries(target[1])
-    launch(run, target, *words)
-    return entries(target[1]) - before
+    script = f"case $((SEED % 3)) in 0) echo $SEED;; 1) true;; 2) {LONG};; esac"
+    job = launch(run, target, "--seeds", "6", "--", "sh", "-c", script)
 
-
-@pytest.mark.parametrize(
-    "script", ["echo hello", "true", LONG, "echo no; exit 3"], ids=["line", "silent", "long", "failed"]
-)
-def test_job_that_has_ended_takes_few_entries(run: Terminal, target: tuple[str, Path], script: str) -> None:
-    assert added(run, target, "--", "sh", "-c", script) <= SINGLE
-
-
-def test_job_that_was_tried_again_takes_few_entries(run: Terminal, target: tuple[str, Path]) -> None:
-    script = "echo $RUNTIME_ATTEMPT; exit $((RUNTIME_ATTEMPT < 4))"
-    again = ("--set", "retry.failure=3", "--set", "retry.backoff.min=10ms", "--set", "retry.backoff.max=10ms")
-
-    assert added(run, target, *again, "--", "sh", "-c", script) <= SINGLE
-
-
-@pytest.mark.parametrize("script", ["echo $SEED", "true", LONG], ids=["line", "silent", "long"])
-def test_run_of_an_array_that_has_ended_takes_few_entries(run: Terminal, target: tuple[str, Path], script: str) -> None:
-    assert added(run, target, "--seeds", "20", "--", "sh", "-c", script) <= SINGLE + 20 * RUN
+    assert entries(target[1]) - before <= SINGLE + 6 * RUN
+    places = [*(target[1] / "jobs" / job / "runs").iterdir(), *(target[1] / "done").glob(f"{job}.*")]
+    each = collections.Counter(path.name.removeprefix(f"{job}.").split(".")[0] for path in places)
+    assert all(path.is_file() for path in places)
+    assert {index: count for index, count in each.items() if not 2 <= count <= RUN} == {}
+    assert each.keys() == set(map(str, range(6)))
 
 
 def test_run_of_an_array_takes_few_entries_while_the_others_go_on(run: Terminal) -> None:
@@ -284,22 +292,22 @@ def test_gc_asks_the_backend_and_folds_once_however_many_jobs_there_are(
 # files
 
 
-def fill(root: Path, *, runs: int) -> Path:
-    """Write an ended job with every kind of entry."""
+def fill(root: Path, *, runs: int, attempts: int = 2) -> Path:
+    """Write an ended job with every kind of entry; the last attempt is the second."""
     job = root / "jobs" / JOB
     for index in range(runs):
-        attempts = job / "runs" / str(index)
-        for number in (1, 2):
-            place = attempts / f"a{number:04d}"
+        run = job / "runs" / str(index)
+        for number in range(3 - attempts, 3):
+            place = run / f"a{number:04d}"
             place.mkdir(parents=True)
             (place / "start.json").write_text(f'{{"attempt": {number}}}')
             (place / "rank0.log").write_bytes(b"\xffshort %d\n" % number)
             (place / "rank1.log").write_bytes(b"long\n" * 20_000)
             (place / "end.app_failed.1").write_text("{}")
-            (attempts / "output" / f"a{number:04d}").mkdir(parents=True)
-        (attempts / "output/a0002/kept").write_text("kept")
-        (attempts / "checkpoint").mkdir()
-        (attempts / "result").write_text(json.dumps({"reason": "app_failed", "code": 1, "attempt": 2}))
+            (run / "output" / f"a{number:04d}").mkdir(parents=True)
+        (run / "output/a0002/kept").write_text("kept")
+        (run / "checkpoint").mkdir()
+        (run / "result").write_text(json.dumps({"reason": "app_failed", "code": 1, "attempt": 2}))
     (job / "native").mkdir()
     (job / "native/001.000000.json").write_text('{"id": "1"}')
     (job / "intent.json").write_text('{"name": "ä"}')
@@ -309,8 +317,8 @@ def fill(root: Path, *, runs: int) -> Path:
     return job
 
 
-def look(files: Files) -> dict[str, object]:
-    """Collect the answers to every query about the existing names."""
+def look(files: Files, *, sizes: bool = True) -> dict[str, object]:
+    """Collect the answers to every query about the existing names; `sizes` of whole folders are the slowest of them."""
     found: dict[str, object] = {}
     todo = [f"jobs/{JOB}", f"jobs/{JOB}/missing", f"jobs/{JOB}/runs/0/missing"]
     while todo:
@@ -322,8 +330,22 @@ def look(files: Files) -> dict[str, object]:
             continue
         found[f"names {name}"] = files.names(name)
         # For a whole job, `gc` adds this up.
-        found[f"tree {name}"] = files.tree(name) if name.count("/") > 2 else None
+        found[f"tree {name}"] = files.tree(name) if sizes and name.count("/") > 2 else None
         todo += [f"{name}/{each}" for each in files.names(name)]
+    return found
+
+
+def read_all(files: Files) -> dict[str, bytes]:
+    """Read every file, under the names that `look` gives it."""
+    found: dict[str, bytes] = {}
+    todo = [f"jobs/{JOB}"]
+    while todo:
+        name = todo.pop()
+        content = files.read(name)
+        if content is None:
+            todo += [f"{name}/{each}" for each in files.names(name)]
+        else:
+            found[f"read {name}"] = content
     return found
 
 
@@ -413,8 +435,11 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
 ) -> None:
     order = {"runs": {str(index): {} for index in range(runs)}}
     starts = ["", *(f"runs/{index}" for index in range(runs))]
-    fill(tmp_path / "whole", runs=runs)
-    whole = own_folders_aside(look(LocalFiles(str(tmp_path / "whole"))))
+    attempts = 3 - runs  # the newest and an older one in one run, and several runs, are cut apart
+    fill(tmp_path / "whole", runs=runs, attempts=attempts)
+    whole = own_folders_aside(look(LocalFiles(str(tmp_path / "whole")), sizes=False))
+    files = {key: content for key, content in whole.items() if key.startswith("read") and content is not None}
+    monkeypatch.setattr(os, "fsync", lambda opened: None)  # a step like the others, and slow
 
     def act(job: Path) -> None:
         if way == "fold":
@@ -426,7 +451,7 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
     cut = 0
     while True:
         root = tmp_path / f"cut{cut}"
-        job = fill(root, runs=runs)
+        job = fill(root, runs=runs, attempts=attempts)
         if way == "unfold":
             fold_job(str(job), order)
         left = [cut]
@@ -449,18 +474,16 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
                 pass
         seen = {
             key: value
-            for key, value in look(LocalFiles(str(root))).items()
-            if key in whole and "names" not in key and "tree" not in key
+            for key, value in look(LocalFiles(str(root)), sizes=False).items()
+            if key in whole and "names" not in key
         }
         assert seen == {key: whole[key] for key in seen}, cut
         assert {key for key in whole if key.startswith("read")} <= seen.keys(), cut
         for lock in job.glob("lock.*"):
             os.utime(lock, (0, 0))  # days later
         act(job)
-        again = own_folders_aside(look(LocalFiles(str(root))))
-        assert {key: again.get(key) for key in whole if key.startswith("read")} == {
-            key: whole[key] for key in whole if key.startswith("read")
-        }
+        again = read_all(LocalFiles(str(root)))
+        assert {key: again.get(key) for key in files} == files, cut
         if left[0] >= 0:
             return
         cut += 1
@@ -517,7 +540,7 @@ def test_job_on_a_full_disk_ends_as_it_would_and_is_not_folded(tmp_path: Path, m
 
 
 def test_folder_that_is_folded_while_it_is_removed_goes(tmp_path: Path) -> None:
-    words = [sys.executable, str(SHIM), str(tmp_path), "--fold", JOB]
+    words = [sys.executable, str(write_compiled_shim()), str(tmp_path), "--fold", JOB]
     for _ in range(10):
         job = fill(tmp_path, runs=3)
         folding = subprocess.Popen(words, stderr=subprocess.DEVNULL)
@@ -542,7 +565,7 @@ def test_file_that_is_new_beside_a_folded_one_of_its_name_counts(tmp_path: Path)
 def test_two_that_fold_one_job_at_once_lose_nothing(tmp_path: Path) -> None:
     fill(tmp_path, runs=1)
     before = own_folders_aside(look(LocalFiles(str(tmp_path))))
-    words = [sys.executable, str(SHIM), str(tmp_path), "--fold", JOB]
+    words = [sys.executable, str(write_compiled_shim()), str(tmp_path), "--fold", JOB]
 
     both = [subprocess.Popen(words) for _ in range(4)]
 

@@ -1669,7 +1669,7 @@ def test_command_that_floods_its_log_goes_on_to_its_end_and_is_not_idle(job: Mak
         idle_timeout_s=600,
     )
     made.clock = tmp_path / "clock"
-    made.constants["BEAT_S"] = 0.05
+    made.constants |= {"BEAT_S": 0.05, "LOG_FLUSH_S": 0.05}
     running = made.start()
 
     def left_out() -> int:
@@ -1833,14 +1833,17 @@ def daemon(tmp_path: Path, *, environment: str = "") -> tuple[str, Path]:
 
 
 @pytest.mark.parametrize(
-    "ends", ["true", "exit 3", "kill -9 $$", "sleep 600"], ids=["well", "failed", "killed", "late"]
+    "ends",
+    ["true", "exit 3", "kill -9 $$", "printf %999s >> $CLOCK; sleep 600"],
+    ids=["well", "failed", "killed", "late"],
 )
 @pytest.mark.parametrize("environment", ["", "env -i"], ids=["", "without variables"])
 def test_daemon_that_left_its_session_ends_with_the_command_that_began_it(
     job: MakeJob, tmp_path: Path, ends: str, environment: str
 ) -> None:
     start, said = daemon(tmp_path, environment=environment)
-    made = job(f"{start}; {ends}", time_limit_s=5.0, grace_s=0.2)
+    made = job(f"{start}; {ends}", time_limit_s=600.0, grace_s=0.2)
+    made.clock = tmp_path / "clock"
 
     made.run()
 
@@ -2371,12 +2374,17 @@ def needed_python(*paths: Path) -> tuple[int, ...]:
 
 
 REAPED_EARLY = """
+import subprocess
 from runtime.shim import processes
 processes.adopt_orphans()
 child = processes.Child(["/bin/sh", "-c", "exit 5"], start_new_session=True)
 os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 processes.reap_orphans()
 print(child.pid in processes.KNOWN, child.wait(), child.pid in processes.KNOWN)
+child = subprocess.Popen(["/bin/sh", "-c", "exit 6"])
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+processes.reap_orphans()
+print(child.wait())
 """
 
 
@@ -2386,4 +2394,4 @@ def test_command_that_ends_while_orphans_are_taken_keeps_its_exit_code() -> None
         [sys.executable, "-c", IMPORT + REAPED_EARLY], capture_output=True, text=True, check=False, timeout=60
     )
 
-    assert done.stdout == "True 5 False\n", done.stderr
+    assert done.stdout == "True 5 False\n6\n", done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,16 +55,20 @@ class BucketJob(ShimJob):
 
     url: str = URL
     starts: int = 0
+    copied: dict[str, bytes] = field(default_factory=dict)
+    """What was copied before, either way, and need not be again."""
 
-    @property
+    @functools.cached_property
     def files(self) -> BucketFiles:
         return BucketFiles(self.url)
 
     def start(self, *words: str, **environ: Any) -> subprocess.Popen[str]:
         for part in ("jobs", "done"):  # and no folder in which an earlier shim may still work
             for path in (self.root / part).rglob("*"):
-                if path.is_file():
-                    self.files.write(path.relative_to(self.root).as_posix(), path.read_bytes())
+                name = path.relative_to(self.root).as_posix()
+                if path.is_file() and self.copied.get(name) != path.read_bytes():
+                    self.copied[name] = path.read_bytes()
+                    self.files.write(name, self.copied[name])
         self.starts += 1
         own = self.root / f"machine-{self.starts}" / "jobs" / JOB
         names = ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -72,11 +77,14 @@ class BucketJob(ShimJob):
 
     def finish(self, started: subprocess.Popen[str]) -> int:
         code = super().finish(started)
-        names = [f"jobs/{JOB}/{name}" for name, _ in self.files.tree(f"jobs/{JOB}")]
-        names += [f"done/{name}" for name in self.files.names("done")]
+        there = [(f"jobs/{JOB}/{name}", size) for name, size in self.files.tree(f"jobs/{JOB}")]
+        there += [(f"done/{name}", 0) for name in self.files.names("done")]
+        # Only signs of life are ever written over, and they grow.
+        names = [name for name, size in there if name not in self.copied or len(self.copied[name]) != size]
         for name, content in self.files.read_many(names).items():
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_bytes(content)
+            self.copied[name] = content
         return code
 
 
@@ -114,7 +122,16 @@ test_snapshot_of_other_bytes_is_refused = folder.test_shim_refuses_a_snapshot_of
 test_failures_are_retried_until_the_budget_is_spent = (
     folder.test_shim_retries_failures_in_place_until_the_budget_is_spent
 )
-test_exit_codes_mean_the_same = folder.test_shim_does_what_an_exit_code_means
+
+
+# What each code means is decided before the record hears of it; here one goes on, one ends.
+@pytest.mark.parametrize(("code", "ends"), [(75, ["requeue", "requeue"]), (9, ["app_failed"])])
+def test_exit_codes_mean_the_same(job: MakeJob, code: int, ends: list[str]) -> None:
+    result = ("succeeded", 0, 3) if code == 75 else ("app_failed", 9, 1)
+
+    folder.test_shim_does_what_an_exit_code_means(job, code, {"9": "fail"}, ends, result)
+
+
 test_backend_is_asked_to_retry_by_an_exit_code = folder.test_shim_that_has_the_backend_retry_says_so_by_its_exit_code
 test_result_that_is_there_counts = folder.test_shim_that_finds_a_result_exits_with_it_and_runs_nothing
 test_other_owner_makes_a_twin = folder.test_shim_that_finds_another_owner_is_a_twin
@@ -156,6 +173,7 @@ def test_log_comes_in_chunks_while_the_command_runs_and_reads_as_one(job: MakeJo
 def test_log_that_outgrows_its_limit_is_no_longer_in_the_bucket(job: MakeJob) -> None:
     flood = "yes & while [ ! -e go ]; do sleep 0.1; done; kill $!; wait; echo end"
     made = job(flood, log_bytes=65_536)
+    made.constants |= {"FIRST_LOOK_S": 0.05, "LOG_FLUSH_S": 0.05}
     started = made.start()
     try:
         wait_for(lambda: b"are left out here" in (made.files.read(f"{RUN}/a0001/rank0.log") or b""), "a full log")
@@ -299,6 +317,34 @@ def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
     said = json.loads(record.read(f"runs/0/checkpoint/{name}"))["files"]
     assert {each: about["sha256"] for each, about in said.items()} == {"a": first, "b": first}
     assert record.bucket.get(record.key(f"runs/0/checkpoint/data/{first}")) == b"first"
+
+
+@pytest.mark.parametrize("newest", [1, 2], ids=["alone", "after another attempt has begun"])
+def test_older_checkpoints_go_with_files_that_no_newer_one_has_unless_another_attempt_may_need_them(
+    server: GcsServer, tmp_path: Path, newest: int
+) -> None:
+    attempts = [(number, None) for number in range(1, newest + 1)]
+    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: attempts)
+    record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = Checkpoints(record, run, 1)
+    checkpoints.restore()
+    folder = tmp_path / "runs/0/checkpoint"
+    (folder / "weights").write_text("the same in all")
+    contents = {"weights": hashlib.sha256(b"the same in all").hexdigest()}
+    for number in range(4):
+        (folder / "step").write_text("x" * number)
+        contents[str(number)] = hashlib.sha256(b"x" * number).hexdigest()
+        checkpoints.send()
+
+    kept = range(2, 4) if newest == 1 else range(4)
+    names = record.names("runs/0/checkpoint")
+    assert [name for name in names if name.endswith(".json")] == [f"a0001.{number:06d}.json" for number in kept]
+    wanted = {contents["weights"], *(contents[str(number)] for number in kept)}
+    assert set(record.names("runs/0/checkpoint/data")) == wanted
+    said = json.loads(record.read("runs/0/checkpoint/a0001.000003.json"))["files"]
+    assert {name: about["size"] for name, about in said.items()} == {"weights": 15, "step": 3}
+    Checkpoints(record, run, 2).restore()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"weights": "the same in all", "step": "xxx"}
 
 
 def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, tmp_path: Path) -> None:

@@ -1,0 +1,574 @@
+"""Parts of the shim in this process: claims, what it may kill, and attempts that cannot begin."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime.shim import files, processes, serve
+from runtime.shim.gpus import take_gpus
+from runtime.shim.main import follow
+from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
+from runtime.shim.ranks import Ranks
+from runtime.shim.record import FolderRecord, Run
+from runtime.shim.words import HOST, Refused, SetupFailed, Taken
+from runtime.snapshots.snapshot import make_snapshot
+from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_job, wait_for
+from tests.unit.shim.test_folding import fill
+from tests.unit.shim.test_shim import begin_attempt
+
+# records
+
+
+class Behind(FolderRecord):
+    """A record whose listings lag behind, as those of a shared file system may."""
+
+    def names(self, name: str) -> list[str]:
+        return []
+
+
+def test_attempt_whose_number_another_shim_has_just_taken_gets_the_next_one(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    first, second = Run(FolderRecord(str(made.folder)), 0), Run(Behind(str(made.folder)), 0)
+
+    assert (first.claim("one"), second.claim("two"), second.claim("three")) == (1, 2, 3)
+
+    assert [first.started(number)["native"] for number in (1, 2, 3)] == ["one", "two", "three"]
+
+
+def test_note_of_a_start_that_is_torn_or_empty_is_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNTIME_POD_FAILURES", "1")
+    made = make_job(tmp_path, sys.executable, "true")
+    run = Run(FolderRecord(str(made.folder)), 0)
+    for number, text in ((1, '{"nat'), (2, "")):
+        note = made.folder / f"runs/0/a{number:04d}/start.json"
+        note.parent.mkdir(parents=True)
+        note.write_text(text)
+
+    run.clear()
+
+    assert [run.started(number) for number in (1, 2)] == [None, None]
+    assert run.counted({}) == [None, None]
+    assert run.claim("later") == 3
+
+
+def test_result_that_stands_is_returned_and_announced_whatever_comes_later(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    first, second = Run(FolderRecord(str(made.folder)), 0), Run(FolderRecord(str(made.folder)), 0)
+    stands = first.commit("app_failed", 3, 1, {"message": "no"})
+    (done,) = (made.root / "done").iterdir()
+    done.unlink()
+
+    assert second.commit("succeeded", 0, 2, {}) == stands == second.result()
+
+    assert made.results() == {0: ("app_failed", 3, 1)}
+
+
+def test_file_that_was_made_though_the_answer_was_lost_counts_as_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def lose_the_answer(source: str, target: str) -> None:
+        link(source, target)
+        link(source, target)  # as a client of NFS that repeats its request
+
+    monkeypatch.setattr(os, "link", lose_the_answer)
+
+    files.create_whole(str(tmp_path / "result"), "mine")
+
+    with pytest.raises(Taken):
+        files.create_whole(str(tmp_path / "result"), "another's")
+    assert [path.name for path in tmp_path.iterdir()] == ["result"]
+    assert (tmp_path / "result").read_text() == "mine"
+
+
+def test_cancel_mark_of_one_run_cancels_no_other(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    runs = [Run(FolderRecord(str(made.folder)), index) for index in (0, 1)]
+    before = [run.cancelled() for run in runs]
+    (made.folder / "cancel.1").touch()
+    one = [run.cancelled() for run in runs]
+    (made.folder / "cancel").touch()
+
+    assert [before, one, [run.cancelled() for run in runs]] == [[False, False], [False, True], [True, True]]
+
+
+def test_record_whose_folder_is_gone_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.shim.files.WRITE_PATIENCE_S", 0.0)
+    record = FolderRecord(str(tmp_path / "jobs" / "gone"))
+
+    for write in (record.write, record.create):
+        with pytest.raises(OSError, match="folder of the job") as refused:
+            write("runs/0/result", "{}")
+        assert refused.value.errno == errno.ESTALE
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shim_that_cannot_claim_its_job_is_refused_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    (made.folder / "owners").write_text("a file where a folder should be")
+    options = SimpleNamespace(clear=False, prepare=False, rank_of=None, part=None, native="n", index=0)
+
+    assert follow(FolderRecord(str(made.folder)), options, SimpleNamespace(stop=False)) == 2
+
+    assert "shim: cannot begin: " in capsys.readouterr().err
+    assert not (made.folder / "runs").exists()
+
+
+def test_lock_that_another_takes_at_the_same_moment_is_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock.1").write_text("the other's")
+    monkeypatch.setattr(files, "_list_locks", lambda job: [])
+
+    assert files.take_lock(str(tmp_path)) is None
+
+    assert (tmp_path / "lock.1").read_text() == "the other's"
+
+
+# processes
+
+
+def test_group_of_processes_is_alive_while_any_of_it_runs(tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    leader = Child(["sh", "-c", f"sleep 600 & echo $! > {said}"], start_new_session=True)
+    noted = {"boot": boot_id(), "pid": leader.pid, "start": started_at(leader.pid)}
+    leader.wait()
+    left = int(said.read_text())
+    try:
+        assert is_group_alive(noted)
+        assert is_group_alive(noted, owner=os.geteuid())
+        assert not is_group_alive(noted, owner=os.geteuid() + 1)
+        assert not is_group_alive({**noted, "boot": "an earlier start"})
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def test_process_is_alive_only_if_it_is_the_one_that_was_noted() -> None:
+    child = Child(["sleep", "600"], start_new_session=True)
+    noted = {"boot": boot_id(), "pid": child.pid, "start": started_at(child.pid)}
+    try:
+        assert is_alive(noted)
+        assert is_alive({**noted, "start": None})
+        assert not is_alive({**noted, "start": "1"})
+        assert not is_group_alive({**noted, "start": "1"}), "its number belongs to another process now"
+        assert not is_alive({**noted, "boot": "an earlier start"})
+    finally:
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        dead = is_alive(noted), is_group_alive(noted)
+        child.wait()
+    assert dead == (False, False)
+    assert not is_alive(noted)
+
+
+def test_orphans_that_cannot_be_killed_are_given_up_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "LEFT_S", 0.0)
+    monkeypatch.setattr(processes, "reap_orphans", lambda: True)
+    monkeypatch.setattr(processes, "find_orphans", lambda: [2**22 + 1])
+
+    processes.end_orphans()
+
+    assert "cannot end what a command left running: 4194305" in capsys.readouterr().err
+
+
+def test_orphans_are_killed_until_two_looks_in_a_row_find_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([[11], [], [12, 13], [14], [], []])
+    killed: list[int] = []
+    monkeypatch.setattr(processes, "reap_orphans", lambda: True)
+    monkeypatch.setattr(processes, "find_orphans", lambda: next(looks))
+    monkeypatch.setattr(processes, "kill", lambda pid, number: killed.append(pid))
+
+    processes.end_orphans()
+
+    assert (killed, list(looks), capsys.readouterr().err) == ([11, 12, 13, 14], [], "")
+
+
+SHIM_OF_ANOTHER_JOB = ["sh", "-c", "sleep 600; true", "shim.py", f"j-{'0' * 24}"]
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., int]]:
+    """Start a process in a session of its own; all are killed with their descendants at the end."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, **variables: str) -> int:
+        environment = {"PATH": os.environ["PATH"], **variables}
+        children.append(subprocess.Popen(words, env=environment, start_new_session=True))
+        return children[-1].pid
+
+    yield start
+    for child in children:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def test_orphans_are_processes_in_other_sessions_that_are_no_shims_and_that_nobody_waits_for(
+    started: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, shim, awaited = started("sleep", "600"), started(*SHIM_OF_ANOTHER_JOB), started("sleep", "600")
+    own = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr(processes, "KNOWN", {awaited})
+    wait_for(lambda: processes.is_shim(shim), "the words of its command")
+    try:
+        found = processes.find_orphans()
+    finally:
+        own.kill()
+        own.wait()
+
+    assert {left, shim, awaited, own.pid}.intersection(found) == {left}
+
+
+def test_processes_of_an_attempt_are_those_with_all_of_its_variables_and_their_descendants(
+    started: Callable[..., int],
+) -> None:
+    of = {"RUNTIME_JOB_ID": JOB, "RUNTIME_ARRAY_INDEX": "3", "RUNTIME_ATTEMPT": "1"}
+    left = started("sh", "-c", "env -i sleep 600; true", **of)
+    second = started("sleep", "600", **{**of, "RUNTIME_ATTEMPT": "2"})
+    others = [started("sleep", "600", **{**of, name: "7"}) for name in of]
+    shim = started(*SHIM_OF_ANOTHER_JOB, **of)
+
+    def children(pid: int) -> list[int]:
+        return [each for each, (parent, _, _) in processes.list_processes().items() if parent == pid]
+
+    wait_for(lambda: children(left) and children(shim) and processes.is_shim(shim), "all processes")
+
+    found = processes.find_marked(JOB, 3, {"1", "2"})
+
+    assert set(found) == {left, *children(left), second}
+    assert set(found).isdisjoint(others)
+    assert processes.find_marked(JOB, 4, {"1", "2"}) == []
+
+
+def test_only_attempts_of_this_machine_whose_shim_is_dead_are_cleared(
+    tmp_path: Path, started: Callable[..., int]
+) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    own = {"host": HOST, "boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid())}
+    noted = {
+        1: own,  # its shim lives
+        2: {**own, "host": "another", "boot": "another"},
+        3: {**own, "boot": "before a restart"},
+        4: {**own, "start": "1"},  # its shim is dead, and another process has its number
+    }
+    left = {}
+    for number, start in noted.items():
+        left[number] = started("sleep", "600")
+        folder, group = made.folder / f"runs/0/a{number:04d}", left[number]
+        folder.mkdir(parents=True)
+        (folder / "start.json").write_text(json.dumps(start))
+        groups = [{"boot": start["boot"], "pid": group, "start": started_at(group)}]
+        (folder / "processes.json").write_text(json.dumps(groups))
+
+    Run(FolderRecord(str(made.folder)), 0).clear()
+
+    wait_for(lambda: not is_running(left[4]), "the end of the last attempt's group")
+    assert [is_running(left[number]) for number in (1, 2, 3)] == [True] * 3
+    assert made.ends() == ["-", "-", "node_failed", "-"]
+
+
+# attempts that cannot begin
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"code": {"path": "/no/such/tree"}}, 1, f"no folder /no/such/tree on {socket.gethostname()}"),
+        ({"secrets": {"KEY": "secrets/KEY"}}, 1, "a secret's file is gone: KEY"),
+        ({"output_dir": "/dev/null/x"}, 1, "cannot make the output folder /dev/null/x: Not a directory"),
+        ({"launch_ranks": ["/no/such/starter"]}, 127, "cannot start /no/such/starter: No such file or directory"),
+    ],
+)
+def test_attempt_that_cannot_be_prepared_ends_as_setup_failed(
+    tmp_path: Path, changes: dict[str, Any], code: int, message: str
+) -> None:
+    attempt = begin_attempt(make_job(tmp_path, sys.executable, "true", **changes))
+
+    assert attempt.go() == ("setup_failed", code, {"message": message})
+
+    assert attempt.ranks.children == []
+
+
+def test_command_starts_in_the_tree_that_the_order_names(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    made = make_job(tmp_path, sys.executable, "pwd", code={"path": str(tmp_path / "tree")})
+
+    assert begin_attempt(made).go()[0] == "succeeded"
+
+    assert made.log() == f"{tmp_path / 'tree'}\n"
+
+
+def test_rank_that_cannot_be_prepared_leaves_the_reason_to_the_shim_that_watches(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "true", secrets={"KEY": "secrets/KEY"})
+
+    assert begin_attempt(made).run_rank(0) == 1
+
+    assert (made.folder / "runs/0/a0001/setup_failed").read_text() == "a secret's file is gone: KEY"
+
+
+def test_number_of_a_rank_comes_from_the_starter_that_says_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Refused):
+        serve.rank_number()
+
+    found = []
+    for name, value in (("OMPI_COMM_WORLD_RANK", "7"), ("PMI_RANK", "0"), ("SLURM_PROCID", "12")):
+        monkeypatch.setenv(name, value)
+        found.append(serve.rank_number())
+
+    assert found == [7, 0, 12]
+
+
+def test_attempt_that_is_stopped_before_it_is_prepared_gives_everything_back(tmp_path: Path) -> None:
+    class Stopping(FolderRecord):
+        def before(self, run: Run, attempt: int, asked: Any) -> bool:
+            return False
+
+    made = make_job(tmp_path, sys.executable, "echo never")
+    run, scratch = Run(Stopping(str(made.folder)), 0), tmp_path / "scratch"
+    dropped: list[bool] = []
+    gpus = SimpleNamespace(variables=dict, drop=lambda: dropped.append(True))
+    asked = SimpleNamespace(stop=True, why="SIGTERM")
+
+    ended = serve.attempt_once(made.order, run, run.claim("n"), str(scratch), asked, {}, gpus)
+
+    assert ended == ("stopped", 143, {"message": "asked to stop by SIGTERM"})
+    assert (dropped, scratch.exists()) == ([True], False)
+    assert not list(made.folder.rglob("rank0.log"))
+
+
+def test_attempt_without_capacity_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.shim.gpus.GPU_PATIENCE_S", 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 0, GPU-aa, 1000, 80000\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    attempt = begin_attempt(make_job(tmp_path, sys.executable, "true", gpu_check={"count": 1, "share": 0.25}))
+
+    reason, code, details = attempt.go()
+
+    assert (reason, code) == ("no_capacity", 1)
+    assert details["message"].startswith("GPU 0 has 1000 of 80000 MiB free")
+
+
+# the next start
+
+
+@pytest.mark.parametrize(
+    ("requeue", "pause"),
+    [(["/no/such/command"], 1.0), (["sh", "-c", "exit 1"], 1.0), (["sh", "-c", "kill -9 $$"], serve.KILLED_S)],
+    ids=["not there", "refused", "killed"],
+)
+def test_job_that_cannot_be_requeued_goes_on_here_unless_it_is_stopped_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeue: list[str], pause: float
+) -> None:
+    made = make_job(tmp_path, sys.executable, "true", retries="requeue", requeue=requeue)
+    run, options = Run(FolderRecord(str(made.folder)), 0), SimpleNamespace(native="7", member=None)
+    waited: list[float] = []
+
+    def wait(seconds: float, asked: SimpleNamespace, *_: object) -> bool:
+        waited.append(seconds)
+        return asked.stop_at == len(waited)
+
+    monkeypatch.setattr(serve, "stops_within", wait)
+    start = functools.partial(serve.next_start, made.order, options, 5.0)
+
+    assert (start(SimpleNamespace(stop_at=None), run), waited) == (None, [5.0, pause])
+    assert start(SimpleNamespace(stop_at=4), run) == 10
+
+
+def test_run_that_waits_to_be_tried_again_ends_when_another_stops_its_array(tmp_path: Path) -> None:
+    made = make_job(tmp_path, sys.executable, "echo never", retry={"failure": 9}, on_task_failure="stop")
+    for number in (1, 2):
+        (made.folder / f"runs/0/a{number:04d}").mkdir(parents=True)
+        (made.folder / f"runs/0/a{number:04d}/end.app_failed.3").write_text('{"reason": "app_failed", "code": 3}')
+    (made.folder / "stopped").touch()
+    options = SimpleNamespace(native="n", member=None, scratch=str(tmp_path))
+
+    code = serve.serve(made.order, FolderRecord(str(made.folder)), 0, options, SimpleNamespace(stop=False), {})
+
+    assert (code, made.results()) == (1, {0: ("sibling_failed", 1, 2)})
+    assert made.ends() == ["app_failed"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "there", "had"), [("4,5", "0\\n1", "4,5"), (None, "0\\n1", "0,1"), (None, None, None)]
+)
+def test_gpus_of_a_machine_are_those_given_to_the_job_or_all_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, there: str | None, had: str | None
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    if there:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{there}\\n'\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    order = {"gpus": {"count": 2, "locks": str(tmp_path / "locks")}}
+
+    if had is None:
+        with pytest.raises(SetupFailed, match=r"2 GPUs are wanted and .* has none"):
+            take_gpus(order, lambda: True)
+        return
+    share = take_gpus(order, lambda: True)
+
+    assert share.variables()["CUDA_VISIBLE_DEVICES"] == had
+    share.drop()
+
+
+# attempts
+
+
+def variables(made: ShimJob, rank: int = 0) -> dict[str, str]:
+    """Return what a command that runs `env` printed."""
+    return dict(line.split("=", 1) for line in made.log(rank=rank).splitlines() if "=" in line)
+
+
+@pytest.mark.parametrize("port", [None, 4711])
+def test_ranks_meet_at_one_port_and_find_the_code_and_folders_that_the_order_names(
+    tmp_path: Path, port: int | None
+) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "main.py").touch()
+    folders = {"output_dir": str(tmp_path / "out"), "checkpoint": {"dir": str(tmp_path / "kept")}}
+    made = make_job(tmp_path, sys.executable, "env", nodes=2, master_port=port, **folders)
+    add_snapshot(made, make_snapshot(tmp_path / "tree").archive)
+
+    assert begin_attempt(made).go()[0] == "succeeded"
+
+    first, second = variables(made), variables(made, rank=1)
+    chosen = int(first["MASTER_PORT"])
+    assert chosen == port if port else 20_000 <= chosen < 30_000
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(chosen)}
+    jax = {"COORDINATOR_ADDRESS": f"127.0.0.1:{chosen}", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
+    wanted = {
+        **rank,
+        **{f"JAX_{name}": value for name, value in jax.items()},
+        "RUNTIME_SNAPSHOT_ID": f"sha256:{made.order['code']['sha256']}",
+        "RUNTIME_OUTPUT_DIR": str(tmp_path / "out"),
+        "RUNTIME_CHECKPOINT_DIR": str(tmp_path / "kept"),
+    }
+    assert {name: first.get(name) for name in wanted} == wanted
+    own = ("RANK", "JAX_PROCESS_ID")
+    assert {name: second.get(name) for name in wanted} == {**wanted, **dict.fromkeys(own, "1")}
+
+
+@pytest.mark.parametrize(
+    ("limit", "native", "seconds"), [(None, None, None), (100, None, 100), (100, 9000, 100), (9000, 131, 100)]
+)
+def test_attempt_ends_at_the_earlier_one_of_its_own_limit_and_the_backends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, native: int | None, seconds: float | None
+) -> None:
+    monkeypatch.setattr("runtime.shim.attempt.BEGAN", 5000.0)
+    monkeypatch.setattr("runtime.shim.attempt.time", SimpleNamespace(time=lambda: 5000.0))
+    made = make_job(tmp_path, sys.executable, "true", time_limit_s=limit, native_limit_s=native, grace_s=1.0)
+
+    attempt = begin_attempt(made)
+
+    assert attempt.deadline == (None if seconds is None else 5000.0 + seconds)
+
+
+def test_rank_is_asked_for_a_checkpoint_once_and_its_log_is_whole_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.shim.attempt.LOOK_S", 0.005)
+    script = (
+        "trap 'n=$((n + 1))' USR1; n=0; seq 100000; : > ${RUNTIME_PREEMPTED_NOTE%/*}/ask; "
+        "until [ $n -ge 1 ]; do sleep 0.01; done; for i in 1 2 3 4 5; do sleep 0.01; done; echo asked $n"
+    )
+    made = make_job(tmp_path, sys.executable, script, checkpoint={"signal": "USR1"}, log_bytes=65_536)
+
+    assert begin_attempt(made).run_rank(0) == 0
+
+    assert made.log().endswith("\n99999\n100000\nasked 1\n")
+
+
+def test_output_of_ranks_elsewhere_shows_in_the_size_and_time_of_their_logs(tmp_path: Path) -> None:
+    ranks = Ranks({"nodes": 2, "tasks_per_node": 1}, str(tmp_path))
+    ranks.leads = True
+    log = tmp_path / "rank1.log"
+    seen = [ranks.printed()]
+    log.write_text("one\n")
+    seen.append(ranks.printed())
+    log.write_text("two\n")
+    os.utime(log, (5e9, 5e9))
+    seen.append(ranks.printed())
+    (tmp_path / "rank0.log").write_text("three\n")
+    seen.append(ranks.printed())
+
+    assert len(set(seen)) == 4
+    assert ranks.printed() == seen[-1]
+
+
+# what folding leaves alone
+
+
+def everything(job: Path) -> dict[Path, bytes | None]:
+    """Return the content of each file below, and None for a folder."""
+    return {path: path.read_bytes() if path.is_file() else None for path in job.rglob("*")}
+
+
+def test_files_of_the_command_stay_whatever_their_names_are(tmp_path: Path) -> None:
+    job = fill(tmp_path, runs=1)
+    for place in ("checkpoint", "checkpoint/deep", "output/a0001", "output/a0002"):
+        (job / "runs/0" / place).mkdir(exist_ok=True)
+        for name in (*files.OF_NO_USE, "lock.1", "result", "rank0.log", "snapshot.tar", "x.ended"):
+            (job / "runs/0" / place / name).write_text(name)
+        (job / "runs/0" / place / "empty").mkdir()
+    own = {path: content for path, content in everything(job).items() if {"checkpoint", "output"} & set(path.parts)}
+
+    files.fold_job(str(job), {"runs": {"0": {}}})
+    folded = everything(job)
+    files.unfold(str(job))
+
+    assert (job / "runs/0/result").exists()
+    for after in (folded, everything(job)):
+        assert {path: after.get(path, "gone") for path in own} == own
+
+
+def test_fold_of_one_run_leaves_the_job_and_its_other_runs_alone(tmp_path: Path) -> None:
+    job = fill(tmp_path, runs=3)
+    for place in (job, job / "runs/0/a0002", job / "runs/1/a0002"):
+        for name in files.OF_NO_USE:
+            (place / name).write_text(name)
+    before = everything(job)
+
+    files.fold(str(job), "runs/1")
+
+    own = job / "runs/1"
+    after = everything(job)
+    others = {path: content for path, content in before.items() if not path.is_relative_to(own)}
+    assert {path: after.get(path, "gone") for path in others} == others
+    assert {path.relative_to(job / "runs").as_posix() for path in after.keys() - others.keys()} == {
+        "1",
+        "1.a0001.rank1.log",
+        "1.a0002.rank0.log",
+        "1.a0002.rank1.log",
+        "1.ended",
+        "1/output",
+        "1/output/a0002",
+        "1/output/a0002/kept",
+    }
