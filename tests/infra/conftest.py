@@ -1,4 +1,4 @@
-"""Every checked-in stack, recorded once for all tests that only read."""
+"""Every checked-in stack, recorded and checked once for all tests that only read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.check.check import record_stack
+from infra.check.check import Report, check_stack, record_stack
 from infra.check.recording import Recording
 from infra.settings.files import list_stacks, load_stack_config
 
@@ -33,6 +33,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def recording(stack: str) -> Recording:
     return recorded(stack)
+
+
+@functools.cache
+def checked(stack: str) -> Report:
+    return check_stack(stack, folder=ROOT)
 
 
 class Project:

@@ -33,7 +33,7 @@ from infra.gcp.outputs import compute
 from infra.gcp.prices import Cost, find_costs, machine_hour, monthly_total
 from infra.settings.files import InvalidStackFile, find_project_folder, load_stack_config, read_stack_file
 from runtime.errors import RequestRefused, UnknownName
-from tests.infra.conftest import ROOT, STACKS, Project, recorded
+from tests.infra.conftest import ROOT, STACKS, Project, checked, recorded
 
 LAB = "lab-1234"
 
@@ -64,7 +64,7 @@ def test_check_by_a_python_without_the_packages_says_which_one_has_them() -> Non
 
 
 def test_check_stack_finds_nothing_wrong(stack: str) -> None:
-    report = check_stack(stack, folder=ROOT)
+    report = checked(stack)
     assert report.findings == ()
     assert report.recording == recorded(stack)
     assert report.contract is not None
@@ -101,15 +101,15 @@ def test_render_report_of_stack_names_every_resource_under_its_component(stack: 
 
 
 def test_render_report_of_dev_is_what_people_read(golden: Callable[[str, str], None]) -> None:
-    golden("infra/check/dev.txt", render_report(check_stack("dev", folder=ROOT)))
+    golden("infra/check/dev.txt", render_report(checked("dev")))
 
 
 def test_render_summary_is_a_line_a_stack(golden: Callable[[str, str], None]) -> None:
-    golden("infra/check/summary.txt", render_summary([check_stack(each, folder=ROOT) for each in STACKS]))
+    golden("infra/check/summary.txt", render_summary([checked(each) for each in STACKS]))
 
 
 def test_check_protected_stack_says_which_resources_refuse_to_go() -> None:
-    report = check_stack("marin-us-west4", folder=ROOT)
+    report = checked("marin-us-west4")
     protected = {each.name for each in report.resources if each.protect}
     assert {"records-bucket", "main-head-vm"} <= protected
     section = render_report(report).split("protected: refuse to be destroyed\n")[1].split("\n\n")[0]
@@ -117,7 +117,7 @@ def test_check_protected_stack_says_which_resources_refuse_to_go() -> None:
 
 
 def test_check_image_of_zeros_is_a_note_and_no_finding() -> None:
-    report = check_stack("marin-us-west4", folder=ROOT)
+    report = checked("marin-us-west4")
     assert "no image pinned yet: head `main` will wait for one" in report.notes
 
 
@@ -540,13 +540,13 @@ def test_find_collisions_two_copies_of_a_stack_under_one_name_each_are_found_by_
 
 
 def test_find_collisions_checked_in_stacks_have_none() -> None:
-    reports = [check_stack(each, folder=ROOT) for each in STACKS]
+    reports = [checked(each) for each in STACKS]
     assert find_collisions(reports) == []
     assert find_shared_notes(reports) == []
 
 
 def test_find_shared_notes_reference_that_no_stack_makes_is_said() -> None:
-    report = check_stack("marin-us-west4", folder=ROOT)
+    report = checked("marin-us-west4")
     notes = find_shared_notes([report])
     assert not [note for note in notes if "subnetworks" in note]
     secret = "projects/hai-gcp-models/secrets/marin-us-central2-hf-token"

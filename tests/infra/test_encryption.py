@@ -21,7 +21,7 @@ from infra.policy.rules import apply_rule
 from infra.program import build
 from infra.settings.model import Settings
 from infra.settings.read import parse_settings
-from tests.infra.conftest import Project, recorded
+from tests.infra.conftest import Project, checked, recorded
 from tests.infra.test_config import GOOD, find_paths, problems_of
 from tests.infra.test_policy_rules import Lab
 from tests.infra.test_policy_rules import run as run_lab
@@ -262,7 +262,7 @@ def test_check_with_a_key_of_the_own_project_leaves_the_agent_of_storage_alone(p
 
     assert report.findings == ()
     assert report.left_to_key_owner == ("gcloud storage service-agent --project my-lab-dev",)
-    assert check_stack("dev").left_to_key_owner == ()
+    assert checked("dev").left_to_key_owner == ()
 
 
 # a running stack

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from infra.check.check import check_stack
 from infra.cli import main
 from infra.preflight import command as subject
 from infra.preflight.command import load_settings, preflight
@@ -20,6 +19,7 @@ from infra.settings.model import HeadSettings, NetworkSettings, Settings
 from runtime.errors import UnknownName
 from runtime.stack.google_api import GoogleApi
 from tests.fakes.google import GoogleServer
+from tests.infra.conftest import checked
 
 ROOT = Path(__file__).parents[2]
 ZONE = "us-west4-a"
@@ -132,7 +132,7 @@ def test_stack_without_google_is_asked_nothing() -> None:
 )
 def test_every_name_that_the_program_takes_is_looked_up(stack: str) -> None:
     """The program is authoritative; this module must derive the same from the settings."""
-    report = check_stack(stack, folder=ROOT)
+    report = checked(stack)
     assert report.recording is not None
     keys = {
         "gcp:pubsub/topic:Topic": "name",

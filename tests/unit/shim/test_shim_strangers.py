@@ -18,6 +18,7 @@ from runtime.shim.environment import find_environment
 from runtime.shim.gpus import GpuShare, is_held, read_claim
 from runtime.shim.processes import boot_id, owner_of, started_at
 from runtime.shim.tree import shared_tree
+from runtime.shim.words import SetupFailed
 from runtime.snapshots.snapshot import make_snapshot
 from tests.owners_support import STRANGER, give_away
 
@@ -283,6 +284,22 @@ def test_claim_is_written_beside_if_the_common_folder_goes_away(tmp_path: Path) 
 
     assert share.take(lambda: True)
     assert Path(share.path).parent == tmp_path / f"gpus-{os.geteuid()}"
+
+
+def test_claims_that_no_folder_takes_stop_the_run_and_name_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupFailed, match=f"^cannot make {tmp_path}/file/gpus: Not a directory$"):
+        GpuShare({"count": 1, "locks": str(tmp_path / "file/gpus")}, ["0"])
+
+    share = share_of(tmp_path, "0")
+    (tmp_path / "gpus").rmdir()
+    assert share.take(lambda: True)
+    own = Path(share.path).parent
+    share.drop()
+    own.rmdir()
+
+    with pytest.raises(SetupFailed, match=f"^cannot claim GPUs in {own}: No such file or directory$"):
+        share.take(lambda: True)
 
 
 def test_claim_is_written_through_no_file_that_waits_for_it(tmp_path: Path) -> None:
