@@ -57,7 +57,7 @@ class SshServer(Service):
     def set_session(self, line: str, *, banner: str = "") -> None:
         """Set the command of a session; `banner` is printed first."""
         text = f"#!/bin/sh\nexport HOME={shlex.quote(str(self.home))} TMPDIR={shlex.quote(str(self.folder))}\n"
-        text += f'export PATH={shlex.quote(str(self.commands))}:$PATH\ncd "$HOME"\n'
+        text += f'export PATH={shlex.quote(str(self.commands))}:{shlex.quote(os.environ["PATH"])}\ncd "$HOME"\n'
         text += f"printf %s {shlex.quote(banner)}\n{line}\n"
         self.start_file.write_text(text)
         self.start_file.chmod(0o700)
@@ -114,6 +114,8 @@ class SshServer(Service):
             f"AuthorizedKeysFile {self.folder}/authorized_keys",
             f"PidFile {self.folder}/sshd.pid",
             f"ForceCommand {self.start_file}",
+            # A shell that sshd starts reads `.bashrc`, and the developer's may do anything, for as long as it likes.
+            f"SetEnv HOME={self.home}",
             # The folder is below the system's temporary folder, which other users may write to.
             "StrictModes no",
             "UsePAM no",
