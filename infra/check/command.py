@@ -7,6 +7,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -84,7 +85,7 @@ def main(words: Sequence[str]) -> int:
     args = make_parser().parse_args(words)
     folder = find_project_folder(args.folder)
     if args.all:
-        if args.show or args.render or args.save or args.against:
+        if any(each is not None for each in (args.show, args.render, args.save, args.against)):
             raise RequestRefused(
                 "`--show`, `--render`, `--save` and `--against` are about one stack", hint="use `--stack`"
             )
@@ -124,9 +125,9 @@ def _check_all(folder: Path, output: str) -> int:
 def _check_one(stack: str, folder: Path, args: argparse.Namespace) -> int:
     report = check_stack(stack, folder=folder)
     steps = None
-    if args.against and report.recording is not None:
+    if args.against is not None and report.recording is not None:
         steps = plan(_load_against(args.against, folder, stack), report.recording)
-    if args.show:
+    if args.show is not None:
         text = _find_rendered(report, args.show)
         sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
         return 0
@@ -139,6 +140,7 @@ def _check_one(stack: str, folder: Path, args: argparse.Namespace) -> int:
             say("\n" + render_steps(steps, args.against))
     if args.render is not None:
         for name, text in report.rendered.items():
+            _make((args.render / name).parent)
             _write(args.render / name, text)
         sys.stderr.write(f"wrote {len(report.rendered)} files into {args.render}\n")
     if args.save is not None and report.recording is not None:
@@ -173,13 +175,23 @@ def _find_rendered(report: Report, name: str) -> str:
     return report.rendered[ends[0]]
 
 
+def _make(folder: Path) -> None:
+    with _written(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with _written(file):
         file.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _written(place: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as problem:
         reason = (problem.strerror or str(problem)).lower()
-        raise RequestRefused(f"cannot write `{file}`: {reason}", hint="name another place") from problem
+        raise RequestRefused(f"cannot write `{place}`: {reason}", hint="name another place") from problem
 
 
 def _print_json(reports: Sequence[Report], **more: Any) -> None:

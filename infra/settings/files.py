@@ -46,6 +46,8 @@ def find_project_folder(start: Path | None = None) -> Path:
     """
     named, start = start is not None, (start or Path.cwd()).resolve()
     hint = "run this in the folder of the stack files, or name it with `--folder`"
+    if not start.is_dir():
+        raise RequestRefused(f"`{start}` is no folder", hint=hint)
     for folder in (start, *start.parents):
         file = folder / PROJECT_FILE
         if file.is_file():

@@ -15,6 +15,8 @@ app = new_app("Make job files of what you launched with before.")
 
 LINES_FILE = "runs.jsonl"
 
+_NAME_IT = "name the YAML file of the ReplicaSet"
+
 
 @app.callback()
 def _convert() -> None:
@@ -73,9 +75,7 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         said = getattr(problem, "strerror", None) or "it is no text"
-        raise NotPossible(
-            f"cannot read `{path}`: {said.lower()}", hint="name the YAML file of the ReplicaSet"
-        ) from None
+        raise NotPossible(f"cannot read `{path}`: {said.lower()}", hint=_NAME_IT) from None
 
 
 def _load(path: Path) -> Any:
@@ -86,7 +86,7 @@ def _load(path: Path) -> Any:
     try:
         documents = [each for each in yaml.safe_load_all(_read(path)) if each is not None]
     except yaml.YAMLError as problem:
-        raise NotPossible(f"`{path}` is no YAML: {describe_syntax(problem)}") from None
+        raise NotPossible(f"`{path}` is no YAML: {describe_syntax(problem)}", hint=_NAME_IT) from None
     if len(documents) != 1:
-        raise NotPossible(f"`{path}` has {len(documents)} documents, expected one ReplicaSet")
+        raise NotPossible(f"`{path}` has {len(documents)} documents, expected one ReplicaSet", hint=_NAME_IT)
     return documents[0]

@@ -365,12 +365,13 @@ def read_location(source: str) -> bytes:
 def _read_web(url: str) -> bytes:
     import urllib.error
     import urllib.request
+    from http.client import HTTPException
 
     try:
         with urllib.request.urlopen(url, timeout=20) as answer:
             data: bytes = answer.read()
             return data
-    except OSError as problem:
+    except (OSError, ValueError, HTTPException) as problem:
         if isinstance(problem, urllib.error.HTTPError):
             problem.close()
         raise StoreUnavailable(f"cannot read `{url}`: {problem}", hint="check the URL and the network") from problem

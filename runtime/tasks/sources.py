@@ -49,7 +49,9 @@ def read_lines(source: str, *, stdin: IO[bytes] | None = None) -> Iterator[tuple
                     yield number, stripped
         except (OSError, EOFError) as problem:
             raise NotPossible(
-                f"cannot read on in `{source}`: {problem}", facts=["what came before it was taken"]
+                f"cannot read on in `{source}`: {problem}",
+                facts=["what came before it was taken"],
+                hint="mend the file and run the same command again: it goes on where it stopped",
             ) from problem
 
 
@@ -91,5 +93,5 @@ def _open(source: str, stdin: IO[bytes] | None) -> IO[bytes]:
     except OSError as problem:
         raise NotPossible(
             f"cannot read `{source}`: {(problem.strerror or str(problem)).lower()}",
-            hint="`--from -` reads standard input" if not Path(source).exists() else None,
+            hint="name a file with a task on each line, or `--from -` for standard input",
         ) from problem

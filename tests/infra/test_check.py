@@ -159,6 +159,31 @@ def test_check_output_that_cannot_be_written_is_refused_with_its_place(
     assert error.endswith(": not a directory\nhint: name another place\n")
 
 
+def test_check_output_in_a_folder_that_is_missing_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["check", "--stack", "dev", "--folder", str(ROOT), "--save", str(tmp_path / "mistyped" / "dev.json")]
+
+    assert main(words) == 2
+
+    error = capsys.readouterr().err
+    assert error == (
+        f"error: cannot write `{tmp_path}/mistyped/dev.json`: no such file or directory\nhint: name another place\n"
+    )
+    assert not (tmp_path / "mistyped").exists()
+
+
+@pytest.mark.parametrize("option", ["--against", "--show"])
+def test_check_given_an_empty_name_takes_it_for_none(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--stack", "dev", "--folder", str(ROOT), option, ""]) == 2
+    assert "``" in capsys.readouterr().err
+
+
+def test_check_of_a_folder_that_is_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--all", "--folder", str(ROOT / "README.md")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: `{ROOT}/README.md` is no folder\nhint: ")
+
+
 # wrong stack files, each with its exact message
 
 WRONG: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {

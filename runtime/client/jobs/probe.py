@@ -27,7 +27,7 @@ from runtime.client.jobs.prepare import LaunchOptions, Prepared, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import OpenTarget, find_target, make_context, open_target
 from runtime.config import Settings
-from runtime.errors import InfrastructureFailure, RuntimeFailure
+from runtime.errors import InfrastructureFailure, InvalidValue, RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files, Room
 from runtime.jobs.ledger import job_folder
@@ -95,6 +95,11 @@ def check_target(
 ) -> Iterator[Step]:
     """Try the target `name`, and yield each step when it is done. The probe job asks for `gpus`. With `new_records` the
     record root may be another one than was used before."""
+    if gpus:
+        try:
+            Gpus(count=gpus)
+        except ValueError:
+            raise InvalidValue("gpus", f"{gpus:g}", "whole GPUs, or a part of one such as 0.25") from None
     try:
         target = find_target(name, settings)
         yield _ok("settings", f"launcher `{target.kind}`")

@@ -55,6 +55,8 @@ class TaskOptions(Terms):
     def __post_init__(self) -> None:
         check_terms(self)
         check_texts("outputs", self.outputs)
+        for place in self.outputs:
+            _check_output(place)
         if self.key is not None:
             check_text("key", self.key)
 
@@ -62,6 +64,12 @@ class TaskOptions(Terms):
         key = self.key if key is None else key
         identity = task_id(self.experiment, key=key, entry=entry)
         return make_task(self, identity, entry, key=key, outputs=self.outputs if outputs is None else outputs)
+
+
+def _check_output(place: str) -> None:
+    scheme, separator, rest = place.partition("://")
+    if not place or (separator and (scheme not in ("file", "gs", "s3") or not rest.strip("/"))):
+        raise InvalidValue("output", place, "a path or a file:, gs:// or s3:// URL")
 
 
 def submitter() -> str:

@@ -60,6 +60,7 @@ def queues_in(file: Path) -> list[str]:
         (("queue", "list", "--stack", ""), "`` is no valid stack"),
         (("fetch", "last", ""), "`` is no valid folder"),
         (("submit", "--", ""), "the command's first word is empty"),
+        (("submit", "--from", "", "--experiment", "x"), "cannot read ``: is a directory"),
     ],
 )
 def test_text_that_is_empty_is_refused_and_means_no_default(
@@ -70,6 +71,48 @@ def test_text_that_is_empty_is_refused_and_means_no_default(
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
     assert "hint: " in err
+
+
+@pytest.mark.parametrize("output", ["", "ftp://host/x", "s3://", "gs:///"])
+def test_output_that_no_task_could_have_is_refused(run: Run, bench: Bench, output: str) -> None:
+    code, out, err = run("submit", "--no-snapshot", "--outputs", output, "--", "true")
+
+    assert (code, out) == (2, "")
+    assert err == f"error: `{output}` is no valid output\n  allowed: a path or a file:, gs:// or s3:// URL\n"
+
+
+@pytest.mark.parametrize("output", ["out/a", "/a b", "file:///x", "file:x", "gs://lab/x/", "s3://lab/out.json"])
+def test_output_of_a_kind_that_can_be_looked_for_is_taken(run: Run, bench: Bench, output: str) -> None:
+    assert run("submit", "--no-snapshot", "--outputs", output, "--", "true")[0] == 0
+
+
+@pytest.mark.parametrize("gpus", ["-1", "nan", "inf", "1.5"])
+def test_gpus_that_no_machine_has_are_refused_before_a_target_is_tried(run: Run, bench: Bench, gpus: str) -> None:
+    code, out, err = run("targets", "check", "local", f"--gpus={gpus}")
+
+    assert (code, out) == (2, "")
+    assert err.endswith("is no valid gpus\n  allowed: whole GPUs, or a part of one such as 0.25\n")
+
+
+@pytest.mark.parametrize("name", [".", "broken.jsonl.gz"])
+def test_file_of_tasks_that_is_none_is_refused_with_the_next_step(run: Run, bench: Bench, name: str) -> None:
+    Path("broken.jsonl.gz").write_bytes(b"no gzip")
+
+    code, out, err = run("submit", "--experiment", "x", "--from", name)
+
+    assert (code, out) == (2, "")
+    assert f"error: cannot read {'on in ' if name != '.' else ''}`{name}`: " in err
+    assert "\nhint: " in err
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: 1\n---\nb: 2\n"])
+def test_file_without_a_replica_set_is_refused_with_the_next_step(run: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "w.yaml").write_text(text)
+
+    code, out, err = run("convert", "phoebe", str(tmp_path / "w.yaml"))
+
+    assert (code, out) == (2, "")
+    assert err.endswith("hint: name the YAML file of the ReplicaSet\n")
 
 
 # queues

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -301,6 +302,28 @@ def test_contract_is_read_from_the_web(settings: Settings, web: str, tmp_path: P
     assert find_stack(settings=replace(settings, outputs=f"{web}/c.json")).outputs == DEV
     with pytest.raises(StoreUnavailable):
         find_stack(settings=replace(settings, outputs=f"{web}/missing.json"))
+
+
+@pytest.mark.parametrize("url", ["http://[bad", "http://", "http://a b/c.json", "http://\0/"])
+def test_contract_at_an_address_that_is_none_is_unavailable(settings: Settings, url: str) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot read"):
+        find_stack(settings=replace(settings, outputs=url))
+
+
+def test_contract_from_a_server_that_speaks_something_else_is_unavailable(settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"220 mail.example.com ESMTP\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(StoreUnavailable, match="cannot read"):
+            find_stack(settings=replace(settings, outputs=f"http://127.0.0.1:{server.getsockname()[1]}/c.json"))
+        thread.join()
 
 
 def test_contract_is_read_from_a_bucket(settings: Settings, moto_server: Any) -> None:
