@@ -114,8 +114,10 @@ def main(argv: Sequence[str]) -> int:
     from runtime.worker.worker import Worker
 
     with open_stack(arguments.stack, queue=arguments.queue, durability=arguments.durability) as stack:
-        reporter = Reporter.for_stderr(LogFormat(arguments.log_format))
-        return Worker(stack.queue(), options, reporter=reporter, secrets=_secrets(stack)).run().exit_code
+        reporter, queue = Reporter.for_stderr(LogFormat(arguments.log_format)), stack.queue()
+        if new := stack.describe_new(queue, serving=True):
+            reporter.serving_new_queue(new)
+        return Worker(queue, options, reporter=reporter, secrets=_secrets(stack)).run().exit_code
 
 
 def _secrets(stack: OpenStack) -> AttemptSecrets | None:

@@ -97,15 +97,18 @@ class OpenStack:
             raise UnknownName("queue", queue.name, known, where=f"in stack `{self.name}`", hint=hint)
         return queue
 
-    def describe_new(self, queue: Queue) -> str | None:
-        """Return what to say of an embedded queue that nobody has used, to notice a misspelt name; None for any other."""
+    def describe_new(self, queue: Queue, *, serving: bool = False) -> str | None:
+        """Return what to say of an embedded queue that nobody has used, to notice a misspelt name; None for any other.
+
+        `serving` if a worker is about to serve it, and not a submission to fill it.
+        """
         others = self._find_others(queue)
         if others is None:
             return None
-        return (
-            f"queue `{queue.name}` is new in stack `{self.name}`, beside {', '.join(others)}: tasks wait there for "
-            f"`runtime worker --queue {queue.name}`"
-        )
+        then = f"`runtime submit --queue {queue.name}` puts tasks there"
+        if not serving:
+            then = f"tasks wait there for `runtime worker --queue {queue.name}`"
+        return f"queue `{queue.name}` is new in stack `{self.name}`, beside {', '.join(others)}: {then}"
 
     def _find_others(self, queue: Queue) -> list[str] | None:
         """Return the known queues of the file if `queue` is none of them; None if it is, or does not lie in a file."""

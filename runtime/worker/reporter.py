@@ -111,6 +111,9 @@ class Reporter:
         text = f"{worker} serves queue `{queue}` with {describe_slots(slots)}"
         self._line("worker", "worker_started", text, slots=len(slots))
 
+    def serving_new_queue(self, text: str) -> None:
+        self._line("notice", "queue_new", text)
+
     def serving_metrics(self, url: str, port: int) -> None:
         self._line("worker", "metrics_served", f"metrics at {url}", url=url, port=port)
 

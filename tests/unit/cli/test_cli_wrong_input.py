@@ -166,6 +166,19 @@ def test_new_queue_of_the_local_stack_is_noted_once_and_has_the_task(bench: Benc
     assert [each[0] for each in (first, second, usual)] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("name", "new"), [("nope", True), ("gpu", False), ("default", False)])
+def test_new_queue_of_a_worker_is_noted(bench: Bench, run: Run, name: str, new: bool) -> None:
+    run("submit", "--no-snapshot", "--queue", "gpu", "--", "true")
+
+    code, _, err = run("worker", "--queue", name, "--idle-timeout", "0s", "--log-format", "human")
+
+    assert code == 0
+    noted = (
+        f"queue `{name}` is new in stack `local`, beside default, gpu: `runtime submit --queue {name}` puts tasks there"
+    )
+    assert (noted in err) is new
+
+
 def test_new_queue_of_a_program_is_logged_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
         runtime.submit({"command": ["echo", str(number)]}, queue="nope", snapshot=False)
