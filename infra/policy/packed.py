@@ -13,6 +13,7 @@ The engine does not show a rule which values are marked as secret, and which res
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -73,9 +74,13 @@ def as_registration(resource: PolicyResource, inputs: Mapping[str, Any] | None =
 
 def stack_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
     """Return the bounds of the stack's settings; if these cannot be read, the program itself fails."""
+    return _bounds(environment.get("PULUMI_STACK", ""), environment.get("PULUMI_CONFIG") or "{}")
+
+
+@functools.lru_cache(1)  # every rule asks for them
+def _bounds(stack: str, config: str) -> Bounds:
     try:
-        config = json.loads(environment.get("PULUMI_CONFIG") or "{}")
-        return bounds_of(settings_from(environment.get("PULUMI_STACK", ""), config))
+        return bounds_of(settings_from(stack, json.loads(config)))
     except (RuntimeFailure, ValueError):
         return Bounds()
 
