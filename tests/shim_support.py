@@ -7,9 +7,7 @@ import contextlib
 import functools
 import hashlib
 import json
-import marshal
 import os
-import py_compile
 import re
 import shutil
 import signal
@@ -21,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runtime.shim.compiled import keep_code, name_folder
 from runtime.shim.program import build_shim, list_shipped
 from tests.services_support import PATIENCE_S, wait_until
 
@@ -33,43 +32,34 @@ def write_shim() -> Path:
     return folder / "shim.py"
 
 
-COMPILED = """
-import marshal
-CODE = {code!r}
-def compile(source, path, mode):
-    return marshal.loads(CODE[path])
-"""
-"""Lines before the shim by which it takes its modules from code that was compiled before."""
-
-
-@functools.cache
-def write_compiled_shim() -> Path:
-    """Write the same program compiled for this Python, once; compiling takes most of the CPU of a short job.
-
-    Launched jobs and other Pythons run `SHIM`, the text itself.
-    """
-    sources = {module: path.read_text(encoding="utf-8") for module, path in list_shipped().items()}
-    code = {}
-    for module, source in {"runtime": "", "runtime.shim": "", **sources}.items():
-        path = f"shim.py/{module.replace('.', '/')}.py"
-        code[path] = marshal.dumps(compile(source, path, "exec"))
-    folder = SHIM.parent / "compiled"
-    folder.mkdir()
-    (folder / "text.py").write_text(COMPILED.format(code=code) + build_shim().decode())
-    py_compile.compile(str(folder / "text.py"), str(folder / "shim.pyc"), "shim.py", doraise=True)
-    (folder / "text.py").unlink()
-    return folder / "shim.pyc"
-
-
 SHIM = write_shim()
 
 
-def import_from(shim: Path) -> str:
-    """Return lines of Python that make the shim's modules importable, as on a machine without the package."""
-    return f"import os, sys\nsys.path.insert(0, {str(shim.parent)!r})\nimport shim\nsys.argv[0] = {str(shim)!r}\n"
+@functools.cache
+def compile_shim() -> Path:
+    """Compile the shim for this Python as its first start on a machine does, once; returns the folder."""
+    found = re.search(rb"^PROGRAM = '(.*)'$", build_shim(), re.MULTILINE)
+    assert found
+    made = SHIM.parent / Path(name_folder(found[1].decode())).name
+    for module, path in list_shipped().items():
+        code = compile(path.read_text(encoding="utf-8"), f"shim.py/{module.replace('.', '/')}.py", "exec")
+        keep_code(str(made), module, code)
+    return made
 
 
-IMPORT = import_from(SHIM)
+def share_compiled_shim(temporary: Path) -> None:
+    """Have the shims with that TMPDIR start as later ones on a machine do: compiling takes most of the CPU of a short job.
+
+    They find a link, which they read and do not write through.
+    """
+    private = temporary / f"research-runtime-{os.geteuid()}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (private / compile_shim().name).symlink_to(compile_shim())
+
+
+IMPORT = f"import os, sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\nsys.argv[0] = {str(SHIM)!r}\n"
+"""Lines of Python that make the shim's modules importable, as on a machine without the package."""
 CALL = "from runtime.shim.main import main\nsys.exit(main(sys.argv[1:]))"
 CLOCK = """
 import time
@@ -147,11 +137,12 @@ class ShimJob:
         """Start the shim, in `folder` if its folder shall differ from the job's."""
         scratch = self.root / "scratch"
         scratch.mkdir(exist_ok=True)
-        program = [str(write_compiled_shim() if self.python == sys.executable else SHIM)]
+        share_compiled_shim(scratch)
+        program = [str(SHIM)]
         if self.constants or self.clock:
             lines = "".join(set_constant(name, value) for name, value in self.constants.items())
             lines += CLOCK.format(path=str(self.clock)) if self.clock else ""
-            program = ["-c", import_from(Path(program[0])) + lines + CALL]
+            program = ["-c", IMPORT + lines + CALL]
         return subprocess.Popen(
             [self.python, *program, str(folder or self.folder), "--scratch", str(scratch), *words],
             stdin=subprocess.DEVNULL,

@@ -64,7 +64,9 @@ def main(words):
     text = "run this index; a sum such as 8+3 where the backend counts from 0"
     parser.add_argument("--index", type=parse_index, help=text)
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
-    parser.add_argument("--bucket", help="the record root, gs://… or s3://…; FOLDER is then this machine's own")
+    parser.add_argument(
+        "--bucket", help="the record root, gs://BUCKET/PREFIX or s3://BUCKET/PREFIX; FOLDER is then this machine's own"
+    )
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
     parser.add_argument("--prepare", action="store_true", help="make the job's environment and run nothing")
     parser.add_argument("--clear", action="store_true", help="end what killed shims of the job left running here")

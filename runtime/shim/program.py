@@ -7,6 +7,7 @@ and may be replaced or removed while it runs. docs/decisions/shim-as-one-file.md
 from __future__ import annotations
 
 import functools
+import hashlib
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,9 @@ _TAIL: Final = '''
 class Modules(object):
     """Imports what `SOURCES` holds, before anything of the same name that is installed."""
 
+    find_code = None
+    """Finds the code of a module that was compiled before; until it is here itself, each module is compiled."""
+
     def find_spec(self, name, path=None, target=None):
         if name in SOURCES:
             return type(sys.__spec__)(name, self, is_package=name in ("runtime", "runtime.shim"))
@@ -36,13 +40,21 @@ class Modules(object):
 
     def exec_module(self, module):
         name = module.__name__
-        exec(compile(SOURCES[name], "shim.py/%s.py" % name.replace(".", "/"), "exec"), module.__dict__)
+        path = "shim.py/%s.py" % name.replace(".", "/")
+        if self.find_code is None:
+            code = compile(SOURCES[name], path, "exec")
+        else:
+            code = self.find_code(PROGRAM, name, SOURCES[name], path)
+        exec(code, module.__dict__)
 
     def get_source(self, name):
         return SOURCES[name]
 
 
 sys.meta_path.insert(0, Modules())
+from runtime.shim.compiled import find_code
+
+Modules.find_code = staticmethod(find_code)
 
 if __name__ == "__main__":
     from runtime.shim.main import main
@@ -67,4 +79,5 @@ def build_shim() -> bytes:
     sources = {"runtime": "", "runtime.shim": ""}
     sources |= {module: path.read_text(encoding="utf-8") for module, path in list_shipped().items()}
     entries = "".join(f"SOURCES[{module!r}] = r'''{source}'''\n\n" for module, source in sources.items())
-    return f"{_HEAD}SOURCES = {{}}\n{entries}{_TAIL}".encode()
+    content = hashlib.sha256(entries.encode()).hexdigest()[:16]
+    return f"{_HEAD}PROGRAM = {content!r}\nSOURCES = {{}}\n{entries}{_TAIL}".encode()

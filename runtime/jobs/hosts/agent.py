@@ -19,7 +19,7 @@ import stat
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 FOLDING_S = 10.0
 """How long a folder may change while it is removed."""
@@ -27,6 +27,8 @@ MARKER = "record-root"
 """File of a record root that is in use. Its first line is the root's unique id."""
 MAKING = ("create", "link", "make_folder", "write", "write_many")
 """Calls that may begin the use of a root."""
+_STARTED: Set[int] = set()
+"""Processes that were spawned from here and that nobody has waited for."""
 
 
 class StrangeRoot(Exception):
@@ -445,6 +447,8 @@ def _environment(env: Optional[Dict[str, Optional[str]]]) -> Dict[str, str]:
 
 def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, Optional[str]]]) -> int:
     """Start a process in a session of its own, and make the folder of its log; returns the pid."""
+    for pid in list(_STARTED):
+        _forget_ended(pid)  # a program that goes on would collect one for each job
     if not os.path.isdir(os.path.dirname(log)):
         os.makedirs(os.path.dirname(log), 0o700)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -462,7 +466,19 @@ def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, Optio
     finally:
         os.close(descriptor)
     child.returncode = 0  # it outlives us: Popen must not wait for it
+    _STARTED.add(child.pid)
     return child.pid
+
+
+def _forget_ended(pid: int) -> bool:
+    """Whether a spawned process has ended; it is waited for then, and its number may be another's."""
+    try:
+        ended = bool(os.waitpid(pid, os.WNOHANG)[0])
+    except OSError:
+        ended = True  # somebody else waited for it
+    if ended:
+        _STARTED.discard(pid)
+    return ended
 
 
 def wait(pid: int, seconds: float) -> bool:
@@ -477,10 +493,7 @@ def wait(pid: int, seconds: float) -> bool:
             pass  # an old system, or no child of ours, or one that was waited for
     try:
         while True:
-            try:
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    return True
-            except OSError:
+            if _forget_ended(pid):
                 return True
             left = until - time.time()
             if left <= 0:

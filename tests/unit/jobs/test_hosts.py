@@ -575,6 +575,19 @@ def test_end_of_a_process_is_seen_without_a_descriptor_of_it(tmp_path: Path, mon
     assert host.wait(pid, PATIENCE_S) is True
 
 
+def test_program_that_starts_many_processes_keeps_none_that_has_ended(tmp_path: Path) -> None:
+    host = LocalHost(str(tmp_path))
+
+    def start() -> Path:
+        return Path("/proc", str(host.spawn(["true"], folder=str(tmp_path), log=str(tmp_path / "log"))), "stat")
+
+    first = start()
+    wait_for(lambda: ") Z " in first.read_text(), "the end of the process")
+    start()
+
+    assert not first.exists()
+
+
 def test_process_outlives_the_connection(host: Host, tmp_path: Path) -> None:
     pid = host.spawn(
         ["sh", "-c", "echo $A; sleep 0.5; echo done"],

@@ -25,7 +25,7 @@ from runtime.shim.files import FOLDED, close_job, fold_job, unfold
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import Taken
 from tests.jobs_support import Terminal, launch_as_before, open_terminal
-from tests.shim_support import JOB, find_pythons, make_job, processes_with, wait_for, write_compiled_shim
+from tests.shim_support import JOB, SHIM, find_pythons, make_job, processes_with, wait_for
 from tests.ssh_support import SshServer
 
 PYTHONS = find_pythons()
@@ -540,7 +540,7 @@ def test_job_on_a_full_disk_ends_as_it_would_and_is_not_folded(tmp_path: Path, m
 
 
 def test_folder_that_is_folded_while_it_is_removed_goes(tmp_path: Path) -> None:
-    words = [sys.executable, str(write_compiled_shim()), str(tmp_path), "--fold", JOB]
+    words = [sys.executable, str(SHIM), str(tmp_path), "--fold", JOB]
     for _ in range(10):
         job = fill(tmp_path, runs=3)
         folding = subprocess.Popen(words, stderr=subprocess.DEVNULL)
@@ -565,7 +565,7 @@ def test_file_that_is_new_beside_a_folded_one_of_its_name_counts(tmp_path: Path)
 def test_two_that_fold_one_job_at_once_lose_nothing(tmp_path: Path) -> None:
     fill(tmp_path, runs=1)
     before = own_folders_aside(look(LocalFiles(str(tmp_path))))
-    words = [sys.executable, str(write_compiled_shim()), str(tmp_path), "--fold", JOB]
+    words = [sys.executable, str(SHIM), str(tmp_path), "--fold", JOB]
 
     both = [subprocess.Popen(words) for _ in range(4)]
 
