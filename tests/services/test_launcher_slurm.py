@@ -752,9 +752,10 @@ def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
     too_long = place.launch("echo long")
     place.target["flags"] = ["--hold"]
     held = place.launch("echo held")
-    place.target["flags"] = ["--exclusive", "--nodes=4"]
+    place.target["flags"] = ["--exclusive"]
     blocker = place.launch(f"{FOREVER}; echo blocker", time_limit=timedelta(minutes=30))
     assert wait_until(lambda: runs(blocker))
+    place.target["flags"] = ["--exclusive", "--nodes=4"]
     waiting = place.launch("echo waiting", time_limit=timedelta(minutes=30))
     after = place.launch("echo after", after=(blocker.id,))
 

@@ -1363,7 +1363,7 @@ def test_gc_that_was_interrupted_is_gone_on_with(run: Terminal) -> None:
 def test_gc_removes_shared_trees_that_no_job_uses(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(run.tree.parent))
     job = run.finish("true", "--set", "code.writable=false")
-    [tree] = (run.tree.parent / f"research-runtime-{os.getuid()}").iterdir()
+    [tree] = (run.tree.parent / f"research-runtime-{os.getuid()}").glob(64 * "[0-9a-f]")
     old = time.time() - 3600
     os.utime(tree, (old, old))
 
