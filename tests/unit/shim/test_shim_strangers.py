@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -335,3 +336,28 @@ def test_gc_lists_shared_trees_of_this_user_alone(tmp_path: Path) -> None:
     )
 
     assert [line.partition("\t")[2] for line in listed.stdout.splitlines()] == [str(tmp_path / f"{name}-mine" / tree)]
+
+
+def test_environment_whose_folder_was_removed_is_made_again(job: Path) -> None:
+    shutil.rmtree(find(job))
+
+    assert (find(job) / "bin" / "tool").exists()
+
+
+def test_builder_that_another_was_faster_than_takes_the_other_s_environment(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.symlink
+
+    def link_late(source: str, target: str) -> None:
+        other = Path(target).with_name("other")
+        other.mkdir()
+        link(other.name, target)
+        link(source, target)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(os, "symlink", link_late)
+        found = find(job)
+
+    assert found.name == "other"
+    assert sorted(each.name for each in found.parent.iterdir() if each.is_dir() and not each.is_symlink()) == ["other"]
