@@ -10,16 +10,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from runtime.client.jobs.gc import LIST_TREES
-from runtime.shim.environment import find_environment
+from runtime.shim.environment import find_environment, prepare
 from runtime.shim.gpus import GpuShare, is_held, read_claim
 from runtime.shim.processes import boot_id, owner_of, started_at
 from runtime.shim.tree import shared_tree
-from runtime.shim.words import SetupFailed
+from runtime.shim.words import DONE, SetupFailed
 from runtime.snapshots.snapshot import make_snapshot
 from tests.owners_support import STRANGER, give_away
 
@@ -361,3 +362,12 @@ def test_builder_that_another_was_faster_than_takes_the_other_s_environment(
 
     assert found.name == "other"
     assert sorted(each.name for each in found.parent.iterdir() if each.is_dir() and not each.is_symlink()) == ["other"]
+
+
+def test_environment_of_code_that_stays_in_its_folder_is_made_from_there(job: Path, tmp_path: Path) -> None:
+    made = {"manager": "conda", "lock": "environment.yml"}
+    order = {"job": "j-1", "environment": made, "code": {"path": str(job)}}
+
+    assert prepare(order, str(job), SimpleNamespace(scratch=str(tmp_path))) == DONE
+
+    assert (link_of(job) / "bin" / "tool").exists()
