@@ -193,11 +193,13 @@ def _user_folder(env: Mapping[str, str], variable: str, fallback: str) -> Path:
 
 
 def _read_table(path: Path, start: Path) -> Mapping[str, Any] | None:
+    in_pyproject = path.name == "pyproject.toml"
     found = read_file(str(path))
     if found is None:
+        if not in_pyproject and os.path.lexists(path):
+            raise _no_file(str(path))
         return None
     status, data = found
-    in_pyproject = path.name == "pyproject.toml"
     # Most pyproject files have no such table; a look at the bytes saves loading a TOML parser for them.
     if in_pyproject and b"runtime" not in data:
         return None
@@ -209,6 +211,10 @@ def _read_table(path: Path, start: Path) -> Mapping[str, Any] | None:
         return table
     found = table.get("tool", {}).get("runtime")
     return found if isinstance(found, dict) else None
+
+
+def _no_file(path: str) -> RequestRefused:
+    return RequestRefused(f"`{path}` cannot be read: it is no file, or not open to you", hint="mend or remove it")
 
 
 def _parse_table(path: str, data: bytes) -> dict[str, Any]:
@@ -262,9 +268,7 @@ def read_user_targets(settings: Settings) -> Mapping[str, Any]:
     found = read_file(path)
     if found is None:
         if os.path.lexists(path):
-            raise RequestRefused(
-                f"`{path}` cannot be read: it is no file, or not open to you", hint="mend or remove it"
-            )
+            raise _no_file(path)
         return {}
     status, data = found
     check_trusted(path, instead="set XDG_CONFIG_HOME to a folder of your own", opened=status)

@@ -169,7 +169,7 @@ class _Loader(yaml.SafeLoader):
         return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag == f"{_TAG}merge":
                 problem = (
@@ -177,11 +177,13 @@ class _Loader(yaml.SafeLoader):
                 )
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` stands twice", key_node.start_mark
-                )
-            seen.add(key if isinstance(key, str) else None)
+            if not isinstance(key, str):
+                problem = "a key is no text; put it in quotes if it is meant as a name"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            if key in seen:
+                problem = f"the key `{key}` stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
 

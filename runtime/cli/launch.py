@@ -195,7 +195,7 @@ def build_request(
 
     written: dict[str, Any] = read_spec_file(Path("/dev/stdin") if file == STDIN else file) if file else {}
     if command:
-        if len(command) == 1 and _is_job_file(command[0]):
+        if _is_job_file(command[0]):
             raise RequestRefused(
                 f"`{command[0]}` is a file that no machine can run as a command",
                 hint=f"runtime launch -f {command[0]} takes it as a job file",

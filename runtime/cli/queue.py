@@ -219,6 +219,9 @@ def repair(
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.existing_queue()
+        if experiment is not None:
+            last = recall_last(opened.settings.data_dir, opened.name)
+            experiment = get_experiment(experiment, opened.records, last=last)
         confirm(f"publish again what queue `{target.name}` of stack `{opened.name}` may have forgotten", yes=yes)
         with progress("repairing") as bar:
             repaired = repair_queue(target, opened.records, experiment=experiment, progress=bar.advance)

@@ -34,14 +34,20 @@ def list_(output: OutputOption = Output.TEXT) -> None:
     """
     from runtime.client.jobs.targets import read_definitions, read_target
     from runtime.config import load_settings
+    from runtime.launchers.registry import list_kinds
 
     definitions = read_definitions(load_settings())
-    rows = [_row(read_target(name, each), each) for name, each in definitions.items()]
+    targets = [read_target(name, each) for name, each in definitions.items()]
+    rows = [_row(target, definitions[target.name]) for target in targets]
     columns: Columns = {name.upper(): itemgetter(name) for name in ("target", "kind", "where", "records")}
     print_list(rows, {**columns, "FROM": lambda row: row["file"] or "built in"}, output)
     for name, each in definitions.items():
         if each.hides:
             note(f"target `{name}` of `{each.hides}` is hidden by the project's of that name")
+    kinds = list_kinds()
+    for target in targets:
+        if target.kind not in kinds:
+            note(f"target `{target.name}` cannot be used: no launcher named `{target.kind}`, only {', '.join(kinds)}")
 
 
 def _row(target: Target, definition: Definition) -> dict[str, object]:

@@ -67,6 +67,8 @@ def load_yaml(text: str) -> Any:
     def construct(self: Any, node: Any) -> Any:
         seen: set[str] = set()
         for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:null":
+                raise yaml.constructor.ConstructorError(None, None, "a key is null, expected a name", key.start_mark)
             if key.value != "<<" and str(key.value) in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is there twice", key.start_mark)
             seen.add(str(key.value))

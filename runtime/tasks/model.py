@@ -380,6 +380,8 @@ def check_entry(entry: Entry | None) -> None:
         check_texts("command", entry.command)
         if not entry.command:
             raise InvalidTask("command", 'is empty, expected an argv such as ["echo", "hi"]')
+        if any("\0" in word for word in entry.command):
+            raise InvalidTask("command", "holds a NUL character, and no program takes one in its arguments")
     elif isinstance(entry, WorkflowEntry):
         check_text("project", entry.project)
         check_text("workflow", entry.workflow)

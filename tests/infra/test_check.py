@@ -238,6 +238,9 @@ def test_check_wrong_stack_gets_its_message_and_exit_code(
 
 BAD_FILES = {
     "no-yaml": "config:\n  - a\n b: c\n",
+    "key-that-is-null": "config:\n  research-runtime:queues:\n    null: {}\n",
+    "key-that-is-true": "config:\n  research-runtime:queues:\n    true: {}\n",
+    "key-that-is-a-number": "config:\n  research-runtime:queues:\n    1: {}\n",
     "twice-the-same-key": "config:\n  research-runtime:region: a\n  research-runtime:region: b\n",
     "a-list": "- a\n",
     "misspelt-config": "confg:\n  research-runtime:region: a\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,22 @@ def test_broken_toml_is_refused_with_the_file(tmp_path: Path) -> None:
         load_project(tmp_path)
 
     assert str(tmp_path / "runtime.toml") in refused.value.message
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to nothing"])
+def test_settings_that_are_no_file_are_refused_and_not_passed_over(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "runtime.toml"
+    (tmp_path / "pyproject.toml").write_text('[tool.runtime]\nstack = "one"\n')
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.symlink_to("nowhere")
+
+    with pytest.raises(RequestRefused, match=f"`{path}` cannot be read: it is no file"):
+        load_project(tmp_path)
 
 
 def test_environment_goes_before_the_project_and_the_project_before_what_was_remembered(tmp_path: Path) -> None:

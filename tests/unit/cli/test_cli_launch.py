@@ -58,6 +58,11 @@ WRONG: list[tuple[str, list[str], str]] = [
         ["broken.yaml"],
         "error: `broken.yaml` is a file that no machine can run as a command",
     ),
+    (
+        "a job file as the command, options behind it",
+        ["broken.yaml", "--dry-run"],
+        "error: `broken.yaml` is a file that no machine can run as a command",
+    ),
     ("no such file", ["-f", "none.yaml"], "error: cannot read the job spec `none.yaml`: no such file or directory"),
     ("no YAML", ["-f", "broken.yaml"], "error: `broken.yaml` is no YAML: line "),
     (

@@ -184,6 +184,16 @@ def test_repair_says_what_it_did(bench: Bench, run: Run) -> None:
     assert "0 published again" in err
 
 
+def test_repair_of_an_experiment_that_is_not_there_is_refused(bench: Bench, run: Run) -> None:
+    run("submit", "--no-snapshot", "--experiment", "sweep", "--", "true")
+
+    code, out, err = run("queue", "repair", "--experiment", "swep", "--yes")
+
+    assert (code, out) == (2, "")
+    assert err.startswith("error: no experiment named `swep`")
+    assert run("queue", "repair", "--experiment", "sweep", "--yes")[0] == 0
+
+
 def test_another_queue_is_named_first(bench: Bench, run: Run) -> None:
     run("submit", "--no-snapshot", "--queue", "training", "--", "true")
     run("queue", "pause", "training")

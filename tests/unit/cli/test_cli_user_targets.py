@@ -71,6 +71,15 @@ def test_project_target_of_the_same_name_goes_first_and_that_is_said(run: Termin
     assert run("targets", "show", "box", "-o", "json").json["records"].endswith("/theirs")
 
 
+def test_kind_that_no_launcher_has_is_said_in_the_list(run: Terminal) -> None:
+    path = write_user_file(run, "[targets.hpc]\nkind = 'slrum'\n")
+
+    said = run("targets", "list")
+
+    assert (said.code, said.out.splitlines()[1]) == (0, f"hpc\tslrum\t-\t-\t{path}")
+    assert said.err.startswith("target `hpc` cannot be used: no launcher named `slrum`, only kubernetes, local, ")
+
+
 def test_local_may_be_set_for_a_user(run: Terminal) -> None:
     write_user_file(run, '[targets.local]\nkind = "local"\ngpus = 3\n')
 

@@ -1081,6 +1081,7 @@ def test_memory_queue_forgets_and_is_repaired() -> None:
 
 
 names = st.text(min_size=1, max_size=8)
+arguments = st.characters(codec="utf-8", exclude_characters="\0")
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2),
@@ -1088,7 +1089,7 @@ json_values = st.recursive(
 )
 entries = (
     st.builds(WorkflowEntry, names, names, st.lists(st.text(max_size=8), max_size=3).map(tuple))
-    | st.builds(CommandEntry, st.lists(st.text(max_size=8), min_size=1, max_size=3).map(tuple))
+    | st.builds(CommandEntry, st.lists(st.text(arguments, max_size=8), min_size=1, max_size=3).map(tuple))
     | st.builds(
         FunctionEntry,
         st.just("module:name"),
@@ -1125,7 +1126,7 @@ tasks = st.builds(
 
 
 @given(tasks)
-@example(Task(id="t-1", entry=CommandEntry(("\u2028", "\0", "")), experiment="e"))
+@example(Task(id="t-1", entry=CommandEntry(("\u2028", "\x01", "")), experiment="e"))
 @example(
     Task(
         id="t-1",

@@ -199,6 +199,14 @@ def test_date_in_a_file_is_text_and_a_key_that_is_there_twice_an_error() -> None
         load_yaml("env:\n  a: 1\n  a: 2\n")
 
 
+@pytest.mark.parametrize("key", ["null", "~", "NULL"])
+def test_key_that_is_null_is_an_error_and_no_variable_called_none(key: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="a key is null"):
+        load_yaml(f"env:\n  {key}: a\n")
+
+    assert load_yaml('env:\n  "null": a\n') == {"env": {"null": "a"}}
+
+
 def test_spec_with_a_secret_by_name_only_takes_it_from_the_shell() -> None:
     assert parse_spec({"command": ["x"], "env": {"HF_TOKEN": None}}).env == {"HF_TOKEN": None}
 

@@ -88,6 +88,8 @@ REFUSED: list[Any] = [
     {"command": []},
     {"command": "ls"},
     {"command": ["ls", 1]},
+    {"command": ["ls", "a\0b"]},
+    {"command": ["ls\0"]},
     {"command": None},
     {"function": "f"},
     {"function": ":f"},

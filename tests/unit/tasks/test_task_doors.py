@@ -118,6 +118,7 @@ ENTRIES: list[tuple[str, dict[str, Any], Any]] = [
     ("command", {"command": "ls"}, CommandEntry("ls")),  # type: ignore[arg-type]
     ("command[1]", {"command": ["ls", HALF]}, CommandEntry(("ls", HALF))),
     ("command[0]", {"command": [1]}, CommandEntry((1,))),  # type: ignore[arg-type]
+    ("command", {"command": ["ls", "a\0b"]}, CommandEntry(("ls", "a\0b"))),
     ("project", {"project": "", "workflow": "w"}, WorkflowEntry("", "w")),
     ("workflow", {"project": "p", "workflow": HALF}, WorkflowEntry("p", HALF)),
     ("args[0]", {"project": "p", "workflow": "w", "args": [HALF]}, WorkflowEntry("p", "w", (HALF,))),

@@ -34,6 +34,7 @@ from runtime.units import divide, format_time
 
 # Small values: what an example costs is the number of its characters and leaves.
 TEXT = st.text(min_size=1, max_size=8)
+ARGUMENT = st.characters(codec="utf-8", exclude_characters="\0")
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -44,7 +45,7 @@ TIMES = st.integers(10**12, 4 * 10**12).map(
 )
 ENTRIES = (
     st.builds(WorkflowEntry, TEXT, TEXT, st.lists(st.text()).map(tuple))
-    | st.builds(CommandEntry, st.lists(st.text(), min_size=1).map(tuple))
+    | st.builds(CommandEntry, st.lists(st.text(ARGUMENT), min_size=1).map(tuple))
     | st.builds(
         FunctionEntry, st.just("mod.sub:name"), st.lists(JSON).map(tuple), st.dictionaries(TEXT, JSON, max_size=3)
     )
