@@ -20,6 +20,7 @@ from runtime.values import dataclass, field, fields
 APP: Final = "research-runtime"
 DEFAULT_STACK_FILE: Final = "default-stack"
 USER_FILE: Final = "runtime/config.toml"
+MEND: Final = "mend or remove it"
 Durability = Literal["full", "normal"]
 
 
@@ -194,16 +195,16 @@ def _user_folder(env: Mapping[str, str], variable: str, fallback: str) -> Path:
 
 def _read_table(path: Path, start: Path) -> Mapping[str, Any] | None:
     in_pyproject = path.name == "pyproject.toml"
+    ends = f"an empty `runtime.toml` of your own in `{start}` ends the search there"
     found = read_file(str(path))
     if found is None:
         if not in_pyproject and os.path.lexists(path):
-            raise _no_file(str(path))
+            raise _no_file(str(path), hint=MEND if path.parent == start else f"{MEND}; {ends}")
         return None
     status, data = found
     # Most pyproject files have no such table; a look at the bytes saves loading a TOML parser for them.
     if in_pyproject and b"runtime" not in data:
         return None
-    ends = f"an empty `runtime.toml` of your own in `{start}` ends the search there"
     instead = "work in a folder of your own" if path.parent == start else ends
     check_trusted(str(path), instead=instead, opened=status)
     table = _parse_table(str(path), data)
@@ -213,8 +214,8 @@ def _read_table(path: Path, start: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _no_file(path: str) -> RequestRefused:
-    return RequestRefused(f"`{path}` cannot be read: it is no file, or not open to you", hint="mend or remove it")
+def _no_file(path: str, *, hint: str = MEND) -> RequestRefused:
+    return RequestRefused(f"`{path}` cannot be read: it is no file, or not open to you", hint=hint)
 
 
 def _parse_table(path: str, data: bytes) -> dict[str, Any]:

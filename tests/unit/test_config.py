@@ -93,6 +93,16 @@ def test_settings_that_are_no_file_are_refused_and_not_passed_over(tmp_path: Pat
     with pytest.raises(RequestRefused, match=f"`{path}` cannot be read: it is no file"):
         load_project(tmp_path)
 
+    # In a shared folder it may be another user's, who will not remove it.
+    below = tmp_path / "mine"
+    below.mkdir()
+    with pytest.raises(RequestRefused) as refused:
+        load_project(below)
+    assert refused.value.hint is not None
+    assert f"an empty `runtime.toml` of your own in `{below}` ends the search" in refused.value.hint
+    (below / "runtime.toml").touch()
+    assert load_project(below).root == below
+
 
 def test_environment_goes_before_the_project_and_the_project_before_what_was_remembered(tmp_path: Path) -> None:
     remember_stack("remembered", settings_of(tmp_path))
