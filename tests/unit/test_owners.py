@@ -159,8 +159,8 @@ def test_pyproject_of_others_without_our_table_is_passed_over(tmp_path: Path) ->
     assert load_project(tmp_path).file is None
 
 
-def test_pipe_in_the_place_of_a_project_file_keeps_nobody_waiting(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "runtime.toml")
+def test_pipe_in_the_place_of_a_pyproject_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pyproject.toml")
 
     assert load_project(tmp_path).file is None
 
