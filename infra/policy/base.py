@@ -35,6 +35,8 @@ class Bounds:
     """Ids of the repository and its owner that may federate; None: any."""
     keys: frozenset[str] | None = None
     """Keys that the stack encrypts with: none or one; None: any."""
+    image_projects: frozenset[str] | None = None
+    """Projects whose images a machine may start from; None: all."""
     pool: str | None = None
     """Identity pool of another stack that this one federates with."""
 

@@ -45,7 +45,7 @@ from infra.policy.base import (
     namespace_of,
 )
 from infra.settings.read import SECRET_VALUE
-from infra.settings.rules import PRIVATE, quantity
+from infra.settings.rules import PRIVATE, is_clusters_own, quantity
 from runtime.schema import leaves
 
 HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ACCOUNT)
@@ -107,14 +107,23 @@ def find_strays(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         if bounds.project and isinstance(project, str) and project not in homes:
             yield each, f"is in the project `{project}`, allowed is {bounds.project}", "name it under `existing`"
     for each in graph.made("gcp") if bounds.regions is not None else ():
-        for key in ("region", "zone", "location"):
-            place = each.inputs.get(key)
+        for key, place in _places(each):
             if not isinstance(place, str) or place == "global":
                 continue
             region = place.rpartition("-")[0] if key == "zone" else place
             if region.lower() not in (bounds.regions or ()):
                 allowed = ", ".join(sorted(bounds.regions or ()))
                 yield each, f"is in `{place}`, allowed are {allowed}", "name the region in the stack file"
+
+
+def _places(resource: Registration) -> Iterator[tuple[str, Any]]:
+    """Yield every region, zone and location that a resource is in, or keeps copies in."""
+    for key in ("region", "zone", "location"):
+        yield key, resource.inputs.get(key)
+    for each in items_of(get(resource.inputs.get("customPlacementConfig"), "dataLocations")):
+        yield "location", each
+    for each in items_of(get(get(resource.inputs.get("replication"), "userManaged"), "replicas")):
+        yield "location", get(each, "location")
 
 
 def find_default_providers(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
@@ -312,6 +321,7 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "forwards packets of other addresses", "leave `can_ip_forward` out"
         if items_of(each.inputs.get("attachedDisks")) or isinstance(get(each.inputs.get("bootDisk"), "source"), str):
             yield each, "has a disk that exists already", "start from an image"
+        yield from _find_foreign_images(each, bounds)
         shield = each.inputs.get("shieldedInstanceConfig")
         for key in ("enableSecureBoot", "enableVtpm", "enableIntegrityMonitoring"):
             if not may_be(get(shield, key), True):
@@ -331,6 +341,19 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             yield each, "runs as an account that is not known before `up`", "make an account for it"
         elif isinstance(email, str) and not is_own_account(graph, f"serviceAccount:{email}"):
             yield each, f"runs as `{email}`, which is no account of this stack", "make an account for it"
+
+
+def _find_foreign_images(machine: Registration, bounds: Bounds) -> Iterator[Finding]:
+    boot = get(machine.inputs.get("bootDisk"), "initializeParams")
+    if isinstance(get(boot, "snapshot"), str):
+        yield machine, "starts from a snapshot", "start from an image"
+    image = get(boot, "image")
+    if bounds.image_projects is None or not isinstance(image, str):
+        return
+    found = re.search(r"(?:^|/)projects/([^/]+)/global/images/[^/]+$", image)
+    if found is None or found[1] not in bounds.image_projects:
+        allowed = f"allowed are images of {', '.join(sorted(bounds.image_projects))}"
+        yield machine, f"starts from `{image}`, {allowed}", "write `projects/P/global/images/NAME`"
 
 
 def find_open_addresses(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
@@ -432,7 +455,12 @@ def find_wild_claims(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """A namespace that we make has a quota and refuses pods with rights on their host; each one in use denies traffic."""
-    limits = list(graph.of_type(QUOTA))
+    # A quota with scopes limits some pods only.
+    limits = [
+        each
+        for each in graph.of_type(QUOTA)
+        if not any(isinstance(get(each.inputs.get("spec"), key), list | Mapping) for key in ("scopes", "scopeSelector"))
+    ]
     denials = [each for each in graph.of_type(NETWORK_POLICY) if _denies(each.inputs.get("spec"))]
     for each in graph.of_type(NAMESPACE):
         name = get(each.inputs.get("metadata"), "name")
@@ -447,6 +475,10 @@ def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
                 f"makes the namespace `{name}`, which admits privileged pods",
                 f"label it `{POD_SECURITY}: baseline`",
             )
+    for each in graph.made("kubernetes"):
+        name = get(each.inputs.get("metadata"), "name") if each.type == NAMESPACE else namespace_of(each)
+        if isinstance(name, str) and is_clusters_own(name):
+            yield each, f"is in the namespace `{name}`, which is the cluster's own", "choose another namespace"
     for each in graph.of_type(CLAIM):
         name = namespace_of(each)
         if not _any_in(denials, each.provider, name):

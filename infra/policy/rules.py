@@ -17,6 +17,7 @@ from infra.check.recording import Registration
 from infra.policy import encryption, grants, resources
 from infra.policy.base import UNBOUNDED, Bounds, Graph, Rule
 from infra.settings.model import Settings
+from infra.settings.stack_rules import find_image_projects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,4 +103,5 @@ def bounds_of(settings: Settings) -> Bounds:
         repository=(ci.repository_id, ci.owner_id) if ci else None,
         keys=frozenset([settings.kms_key] if settings.kms_key else []),
         pool=ci.pool if ci else None,
+        image_projects=find_image_projects(settings),
     )

@@ -445,13 +445,16 @@ def _cluster(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
             f"one of the cluster's namespaces: {', '.join(sorted(cluster.namespaces)) or 'none'}",
             suggest(cluster.slot_namespace, cluster.namespaces),
         )
-    for name, namespace in cluster.namespaces.items():
+    for name in cluster.namespaces:
         where = join(path, f"namespaces.{name}")
         if not _DNS_LABEL.fullmatch(name):
             yield wrong(where, name, "lower case letters, digits and dashes, 63 at most")
-        elif namespace.create and (name == "default" or name.startswith("kube-")):
+        elif is_clusters_own(name):
             yield Problem(
-                path=where, message="is a namespace that every cluster has", hint="`create: false` uses it as it is"
+                path=where,
+                message="is a namespace of the cluster's own: launchers would act for its programs,"
+                " and what denies traffic by default would cut them off",
+                hint="choose another name, or one that the administrators made for you",
             )
 
 
@@ -567,6 +570,11 @@ def _label_problems(labels: Mapping[str, str], path: str) -> Iterator[Problem]:
             yield wrong(where, value, "at most 63 lower case letters, digits, `-` and `_`, no sign at the ends")
     if len(labels) > 60:
         yield Problem(path=path, message=f"has {len(labels)} labels, allowed are 60")
+
+
+def is_clusters_own(namespace: str) -> bool:
+    """Whether every cluster has this namespace, with programs of its own in it."""
+    return namespace == "default" or namespace.startswith("kube-")
 
 
 def count_machines(settings: Settings) -> int:

@@ -155,9 +155,15 @@ def _machine_problems(settings: Settings, path: str, machine_type: str) -> Itera
         )
 
 
+def find_image_projects(settings: Settings) -> frozenset[str]:
+    """Projects whose images a head may start from."""
+    own = [settings.project] if settings.project else []
+    return BOOT_IMAGE_PROJECTS.union(settings.overrides.boot_image_projects, own)
+
+
 def _boot_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
     found = BOOT_IMAGE.fullmatch(image)
-    known = sorted({*BOOT_IMAGE_PROJECTS, *settings.overrides.boot_image_projects, settings.project or ""} - {""})
+    known = sorted(find_image_projects(settings))
     if found and found["project"] not in known:
         yield Problem(
             path=path,

@@ -370,7 +370,11 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("kubernetes/lab/server", "http://lab", "kubernetes.lab.server", "begins with `https://`"),
     ("kubernetes/lab/context", " ", "kubernetes.lab.context", "a name without spaces"),
     ("kubernetes/lab/namespaces/Train", {"quota": {"pods": "1"}}, "kubernetes.lab.namespaces.Train", "lower case"),
-    ("kubernetes/lab/namespaces/default", {}, "kubernetes.lab.namespaces.default", "`create: false`"),
+    *(
+        (f"kubernetes/lab/namespaces/{name}", value, f"kubernetes.lab.namespaces.{name}", "of the cluster's own")
+        for name in ("default", "kube-system", "kube-node-lease")
+        for value in ({"quota": {"pods": "1"}}, {"create": False, "launchers": ["Group:lab"]})
+    ),
     ("kubernetes/lab/namespaces/train/quota", {}, "kubernetes.lab.namespaces.train.quota", "is empty"),
     (
         "kubernetes/lab/namespaces/train/quota",

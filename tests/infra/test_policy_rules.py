@@ -13,6 +13,7 @@ import pulumi_kubernetes as kubernetes
 import pytest
 
 from infra.check.recording import UNKNOWN, Recording, Unknown, record
+from infra.gcp.catalog import BOOT_IMAGE_PROJECTS
 from infra.gcp.outputs import compute
 from infra.naming import labels
 from infra.policy.base import Bounds, Graph
@@ -360,6 +361,30 @@ def open_policy(lab: Lab) -> None:
     lab.namespace(deny=DENY | {"ingress": [{}]})
 
 
+def clusters_own(lab: Lab) -> None:
+    inside = {"name": "r", "namespace": "kube-system", "labels": LABELS}
+    rules = [{"api_groups": ["batch"], "resources": ["jobs"], "verbs": ["get"]}]
+    kubernetes.rbac.v1.Role("lab-r", metadata=inside, rules=rules, opts=lab.opts())
+
+
+def limit_of_some_pods(lab: Lab) -> None:
+    lab.namespace(quota=False, deny=DENY)
+    inside = {"namespace": "train", "labels": LABELS}
+    spec = {"hard": {"pods": "9"}, "scopes": ["BestEffort"]}
+    kubernetes.core.v1.ResourceQuota("lab-quota", metadata=inside, spec=spec, opts=lab.opts())
+
+
+def copies_elsewhere(lab: Lab) -> None:
+    gcp.secretmanager.Secret(
+        "lab-s",
+        secret_id="s",
+        labels=LABELS,
+        replication={"user_managed": {"replicas": [{"location": "us-west4"}, {"location": "asia-east1"}]}},
+        opts=lab.opts(),
+    )
+    lab.bucket(location="us", custom_placement_config={"data_locations": ["us-east1", "us-central1"]})
+
+
 def claim_elsewhere(lab: Lab) -> None:
     lab.claim("1Gi")
 
@@ -482,6 +507,11 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
     ),
     (
         "closed-instances",
+        lambda lab: lab.instance(boot_disk={"initialize_params": {"snapshot": "projects/x/global/snapshots/s"}}),
+        [("lab-vm", "starts from a snapshot")],
+    ),
+    (
+        "closed-instances",
         lambda lab: lab.instance(shielded_instance_config={"enable_vtpm": True, "enable_integrity_monitoring": True}),
         [("lab-vm", "is not shielded: `enableSecureBoot` is not true")],
     ),
@@ -572,6 +602,16 @@ BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
         "closed-namespaces",
         claim_elsewhere,
         [("lab-claim", "is in the namespace `train`, which has no network policy that denies by default")],
+    ),
+    (
+        "closed-namespaces",
+        limit_of_some_pods,
+        [("lab-train", "makes the namespace `train` without a quota")],
+    ),
+    (
+        "closed-namespaces",
+        clusters_own,
+        [("lab-r", "is in the namespace `kube-system`, which is the cluster's own")],
     ),
     ("explicit-provider", default_provider, [("lab-t", "uses the default provider")]),
     ("parented", ungrouped, [("lab-t", "belongs to no component")]),
@@ -675,6 +715,37 @@ def test_region_outside_of_the_bounds_is_refused() -> None:
         ("lab-vm", "is in `europe-west4-b`, allowed are us-west4"),
     ]
     assert found_by("regions", lambda lab: lab.instance(), bounds) == []
+
+
+def test_copies_outside_of_the_bounds_are_refused() -> None:
+    bounds = Bounds(regions=frozenset({"us-west4", "us", "us-east1"}))
+
+    assert found_by("regions", copies_elsewhere, bounds) == [
+        ("lab-s", "is in `asia-east1`, allowed are us, us-east1, us-west4"),
+        ("lab-bucket", "is in `us-central1`, allowed are us, us-east1, us-west4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("image", "count"),
+    [
+        ("projects/debian-cloud/global/images/debian-12-v20260915", 0),
+        ("https://www.googleapis.com/compute/v1/projects/my-lab/global/images/own", 0),
+        ("projects/stranger/global/images/debian-12", 1),
+        ("projects/debian-cloud/global/images/family/debian-12", 1),
+        ("debian-12", 1),
+        ("global/images/debian-12", 1),
+    ],
+)
+def test_image_of_a_project_that_the_stack_does_not_trust_is_refused(image: str, count: int) -> None:
+    bounds = Bounds(image_projects=frozenset({"debian-cloud", "my-lab"}))
+
+    found = found_by(
+        "closed-instances", lambda lab: lab.instance(boot_disk={"initialize_params": {"image": image}}), bounds
+    )
+
+    hint = "allowed are images of debian-cloud, my-lab"
+    assert found == [("lab-vm", f"starts from `{image}`, {hint}")] * count
 
 
 def test_snapshots_outside_of_the_bounds_are_refused() -> None:
@@ -782,6 +853,7 @@ def test_bounds_are_what_the_settings_say() -> None:
         subjects=frozenset(),
         repository=(12, 34),
         keys=frozenset(),
+        image_projects=BOOT_IMAGE_PROJECTS | {values["project"]},
     )
 
 
