@@ -209,7 +209,7 @@ def _same(old: Any, new: Any) -> bool:
 
 def path_parts(path: str) -> tuple[str, ...]:
     """`labels["a.b"].c[0]` → `labels`, `a.b`, `c`, `0`."""
-    found = re.findall(r'\["((?:[^"\\]|\\.)*)"\]|\[(\d+|\*)\]|([^.\[\]]+)', path)
+    found = re.findall(r'\["((?:[^"\\]|\\.)*)"\]|\[([0-9]+|\*)\]|([^.\[\]]+)', path)
     return tuple(next(part for part in each if part) for each in found)
 
 

@@ -6,6 +6,7 @@ namespace, so the rights of a namespace's administrator suffice.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pulumi_kubernetes import core, meta, networking, rbac
 
 from infra.settings.model import ClaimSettings, NamespaceSettings
 from infra.settings.read import ensure_valid
-from infra.settings.rules import quantity
+from infra.settings.rules import OWN_ADDRESSES, quantity
 from runtime.errors import InvalidValue
 
 SERVICE_ACCOUNT: Final = "runtime-job"
@@ -232,7 +233,10 @@ def claim_spec(settings: ClaimSettings) -> core.v1.PersistentVolumeClaimSpecArgs
 def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
     """Return the policy that lets the namespace's pods reach each other, name servers, HTTPS and `cidrs`."""
     inside = networking.v1.NetworkPolicyPeerArgs(pod_selector=EVERY_POD)
-    declared = [networking.v1.NetworkPolicyPeerArgs(ip_block=networking.v1.IPBlockArgs(cidr=cidr)) for cidr in cidrs]
+    declared = [
+        networking.v1.NetworkPolicyPeerArgs(ip_block=networking.v1.IPBlockArgs(cidr=cidr, except_=_own_within(cidr)))
+        for cidr in cidrs
+    ]
     egress = [
         networking.v1.NetworkPolicyEgressRuleArgs(to=[inside]),
         # The address of the name servers differs between clusters.
@@ -247,6 +251,13 @@ def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
         ingress=[networking.v1.NetworkPolicyIngressRuleArgs(from_=[inside])],
         egress=egress,
     )
+
+
+def _own_within(cidr: str) -> list[str] | None:
+    """Return the addresses in a range where a node's credentials are served; None if there are none."""
+    outer = ipaddress.ip_network(cidr)
+    inside = [str(each) for each in OWN_ADDRESSES if each.version == outer.version and each.subnet_of(outer)]  # type: ignore[arg-type]
+    return inside or None
 
 
 def pod_defaults(quota: Mapping[str, str]) -> core.v1.LimitRangeItemArgs | None:

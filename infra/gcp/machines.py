@@ -21,15 +21,19 @@ ARM: Final = "ARM64"
 
 _MEMORY_STEP_MIB: Final = 256
 _EXTENDED_MIB: Final = 640 * 1024
+_CUSTOM: Final = re.compile(r"custom-([1-9][0-9]*)-([1-9][0-9]*)(-ext)?")
 _METAL: Final = re.compile(r".*-metal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """The custom types of a family: `n2-custom-8-32768`, in vCPUs and MiB; `-ext` has more memory than `most_mib`."""
+    """The custom types of a family: `n2-custom-8-32768`, in vCPUs and MiB; `-ext` has more memory than `most_mib`.
 
-    vcpus: int
-    """The most."""
+    https://cloud.google.com/compute/docs/instances/creating-instance-with-custom-machine-type
+    """
+
+    vcpus: tuple[range, ...]
+    """The counts above one that Google offers."""
     least_mib: int
     most_mib: int
     """Both for each vCPU."""
@@ -56,7 +60,7 @@ def _types(kinds: str, *sizes: int, end: str = "") -> tuple[str, ...]:
 
 
 _ALL: Final = "standard highmem highcpu"
-_N2: Final = Custom(vcpus=128, least_mib=512, most_mib=8192)
+_N2: Final = Custom(vcpus=(range(2, 33, 2), range(36, 129, 4)), least_mib=512, most_mib=8192)
 
 # https://cloud.google.com/compute/docs/general-purpose-machines, and the pages beside it for each of Google's groups.
 # Disks: https://cloud.google.com/compute/docs/disks/hyperdisks and https://cloud.google.com/compute/docs/disks/persistent-disks
@@ -121,7 +125,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "e2": Family(
         types=(*_types("standard highcpu", 2, 4, 8, 16, 32), *_types("highmem", 2, 4, 8, 16)),
-        custom=Custom(vcpus=32, least_mib=512, most_mib=8192, extended=False),
+        custom=Custom(vcpus=(range(2, 33, 2),), least_mib=512, most_mib=8192, extended=False),
     ),
     "g2": Family(types=_types("standard", 4, 8, 12, 16, 24, 32, 48, 96), disks=("pd-balanced", "pd-ssd"), gpus=True),
     "g4": Family(types=_types("standard", 6, 12, 24, 48, 96, 192, 384), disks=HYPERDISK, gpus=True),
@@ -136,7 +140,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "n1": Family(
         types=(*_types("standard", 1, 2, 4, 8, 16, 32, 64, 96), *_types("highmem highcpu", 2, 4, 8, 16, 32, 64, 96)),
-        custom=Custom(vcpus=96, least_mib=922, most_mib=6656),
+        custom=Custom(vcpus=(range(2, 97, 2),), least_mib=922, most_mib=6656),
     ),
     "n2": Family(
         types=(
@@ -150,23 +154,23 @@ FAMILIES: Final[Mapping[str, Family]] = {
             *_types("standard highcpu", 2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 224),
             *_types("highmem", 2, 4, 8, 16, 32, 48, 64, 80, 96),
         ),
-        custom=Custom(vcpus=96, least_mib=512, most_mib=8192),
+        custom=Custom(vcpus=(range(2, 3), range(4, 9, 4), range(16, 97, 16)), least_mib=512, most_mib=8192),
     ),
     "n4": Family(
         types=_types(_ALL, 2, 4, 8, 16, 32, 48, 64, 80),
         disks=HYPERDISK,
-        custom=Custom(vcpus=80, least_mib=2048, most_mib=8192),
+        custom=Custom(vcpus=(range(2, 81, 2),), least_mib=2048, most_mib=8192),
     ),
     "n4a": Family(
         types=_types(_ALL, 1, 2, 4, 8, 16, 32, 48, 64),
         disks=HYPERDISK,
         architecture=ARM,
-        custom=Custom(vcpus=64, least_mib=2048, most_mib=8192),
+        custom=Custom(vcpus=(range(2, 65, 2),), least_mib=2048, most_mib=8192),
     ),
     "n4d": Family(
         types=_types(_ALL, 2, 4, 8, 16, 32, 48, 64, 80, 96),
         disks=HYPERDISK,
-        custom=Custom(vcpus=96, least_mib=2048, most_mib=8192),
+        custom=Custom(vcpus=(range(2, 97, 2),), least_mib=2048, most_mib=8192),
     ),
     "t2a": Family(types=_types("standard", 1, 2, 4, 8, 16, 32, 48), architecture=ARM),
     "t2d": Family(types=_types("standard", 1, 2, 4, 8, 16, 32, 48, 60)),
@@ -197,14 +201,14 @@ def is_offered(machine_type: str) -> bool:
     """Whether the table has this type, or allows it as a custom one."""
     series, _, rest = machine_type.partition("-")
     family = family_of(machine_type)
-    numbers = re.fullmatch(r"custom-(\d+)-(\d+)(-ext)?", rest)
+    numbers = _CUSTOM.fullmatch(rest)
     if not numbers:
         return rest in family.types
     vcpus, memory_mib, custom = int(numbers[1]), int(numbers[2]), family.custom
-    if custom is None or not 1 <= vcpus <= custom.vcpus or memory_mib % _MEMORY_STEP_MIB:
+    if custom is None or memory_mib % _MEMORY_STEP_MIB:
         return False
-    # One vCPU, or an even number. https://cloud.google.com/compute/docs/instances/creating-instance-with-custom-machine-type
-    if vcpus % 2 and not (vcpus == 1 and f"{series}-standard-1" in list_types(series)):
+    is_one = vcpus == 1 and f"{series}-standard-1" in list_types(series)
+    if not is_one and not any(vcpus in each for each in custom.vcpus):
         return False
     most_mib = _EXTENDED_MIB if numbers[3] and custom.extended else vcpus * custom.most_mib
     return vcpus * custom.least_mib <= memory_mib <= most_mib
@@ -223,12 +227,23 @@ def describe_allowed(machine_type: str) -> str:
     custom, kind = FAMILIES[series].custom, rest.partition("-")[0]
     if kind == "custom" and custom is not None:
         return (
-            f"`{series}-custom-VCPUS-MIB` with an even number of vCPUs up to {custom.vcpus} and"
+            f"`{series}-custom-VCPUS-MIB` with {' or '.join(map(_describe_counts, custom.vcpus))} vCPUs and"
             f" {custom.least_mib:,} to {custom.most_mib:,} MiB for each, a multiple of {_MEMORY_STEP_MIB} in all"
         )
     types = list_types(series)
     alike = [each for each in types if each.startswith(f"{series}-{kind}-")]
     return f"one of {', '.join(alike or types)}"
+
+
+def _describe_counts(counts: range) -> str:
+    return f"{counts[0]} to {counts[-1]} in steps of {counts.step}" if len(counts) > 2 else ", ".join(map(str, counts))
+
+
+def count_vcpus(machine_type: str) -> int | None:
+    """Return the vCPUs that the name of a machine states; None if it states none."""
+    rest = machine_type.partition("-")[2]
+    found = _CUSTOM.fullmatch(rest) or re.fullmatch(r"[a-z]+-([0-9]+)(?:-[a-z]+)*", rest)
+    return int(found[1]) if found else None
 
 
 def _is_x86(series: str) -> bool:

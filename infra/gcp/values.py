@@ -95,7 +95,7 @@ def seconds(lowest: int, highest: int, *, zero: bool = False, empty: bool = Fals
     def check(value: Any) -> str | None:
         if not isinstance(value, str) or (empty and value == ""):
             return None
-        found = re.fullmatch(r"(\d+)(\.\d{1,9})?s", value)
+        found = re.fullmatch(r"([0-9]+)(\.[0-9]{1,9})?s", value)
         if not found:
             return f"is `{value}`, expected seconds such as `{max(lowest, 1)}s`"
         amount = float(value[:-1])
@@ -147,7 +147,7 @@ def backoff_order(value: Any) -> str | None:
     if not isinstance(value, Mapping):
         return None
     low, high = value.get("minimumBackoff"), value.get("maximumBackoff")
-    spans = [re.fullmatch(r"(\d+)s", each) if isinstance(each, str) else None for each in (low, high)]
+    spans = [re.fullmatch(r"([0-9]+)s", each) if isinstance(each, str) else None for each in (low, high)]
     if spans[0] and spans[1] and int(spans[0][1]) > int(spans[1][1]):
         return f"has a minimum of {low} above its maximum of {high}"
     return None
@@ -188,12 +188,12 @@ NAME_63 = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 
 project = matches(PROJECT, "a project id: 6 to 30 of a-z, 0-9, `-`, beginning with a letter")
 role = matches(
-    rf"roles/[A-Za-z0-9_.]+|projects/{PROJECT}/roles/[A-Za-z0-9_.]{{3,64}}|organizations/\d+/roles/[A-Za-z0-9_.]{{3,64}}",
+    rf"roles/[A-Za-z0-9_.]+|projects/{PROJECT}/roles/[A-Za-z0-9_.]{{3,64}}|organizations/[0-9]+/roles/[A-Za-z0-9_.]{{3,64}}",
     "`roles/…`, `projects/P/roles/R` or `organizations/N/roles/R`",
 )
 email = r"[^@\s:]+@[^@\s:]+\.[^@\s:]+"
 member = matches(
-    rf"(?:user|group|serviceAccount|deleted:serviceAccount):{email}(?:\?uid=\d+)?|domain:[^@\s:]+\.[^@\s:]+"
+    rf"(?:user|group|serviceAccount|deleted:serviceAccount):{email}(?:\?uid=[0-9]+)?|domain:[^@\s:]+\.[^@\s:]+"
     r"|serviceAccount:[a-z][a-z0-9-]+\.svc\.id\.goog\[[a-z0-9-]+/[a-z0-9-]+\]"
     r"|allUsers|allAuthenticatedUsers|project(?:Owner|Editor|Viewer):[a-z0-9.:-]+"
     r"|principal(?:Set)?://(?:iam|sts)\.googleapis\.com/\S+",
@@ -212,9 +212,9 @@ full_topic_path = matches(
 )
 compute_name = matches(NAME_63, "1 to 63 of a-z, 0-9, `-`, beginning with a letter, not ending in `-`")
 account_id = matches(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "6 to 30 of a-z, 0-9, `-`, beginning with a letter")
-region = matches(r"[a-z]+(?:-[a-z]+)+\d+", "a region such as `us-west4`")
-zone = matches(r"[a-z]+(?:-[a-z]+)+\d+-[a-z]", "a zone such as `us-west4-a`")
-location = matches(r"[A-Za-z]+(?:-[A-Za-z]+)*\d*(?:-[a-z])?", "a region or multi-region")
+region = matches(r"[a-z]+(?:-[a-z]+)+[0-9]+", "a region such as `us-west4`")
+zone = matches(r"[a-z]+(?:-[a-z]+)+[0-9]+-[a-z]", "a zone such as `us-west4-a`")
+location = matches(r"[A-Za-z]+(?:-[A-Za-z]+)*[0-9]*(?:-[a-z])?", "a region or multi-region")
 network_link = matches(rf"{LINK}/global/networks/{NAME_63}|{NAME_63}", "a network's self-link")
 subnet_link = matches(
     rf"{LINK}/regions/[a-z0-9-]+/subnetworks/{NAME_63}|{NAME_63}",
@@ -230,7 +230,7 @@ bucket_name = all_of(
     ),
     matches(r"(?!goog)(?!.*google)(?!.*g00gle).*", "a name without `google` that does not begin with `goog`"),
     matches(r"[^.]{3,63}|[^.]{1,63}(?:\.[^.]{1,63})+", "parts of at most 63 characters"),
-    matches(r"(?!\d+\.\d+\.\d+\.\d+$).*", "a name that is no address"),
+    matches(r"(?![0-9]+\.[0-9]+\.[0-9]+\.[0-9]+$).*", "a name that is no address"),
 )
 pool_id = matches(r"(?!gcp-)[a-z0-9-]{4,32}", "4 to 32 of a-z, 0-9, `-`, not beginning with `gcp-`")
 service_host = matches(r"[a-z0-9-]+\.googleapis\.com", "a service such as `pubsub.googleapis.com`")
@@ -248,14 +248,14 @@ VALUES: Final[Mapping[str, Mapping[str, Check]]] = {
         "mode": one_of("STANDARD_REPOSITORY", "VIRTUAL_REPOSITORY", "REMOTE_REPOSITORY"),
         "cleanupPolicies.[].action": one_of("DELETE", "KEEP"),
         "cleanupPolicies.[].condition.tagState": one_of("TAGGED", "UNTAGGED", "ANY"),
-        "cleanupPolicies.[].condition.olderThan": matches(r"\d+[smhd]", "a duration such as `30d`"),
-        "cleanupPolicies.[].condition.newerThan": matches(r"\d+[smhd]", "a duration such as `30d`"),
+        "cleanupPolicies.[].condition.olderThan": matches(r"[0-9]+[smhd]", "a duration such as `30d`"),
+        "cleanupPolicies.[].condition.newerThan": matches(r"[0-9]+[smhd]", "a duration such as `30d`"),
     },
     "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": {"location": location},
     "gcp:billing/budget:Budget": {
         "billingAccount": matches(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}", "`XXXXXX-XXXXXX-XXXXXX` in hex digits"),
         "amount.specifiedAmount.currencyCode": matches(r"[A-Z]{3}", "a currency such as `USD`"),
-        "amount.specifiedAmount.units": matches(r"\d+", "a whole number as text"),
+        "amount.specifiedAmount.units": matches(r"[0-9]+", "a whole number as text"),
     },
     "gcp:compute/firewall:Firewall": {
         "name": compute_name,
@@ -266,9 +266,11 @@ VALUES: Final[Mapping[str, Mapping[str, Check]]] = {
         "destinationRanges.[]": cidr,
         "targetTags.[]": compute_name,
         "sourceTags.[]": compute_name,
-        "allows.[].protocol": matches(r"tcp|udp|icmp|esp|ah|sctp|ipip|all|\d{1,3}", "tcp, udp, icmp … or a number"),
-        "allows.[].ports.[]": matches(r"\d{1,5}(?:-\d{1,5})?", "a port or a range such as `6379` or `10000-19999`"),
-        "denies.[].protocol": matches(r"tcp|udp|icmp|esp|ah|sctp|ipip|all|\d{1,3}", "tcp, udp, icmp … or a number"),
+        "allows.[].protocol": matches(r"tcp|udp|icmp|esp|ah|sctp|ipip|all|[0-9]{1,3}", "tcp, udp, icmp … or a number"),
+        "allows.[].ports.[]": matches(
+            r"[0-9]{1,5}(?:-[0-9]{1,5})?", "a port or a range such as `6379` or `10000-19999`"
+        ),
+        "denies.[].protocol": matches(r"tcp|udp|icmp|esp|ah|sctp|ipip|all|[0-9]{1,3}", "tcp, udp, icmp … or a number"),
     },
     "gcp:compute/instance:Instance": {
         "name": compute_name,

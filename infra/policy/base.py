@@ -136,7 +136,9 @@ CLAIM: Final = "kubernetes:core/v1:PersistentVolumeClaim"
 NETWORK_POLICY: Final = "kubernetes:networking.k8s.io/v1:NetworkPolicy"
 CLUSTER_ROLE: Final = "kubernetes:rbac.authorization.k8s.io/v1:Role"
 CLUSTER_GRANT: Final = "kubernetes:rbac.authorization.k8s.io/v1:RoleBinding"
-AGENT: Final = re.compile(r"serviceAccount:(?:service-\d+@[a-z0-9-]+\.iam|\d+@cloudservices)\.gserviceaccount\.com")
+AGENT: Final = re.compile(
+    r"serviceAccount:(?:service-[0-9]+@[a-z0-9-]+\.iam|[0-9]+@cloudservices)\.gserviceaccount\.com"
+)
 """Members that are agents of Google's services."""
 
 

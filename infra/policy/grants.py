@@ -179,7 +179,7 @@ VERBS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 
 ISSUER: Final = "https://token.actions.githubusercontent.com"
 _PINNED: Final = re.compile(
-    r"assertion\.repository_id == '(?P<repository>\d+)' && assertion\.repository_owner_id == '(?P<owner>\d+)'"
+    r"assertion\.repository_id == '(?P<repository>[0-9]+)' && assertion\.repository_owner_id == '(?P<owner>[0-9]+)'"
     r" && assertion\.event_name != 'pull_request_target'"
     r"(?P<deploys> && assertion\.ref == 'refs/(?:heads|tags)/[^'\\*]+' && assertion\.environment == '[^'\\*]+')?"
 )

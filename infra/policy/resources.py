@@ -133,7 +133,7 @@ def find_default_providers(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             continue
         # `urn:pulumi:STACK::PROJECT::pulumi:providers:gcp::NAME::ID`
         name = each.provider.split("::")[-2] if each.provider and each.provider.count("::") >= 4 else None
-        if name is None or re.fullmatch(r"default(_\d+.*)?", name):
+        if name is None or re.fullmatch(r"default(_[0-9]+.*)?", name):
             yield (
                 each,
                 "uses the default provider",
@@ -288,7 +288,7 @@ def _seconds(value: Any) -> float | None:
     """Return the seconds of `600s`; None if the input is absent, infinity if only the cloud knows it."""
     if isinstance(value, Unknown):
         return math.inf
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)s", value) if isinstance(value, str) else None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)s", value) if isinstance(value, str) else None
     return float(found[1]) if found else None
 
 

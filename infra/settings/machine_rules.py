@@ -22,7 +22,7 @@ _SCRIPT: Final = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
 SETUP_LIMIT_BYTES: Final = 16 * 1024
 """The script travels in the metadata of each machine, and once for each different pool in that of the head."""
 
-_SHM_SIZE: Final = re.compile(r"[1-9]\d{0,5}[mg]")
+_SHM_SIZE: Final = re.compile(r"[1-9][0-9]{0,5}[mg]")
 _PATH: Final = r"/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*"
 _MOUNT: Final = re.compile(rf"(?P<host>{_PATH}):(?P<container>{_PATH})(?::ro)?")
 HOST_FOLDERS: Final = ("/data", "/local", "/media", "/mnt", "/scratch", "/srv", "/tmp", "/var/tmp")
@@ -38,18 +38,18 @@ OUR_FOLDERS: Final = (
 SYSTEM_FOLDERS: Final = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 """Folders of a container that a mount must not hide: programs, accounts, devices."""
 
-_SIZE: Final = r"[1-9]\d{0,8}[bkmg]"
+_SIZE: Final = r"[1-9][0-9]{0,8}[bkmg]"
 _LEAST_MEMORY: Final = 6 << 20
 OPTIONS: Final[Mapping[str, str]] = {
     "cap-add": "IPC_LOCK|PERFMON|SYS_NICE|SYS_PTRACE",
-    "cpu-shares": r"\d{1,6}",
-    "cpus": r"\d{1,4}(?:\.\d{1,3})?",
-    "cpuset-cpus": r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*",
+    "cpu-shares": r"[0-9]{1,6}",
+    "cpus": r"[1-9][0-9]{0,3}(?:\.[0-9]{1,3})?|0\.(?:0[1-9]|[1-9])[0-9]?",
+    "cpuset-cpus": r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*",
     "memory": _SIZE,
     "memory-reservation": _SIZE,
     "memory-swap": f"-1|{_SIZE}",
-    "oom-score-adj": r"-?(?:\d{1,3}|1000)",
-    "ulimit": r"(?:core|memlock|nice|nofile|nproc|rtprio|sigpending|stack)=-?\d{1,12}(?::-?\d{1,12})?",
+    "oom-score-adj": r"-?(?:[0-9]{1,3}|1000)",
+    "ulimit": r"(?:core|memlock|nice|nofile|nproc|rtprio|sigpending|stack)=-?[0-9]{1,12}(?::-?[0-9]{1,12})?",
 }
 """Option of `docker run` → its value. None of them gives more of the machine than the container has: a folder is a mount,
 and a variable is in `variables`. https://docs.docker.com/reference/cli/docker/container/run/"""
@@ -142,6 +142,32 @@ def _option_problems(option: str, where: str) -> Iterator[Problem]:
         yield wrong(where, option, f"one of {', '.join(f'`--{each}`' for each in OPTIONS)}", hint)
     elif not re.fullmatch(OPTIONS[found["name"]], found["value"]):
         yield wrong(where, option, f"`--{found['name']}=` and a value of the form `{OPTIONS[found['name']]}`")
+    elif not _is_in_order(found["name"], found["value"]):
+        yield wrong(where, option, "a soft limit of at most the hard one, and ranges that begin below their end")
+
+
+def _is_in_order(name: str, value: str) -> bool:
+    if name == "ulimit":
+        soft, _, hard = value.partition("=")[2].partition(":")
+        # -1 is no limit.
+        return not hard or hard == "-1" or 0 <= int(soft) <= int(hard)
+    ranges = [each.split("-") for each in value.split(",")] if name == "cpuset-cpus" else []
+    return all(int(each[0]) <= int(each[-1]) for each in ranges)
+
+
+def find_cpu_problems(container: ContainerSettings, path: str, machine: str, vcpus: int) -> Iterator[Problem]:
+    """Find CPUs that a machine does not have, so that Docker would not start the container."""
+    for index, option in enumerate(container.options or ()):
+        found = _OPTION.fullmatch(option)
+        if not found or not re.fullmatch(OPTIONS.get(found["name"], ""), found["value"]):
+            continue
+        wanted = {
+            "cpus": lambda value: float(value) > vcpus,
+            "cpuset-cpus": lambda value: max(map(int, re.split("[,-]", value))) >= vcpus,
+        }.get(found["name"])
+        if wanted and wanted(found["value"]):
+            where = f"{join(path, 'container.options')}[{index}]"
+            yield Problem(path=where, message=f"is `{option}`, and `{machine}` has {vcpus} vCPUs")
 
 
 def _memory_problems(options: Sequence[str], path: str) -> Iterator[Problem]:

@@ -15,7 +15,13 @@ from typing import Any, Final
 from infra.gcp import catalog, machines
 from infra.naming import OWN_LABELS
 from infra.settings.key_rules import find_form_problems
-from infra.settings.machine_rules import VARIABLE, find_container_problems, find_label_problems, find_machine_problems
+from infra.settings.machine_rules import (
+    VARIABLE,
+    find_container_problems,
+    find_cpu_problems,
+    find_label_problems,
+    find_machine_problems,
+)
 from infra.settings.model import (
     AccessSettings,
     AlertSettings,
@@ -58,11 +64,11 @@ _NAME_RULE: Final = "lower case letters, digits and dashes, a letter first, 40 a
 _PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LABEL_KEY: Final = re.compile(r"[a-z](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?)?")
-_EMAIL: Final = re.compile(r"[^@\s:]+@[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
+_EMAIL: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.!#$%&'+/=?^_{|}~-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
 MEMBER: Final = re.compile(r"(?:group|user):(?P<email>.+)|domain:(?P<domain>.+)")
 PUBLIC_DOMAINS: Final = frozenset({"gmail.com", "googlemail.com"})
 """Domains in which everybody can have an account."""
-_DOMAIN: Final = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
+_DOMAIN: Final = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
 SUBNET: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
@@ -76,22 +82,33 @@ REPOSITORY: Final = re.compile(
 _REPOSITORY_NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SECRET: Final = re.compile(r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]{1,255}")
 _BUCKET: Final = re.compile(r"(?!goog|.*google)[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
-IMAGE: Final = re.compile(r"(?P<name>[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+)@sha256:[0-9a-f]{64}")
-_IMAGE_SOURCE: Final = re.compile(r"[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+")
-BOOT_IMAGE: Final = re.compile(
-    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z][a-z0-9-]*)"
+# https://github.com/distribution/reference has the grammar.
+_REGISTRY: Final = r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?"
+_IMAGE_PATH: Final = r"(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)"
+IMAGE: Final = re.compile(
+    rf"(?P<name>(?!.*docker\.pkg\.dev(?:/[^/]+){{1,2}}@){_REGISTRY}{_IMAGE_PATH}+)@sha256:[0-9a-f]{{64}}"
 )
-ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
+_IMAGE_SOURCE: Final = re.compile(rf"{_REGISTRY}{_IMAGE_PATH}+")
+BOOT_IMAGE: Final = re.compile(
+    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?)"
+)
+_DATED_IMAGES: Final = ("debian-cloud", "rocky-linux-cloud", "ubuntu-os-cloud")
+"""Projects whose images end in their date, and whose families do not."""
+ACCELERATOR: Final = re.compile(r"(?P<family>v[0-9]+[a-z]*)-(?P<size>[1-9][0-9]*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
-MACHINE: Final = re.compile(r"[a-z]\d+[a-z]*-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
+MACHINE: Final = re.compile(r"[a-z][0-9]+[a-z]*-(?:[a-z]+-[0-9]+[a-z-]*|custom-[1-9][0-9]*-[1-9][0-9]*(?:-ext)?)")
 _CI_POOL: Final = re.compile(r"projects/(?P<number>[^/]+)/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
 _OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
-_REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\']+")
+_REF_PART: Final = r"(?!\.)[^\x00-\x20\x7f-\xa0~^:?*\[\\'/]+(?<!\.)(?<!\.lock)"
+_REF: Final = re.compile(rf"(?!.*(?:\.\.|@\{{))refs/(?:heads|tags)/{_REF_PART}(?:/{_REF_PART})*")
+"""What Git takes, without quotes and signs that stand for other names. https://git-scm.com/docs/git-check-ref-format"""
 _ENVIRONMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}")
 _BILLING: Final = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
 PRIVATE: Final = tuple(
     ipaddress.ip_network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
+OWN_ADDRESSES: Final = tuple(ipaddress.ip_network(each) for each in ("169.254.0.0/16", "fe80::/10", "fd20:ce::/32"))
+"""Addresses at which a machine is served what is about itself, its credentials among it."""
 _DOCKERS: Final = ipaddress.ip_network("172.17.0.0/16")
 
 _NO_SPACES: Final = re.compile(r"(?:[!-~]|\w){1,253}")
@@ -99,7 +116,7 @@ _SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/[!-~]*)?")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _DNS_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 _CLASS: Final = re.compile(rf"(?:{_DNS_NAME.pattern})?")
-_QUANTITY: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>|m|k|[KMGTPE]i|[MGTPE])")
+_QUANTITY: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>|m|k|[KMGTPE]i|[MGTPE])")
 _POWERS: Final = {"m": -1, "": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 _PLAIN_QUOTAS: Final = frozenset(
@@ -110,6 +127,8 @@ _PLAIN_QUOTAS: Final = frozenset(
         *("secrets", "configmaps", "replicationcontrollers", "resourcequotas"),
     }
 )
+_IN_PARTS: Final = re.compile(r"(?:(?:requests|limits)\.)?(?:cpu|memory|ephemeral-storage)|(?:.*/)?requests\.storage")
+"""Keys of a quota whose amounts can have fractions. Kubernetes counts the others, and refuses `1.5` of them."""
 _QUOTA: Final = re.compile(
     r"requests\.[a-z0-9.-]+/[A-Za-z0-9._-]+|count/[a-z0-9.-]+|[a-z0-9.-]+\.storageclass\.storage\.k8s\.io/\S+"
 )
@@ -257,6 +276,21 @@ def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
     yield from _range(head, path, "snapshot_days", 0, 65_535)
     yield from _choice(head, path, "disk_type", machines.disk_types(head.machine_type))
     yield from find_machine_problems(head, path)
+    yield from _head_cpu_problems(head, path)
+
+
+def _head_cpu_problems(head: HeadSettings, path: str) -> Iterator[Problem]:
+    vcpus = machines.count_vcpus(head.machine_type)
+    if vcpus is not None:
+        yield from find_cpu_problems(head.container, path, head.machine_type, vcpus)
+    for name, pool in head.pools.items():
+        inherits = pool.container.options is None
+        where = path if inherits else join(path, f"pools.{name}")
+        host = catalog.find_tpu_host(pool.accelerator)
+        if host is not None and not (inherits and vcpus is not None and vcpus <= host.vcpus):
+            yield from find_cpu_problems(
+                head.container if inherits else pool.container, where, pool.accelerator, host.vcpus
+            )
 
 
 def _machine_problems(machine_type: str, where: str) -> Iterator[Problem]:
@@ -270,7 +304,7 @@ def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
     allowed = "one version of an image, `projects/P/global/images/NAME`"
     found = BOOT_IMAGE.fullmatch(image)
     if "/family/" in image or (
-        found and found["project"] == "debian-cloud" and not re.search(r"-v\d{8}$", found["name"])
+        found and found["project"] in _DATED_IMAGES and not re.search(r"-v[0-9]{8}$", found["name"])
     ):
         yield wrong(where, image, allowed, hint="a family would replace the head on the day it gets a new version")
     elif not found:
@@ -368,6 +402,14 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
             if not right:
                 hint = f"did you mean `group:{member}`?" if _EMAIL.fullmatch(member) else None
                 yield wrong(where, member, "`group:EMAIL`, `user:EMAIL` or `domain:DOMAIN`", hint)
+            elif member.endswith(".gserviceaccount.com"):
+                hint = "what a program needs it gets from a role: `worker`, `submitter`, `pusher`, or `impersonate`"
+                yield Problem(path=where, message=f"is `{member}`, an account of a program", hint=hint)
+            elif member != member.lower():
+                # Google's comparison knows no case: one of two spellings would take away what the other has.
+                yield wrong(
+                    where, member, "an address in lower case, as Google compares them", f"write `{member.lower()}`"
+                )
         yield from _repeated(members, join(path, key))
     if not access.project_grants and not (access.operators or access.researchers):
         yield Problem(
@@ -383,11 +425,13 @@ def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
         if not 0 < getattr(ci, key) <= LARGEST:
             hint = f"`gh api repos/{ci.repository} --jq {'.id' if key == 'repository_id' else '.owner.id'}` prints it"
             yield wrong(join(path, key), getattr(ci, key), f"a positive number, at most {LARGEST:,}", hint)
-    yield from _form(ci, path, "ref", _REF, "`refs/heads/BRANCH`", f"did you mean `refs/heads/{ci.ref}`?")
+    meant = f"refs/heads/{ci.ref}"
+    nearest = f"did you mean `{meant}`?" if _REF.fullmatch(meant) and not ci.ref.startswith("refs/") else None
+    yield from _form(ci, path, "ref", _REF, "`refs/heads/BRANCH`", nearest)
     yield from _form(ci, path, "environment", _ENVIRONMENT, "the name of a protected environment")
     if ci.pool is not None:
         found = _CI_POOL.fullmatch(ci.pool)
-        if not found or not found["number"].isdigit():
+        if not found or not re.fullmatch("[0-9]+", found["number"]):
             advice = "the project's number, not its id: `gcloud projects describe` prints it" if found else None
             allowed = "`projects/NUMBER/locations/global/workloadIdentityPools/ID`"
             yield wrong(join(path, "pool"), ci.pool, allowed, advice)
@@ -418,7 +462,7 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
             hint = f"did you mean `{alias}`?" if alias else suggest(family, catalog.TPU_FAMILIES)
             yield wrong(where, family, f"one of the families {', '.join(sorted(catalog.TPU_FAMILIES))}", hint)
         for index, zone in enumerate(zones):
-            if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z0-9]+", zone):
+            if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z0-9]+", zone):
                 yield wrong(f"{where}[{index}]", zone, "a zone such as `us-west4-a`")
     forms = {
         "images": (_IMAGE_SOURCE, "`HOST/PATH`, such as `ghcr.io/lab`"),
@@ -430,7 +474,7 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
             if not form.fullmatch(value):
                 yield wrong(f"{join(path, key)}[{index}]", value, allowed)
     for index, region in enumerate(overrides.regions):
-        if not re.fullmatch(r"[a-z]+-[a-z]+\d+", region):
+        if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+", region):
             yield wrong(f"{join(path, 'regions')}[{index}]", region, "a region such as `us-west4`")
 
 
@@ -467,6 +511,8 @@ def _namespace(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
             yield Problem(path=where, message="is nothing that a quota can limit", hint=nearest)
         if not _QUANTITY.fullmatch(amount):
             yield wrong(where, amount, 'a quantity, such as `"64"`, `500m` or `1Ti`')
+        elif not _IN_PARTS.fullmatch(key) and not quantity(amount).is_integer():
+            yield wrong(where, amount, "a whole number: these are counted")
     if namespace.create and not namespace.quota:
         yield Problem(
             path=join(path, "quota"),
@@ -486,6 +532,9 @@ def _namespace(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
         else:
             if not _has_plain_length(cidr):
                 yield wrong(where, cidr, "a range with the length of its prefix", f"write `{parsed}`")
+            elif any(parsed.version == each.version and parsed.subnet_of(each) for each in OWN_ADDRESSES):  # type: ignore[arg-type]
+                yield wrong(where, cidr, "a range of other machines: there a machine's own credentials are served")
+    yield from _repeated(namespace.egress_cidrs, join(path, "egress_cidrs"))
     for index, launcher in enumerate(namespace.launchers):
         if not _LAUNCHER.fullmatch(launcher):
             yield wrong(

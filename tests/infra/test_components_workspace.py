@@ -220,6 +220,21 @@ def test_no_declared_range_opens_no_further_rule() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("cidr", "without"),
+    [
+        ("0.0.0.0/0", ["169.254.0.0/16"]),
+        ("::/0", ["fe80::/10", "fd20:ce::/32"]),
+        ("fd00::/8", ["fd20:ce::/32"]),
+        ("168.0.0.0/8", None),
+    ],
+)
+def test_wide_range_leaves_out_where_credentials_of_nodes_are_served(cidr: str, without: list[str] | None) -> None:
+    *_, last = spec(record_workspace(replace(FULL, egress_cidrs=(cidr,))), "workers")["egress"]
+
+    assert last == {"to": [{"ipBlock": {"cidr": cidr} | ({"except": without} if without else {})}]}
+
+
 def test_jobs_run_as_an_account_without_token_that_names_the_pull_secret() -> None:
     account = objects(record_workspace(FULL))["account"]
 

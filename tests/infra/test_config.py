@@ -311,7 +311,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("heads/main/machine_type", "q7-standard-8", "heads.main.machine_type", "of the families"),
     ("heads/main/machine_type", "n2-standard-7", "heads.main.machine_type", "did you mean `n2-standard-"),
     ("heads/main/machine_type", "n2-standard-7", "heads.main.machine_type", "machine_types: [n2-standard-7]}`"),
-    ("heads/main/machine_type", "n2-custom-3-8192", "heads.main.machine_type", "an even number of vCPUs up to 128"),
+    ("heads/main/machine_type", "n2-custom-3-8192", "heads.main.machine_type", "2 to 32 in steps of 2"),
     ("heads/main/machine_type", "e2-highmem-32", "heads.main.machine_type", "one of e2-highmem-2, e2-highmem-4"),
     ("heads/main/machine_type", "c4a-standard-8", "heads.main.machine_type", "an x86 machine"),
     (
@@ -319,6 +319,63 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "projects/debian-cloud/global/images/debian-12-bookworm-arm64-v20260915",
         "heads.main.boot_image",
         "an image for x86 machines",
+    ),
+    *(
+        ("heads/main/machine_type", machine, "heads.main.machine_type", allowed)
+        for machine, allowed in (
+            ("n2-custom-34-34816", "2 to 32 in steps of 2 or 36 to 128 in steps of 4 vCPUs"),
+            ("n2d-custom-6-6144", "2 or 4, 8 or 16 to 96 in steps of 16 vCPUs"),
+            ("n2-custom-08-8192", "a machine type such as"),
+            ("n2-custom-8-08192", "a machine type such as"),
+            ("n2-custom-\u0668-8192", "a machine type such as"),
+        )
+    ),
+    *(
+        ("heads/main/image", f"{name}@{DIGEST}", "heads.main.image", "write 64 zeros")
+        for name in (
+            *("docker.io/rayproject/../evil/x", "docker.io/rayproject/./ray", "docker.io/rayproject/-ray", "-/a/b"),
+            *(
+                "us-west4-docker.pkg.dev/my-lab/marin",
+                "us-west4-docker.pkg.dev/my-lab",
+                "docker.io:\u0664/rayproject/ray",
+            ),
+        )
+    ),
+    ("overrides/images", ["."], "overrides.images[0]", "`HOST/PATH`"),
+    ("overrides/images", ["docker.io/x/.."], "overrides.images[0]", "`HOST/PATH`"),
+    *(
+        ("heads/main/boot_image", f"projects/{name}", "heads.main.boot_image", "one version of an image")
+        for name in (
+            *("my-lab/global/images/a-", f"my-lab/global/images/{'a' * 64}"),
+            *("ubuntu-os-cloud/global/images/ubuntu-2404-lts-amd64", "rocky-linux-cloud/global/images/rocky-linux-9"),
+            "debian-cloud/global/images/debian-12-bookworm-v\uff12\uff10\uff12\uff15\uff10\uff11\uff10\uff11",
+        )
+    ),
+    *(
+        ("heads/main/container", {"options": [option]}, "heads.main.container.options[0]", said)
+        for option, said in (
+            ("--cpus=9999", "and `n2-standard-8` has 8 vCPUs"),
+            ("--cpus=8.5", "and `n2-standard-8` has 8 vCPUs"),
+            ("--cpuset-cpus=0-8", "and `n2-standard-8` has 8 vCPUs"),
+            ("--cpuset-cpus=3-1", "ranges that begin below their end"),
+            ("--ulimit=nproc=10:5", "a soft limit of at most the hard one"),
+            ("--ulimit=nproc=-1:5", "a soft limit of at most the hard one"),
+            ("--cpus=\u0663", "a value of the form"),
+            ("--cpus=0", "a value of the form"),
+            ("--cpus=0.001", "a value of the form"),
+        )
+    ),
+    (
+        "heads/main/pools/v5e/container",
+        {"options": ["--cpus=25"]},
+        "heads.main.pools.v5e.container.options[0]",
+        "and `v5litepod-1` has 24 vCPUs",
+    ),
+    (
+        "heads/main",
+        GOOD["heads"]["main"] | {"machine_type": "n2-standard-48", "container": {"options": ["--cpus=40"]}},
+        "heads.main.container.options[0]",
+        "and `v5litepod-1` has 24 vCPUs",
     ),
     ("heads/main/disk_gb", 10, "heads.main.disk_gb", "allowed are 50 to"),
     ("heads/main/boot_image", "debian-cloud/debian-12", "heads.main.boot_image", "one version of an image"),
@@ -387,6 +444,41 @@ WRONG: list[tuple[str, Any, str, str]] = [
         {"pods": "many"},
         "kubernetes.lab.namespaces.train.quota.pods",
         "a quantity",
+    ),
+    *(
+        (
+            "kubernetes/lab/namespaces/train/quota",
+            {key: amount},
+            f"kubernetes.lab.namespaces.train.quota.{key}",
+            said,
+        )
+        for key, amount, said in (
+            ("pods", "200m", "a whole number"),
+            ("pods", "1.5", "a whole number"),
+            ("secrets", "0.1", "a whole number"),
+            ("requests.nvidia.com/gpu", "500m", "a whole number"),
+            ("count/jobs.batch", "1.5", "a whole number"),
+            ("pods", "\u0662", "a quantity"),
+        )
+    ),
+    *(
+        (
+            "kubernetes/lab/namespaces/train/egress_cidrs",
+            [cidr, *more],
+            f"kubernetes.lab.namespaces.train.egress_cidrs{at}",
+            said,
+        )
+        for cidr, more, at, said in (
+            ("169.254.169.254/32", [], "[0]", "credentials"),
+            ("fd20:ce::254/128", [], "[0]", "credentials"),
+            ("10.0.0.0/8", ["10.0.0.0/8"], "", "2 times"),
+        )
+    ),
+    (
+        "kubernetes/lab/namespaces/train/claims/scratch/size",
+        "\u0661Gi",
+        "kubernetes.lab.namespaces.train.claims.scratch.size",
+        "a size such as",
     ),
     (
         "kubernetes/lab/namespaces/train/quota",
@@ -469,6 +561,30 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("queues/default/retention_s", 86_400, "alerts.oldest_task_days", "less than the retention of queue `default`"),
     ("alerts/budget", {"billing_account": "mine", "monthly": 5}, "alerts.budget.billing_account", "is `mine`"),
     ("alerts/budget", {"billing_account": "0123AB-0123AB-0123AB", "monthly": 0}, "alerts.budget.monthly", "positive"),
+    *(
+        ("ci/ref", ref, "ci.ref", "`refs/heads/BRANCH`")
+        for ref in (
+            *("refs/heads/main/", "refs/heads//main", "refs/heads/a..b", "refs/heads/a.lock", "refs/heads/a.lock/b"),
+            *(
+                "refs/heads/.a",
+                "refs/heads/a.",
+                "refs/heads/a@{1}",
+                "refs/heads/a\x01",
+                "refs/heads/a\x7f",
+                "refs/heads",
+            ),
+        )
+    ),
+    ("ci/pool", "projects/12\u00b2/locations/global/workloadIdentityPools/p-ci", "ci.pool", "the project's number"),
+    ("ci/pool", "projects/\u0661\u0662/locations/global/workloadIdentityPools/p-ci", "ci.pool", "the project's number"),
+    ("access/operators", ["user:Ada@example.com"], "access.operators[0]", "write `user:ada@example.com`"),
+    ("access/researchers", ["group:lab@Example.com"], "access.researchers[0]", "write `group:lab@example.com`"),
+    ("access/researchers", ["domain:Example.com"], "access.researchers[0]", "write `domain:example.com`"),
+    ("access/operators", ["user:w@my-lab.iam.gserviceaccount.com"], "access.operators[0]", "an account of a program"),
+    *(
+        ("access/operators", [f"group:{local}@example.com"], "access.operators[0]", "`group:EMAIL`")
+        for local in ("*", 'a"b', "a\u202eb", "", "\u0430da", "a`b")
+    ),
     # overrides
     ("overrides/tpu_zones", {"v5e": ["us-west4-b"]}, "overrides.tpu_zones.v5e", "did you mean `v5litepod`?"),
     ("overrides/tpu_zones", {"v4": ["us-west4"]}, "overrides.tpu_zones.v4[0]", "a zone such as"),

@@ -262,7 +262,7 @@ def test_container_with_every_kind_of_setting_is_accepted() -> None:
         "options": [
             "--ulimit=nproc=4096:8192",
             "--memory=100g",
-            "--cpuset-cpus=0-3,8",
+            "--cpuset-cpus=0-3,7",
             "--cap-add=SYS_PTRACE",
             "--memory-swap=-1",
         ],

@@ -33,6 +33,7 @@ from pulumi_policy.deserialize import SPECIAL_SECRET_SIG, SPECIAL_SIG_KEY
 from pulumi_policy.proxy import UNKNOWN_OBJECT_VALUE, UNKNOWN_STRING_VALUE, unknown_checking_proxy
 
 from infra.check.recording import UNKNOWN, Recording, Registration, Secret, Unknown, record
+from infra.gcp.catalog import BOOT_IMAGE_PROJECTS
 from infra.policy.base import Bounds
 from infra.policy.packed import READER, as_registration, describe, policies, stack_bounds
 from infra.policy.rules import RULES, apply_rules
@@ -306,6 +307,7 @@ def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
         cidrs=frozenset(),
         subjects=frozenset(),
         keys=frozenset(),
+        image_projects=BOOT_IMAGE_PROJECTS | {"my-lab-dev"},
     )
 
 

@@ -262,6 +262,10 @@ def test_two_secrets_in_one_variable_are_refused() -> None:
     [
         *("PATH", "HOME", "LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES", "PYTHONPATH", "PYTHONSTARTUP", "BASH_ENV"),
         *("RUNTIME_OUTPUT_DIR", "RUNTIME_FENCED", "GOOGLE_APPLICATION_CREDENTIALS", "CUDA_VISIBLE_DEVICES", "RANK"),
+        *("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"),
+        *("NO_GCE_CHECK", "GOOGLE_CLOUD_UNIVERSE_DOMAIN", "BOTO_CONFIG", "OPENSSL_CONF", "TPU_LIBRARY_PATH"),
+        *("PJRT_NAMES_AND_LIBRARY_PATHS", "CUDA_INJECTION64_PATH", "NCCL_NET_PLUGIN", "OMP_TOOL_LIBRARIES"),
+        *("PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "npm_config_registry", "NPM_CONFIG_REGISTRY"),
         *("BASH_FUNC_ls", "A=B", "A B", "", "1A", "A\n", "\u00c4"),
     ],
 )
@@ -270,7 +274,11 @@ def test_variable_of_the_system_or_the_runtime_carries_no_secret(variable: str) 
 
 
 @pytest.mark.parametrize(
-    "variable", ["HF_TOKEN", "WANDB_API_KEY", "_x", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY_PASSWORD"]
+    "variable",
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "_x", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY_PASSWORD", "UV_INDEX_LAB_PASSWORD"),
+        *("NCCL_DEBUG", "OMP_NUM_THREADS", "GOOGLE_CLOUD_PROJECT", "TPU_NAME", "CUDA_LAUNCH_BLOCKING"),
+    ],
 )
 def test_variable_of_an_application_carries_a_secret(variable: str) -> None:
     assert is_free_variable(variable)
