@@ -88,7 +88,14 @@ def load_stack_config(path: Path) -> StackConfig:
 def read_stack_file(path: Path) -> StackConfig:
     """Return the file's own values under `config:`, with full keys. Raises `InvalidStackFile`."""
     content = _read_mapping(path)
-    unknown = sorted(set(content) - {"config", "encryptionsalt", "encryptedkey", "secretsprovider", "environment"})
+    if "environment" in content:
+        hint = "write them under `config:`; `runtime secrets put` takes values that are secret"
+        raise InvalidStackFile(path, "names an `environment`, whose settings nobody sees before `up`", hint=hint)
+    salt = content.get("encryptionsalt")
+    if salt is not None and not _SALT.fullmatch(str(salt)):
+        hint = "take the line from an older version of the file: without it, what it encrypts is lost"
+        raise InvalidStackFile(path, "has a damaged `encryptionsalt`, which the engine would refuse", hint=hint)
+    unknown = sorted(set(content) - {"config", "encryptionsalt", "encryptedkey", "secretsprovider"})
     if unknown:
         near = difflib.get_close_matches(unknown[0], ["config"], n=1)
         raise InvalidStackFile(
@@ -147,6 +154,8 @@ def as_text(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
 
 
+_SALT: Final = re.compile(r"v1:[A-Za-z0-9+/]{11}=:v1:[A-Za-z0-9+/]+={0,2}:[A-Za-z0-9+/]+={0,2}")
+"""Salt, nonce and a probe of the passphrase, in base64."""
 _MOST_VALUES: Final = 100_000
 _TAG: Final = "tag:yaml.org,2002:"
 _ONE_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
@@ -156,10 +165,18 @@ _OTHERS_NUMBER: Final = re.compile(r"[-+]?(?:0o[0-7_]+|\.?[0-9][0-9_]*(?:\.[0-9_
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a repeated key, of which plain YAML loading keeps the last, merges, and texts that YAML 1.1 and 1.2 read differently.
+    """Refuses a repeated key, of which plain YAML loading keeps the last, merges, tags, and texts that YAML 1.1 and 1.2 read differently.
 
     The engine reads 1.2 and `check` 1.1: `yes`, `0200` and `1:30` would be checked as one value and deployed as another.
     """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if (tag := getattr(event, "tag", None)) is not None:
+            shown = tag.replace(_TAG, "!!")
+            problem = f"the tag `{shown}` makes another value of what it stands before; write the value itself"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         value = super().construct_object(node, deep=deep)

@@ -264,11 +264,17 @@ def decode(kind: Any, value: object) -> object:
     """Decode the value of a top-level key, which the engine passes as text: objects and lists as JSON."""
     if isinstance(value, str) and without_none(kind) not in (str, int, bool):
         try:
-            return json.loads(value) if value else None
-        except ValueError:
+            return json.loads(value, object_pairs_hook=_without_repeats) if value else None
+        except (ValueError, RecursionError):
             return value
     # Pulumi.yaml has to give every key a default; the default of a text is the empty text.
     return None if value == "" else value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def show(value: object) -> str:

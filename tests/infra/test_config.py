@@ -733,6 +733,17 @@ def test_a_zone_and_a_region_that_the_tables_lack_are_accepted_by_override() -> 
 
 
 @pytest.mark.parametrize(
+    "text",
+    ['{"default": {"ack_deadline_s": 10, "ack_deadline_s": 20}}', '{"a": {}, "a": {}}', "[" * 200_000, "{"],
+    ids=["repeated-key", "repeated-name", "deep", "cut"],
+)
+def test_object_as_text_that_is_no_object_is_refused_and_not_guessed(text: str) -> None:
+    [problem] = problems_of(GOOD | {"queues": text})
+
+    assert (problem.path, "allowed is an object with keys" in problem.message) == ("queues", True)
+
+
+@pytest.mark.parametrize(
     ("image", "images"),
     [
         (f"docker.io/rayproject/ray@{DIGEST}", []),

@@ -117,6 +117,33 @@ def test_file_that_no_program_can_read_is_refused(tmp_path: Path, text: str, sai
 
 
 @pytest.mark.parametrize(
+    "written",
+    ['!!bool "no"', '!!int "190:20"', "!!str 5", "!!set {a, b}", "!!binary YQ==", "!!map {}", "!own 1", "! a"],
+)
+def test_tag_that_makes_another_value_is_refused_with_its_place(tmp_path: Path, written: str) -> None:
+    said = refused(tmp_path, f"config:\n  a: {{b: {written}}}\n")
+    assert f"line 2, column 10: the tag `{written.split()[0]}` makes another value" in said
+
+
+SALT = "v1:RGVoSU9SUmU=:v1:YWJjZGVmZ2hpamts:c2VjcmV0c2VjcmV0"
+
+
+@pytest.mark.parametrize("salt", ["v1:abc", "", "12", SALT[3:], SALT.replace("v1", "v2"), SALT[:-1] + "#", SALT[:20]])
+def test_damaged_salt_is_refused_before_the_engine_meets_it(tmp_path: Path, salt: str) -> None:
+    assert "has a damaged `encryptionsalt`" in refused(tmp_path, f"encryptionsalt: {salt!r}\nconfig: {{}}\n")
+
+
+def test_whole_salt_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "Pulumi.x.yaml"
+    file.write_text(f"encryptionsalt: {SALT}\nconfig: {{a: 1}}\n", encoding="utf-8")
+    assert set(read_stack_file(file).values) == {"research-runtime:a"}
+
+
+def test_settings_from_elsewhere_that_no_check_sees_are_refused(tmp_path: Path) -> None:
+    assert "names an `environment`" in refused(tmp_path, "environment:\n- lab/dev\nconfig: {}\n")
+
+
+@pytest.mark.parametrize(
     "text",
     ["config:\n  \"a\\x1b]0;x\\x07\": 1\n  b: [\n", "\"\\x1b[2J\": 1\n", "config: {\"\\x9b1A\": 1, \"\\x9b1A\": 2}\n"],
 )  # fmt: skip
