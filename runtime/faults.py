@@ -24,7 +24,7 @@ def parse_faults(text: str) -> "dict[str, tuple[str, int]]":
         name, _, rest = item.partition("=")
         action, _, option = rest.partition(":")
         key, _, count = option.partition("=")
-        if action not in ACTIONS or (option and (key != "after" or not count.isdigit())):
+        if action not in ACTIONS or (option and (key != "after" or not count.isdecimal())):
             raise ValueError(f"RUNTIME_FAULTS: `{item}` is no fault, expected name={'|'.join(ACTIONS)}[:after=N]")
         faults[name] = (action, int(count or 0))
     return faults

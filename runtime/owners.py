@@ -25,7 +25,7 @@ def own_ids() -> "Set[int]":
     https://git-scm.com/docs/git-config#Documentation/git-config.txt-safedirectory"""
     ids = {0, os.geteuid()}
     behind = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
-    if behind.isdigit():
+    if behind.isdecimal():
         ids.add(int(behind))
     return ids
 

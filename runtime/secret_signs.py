@@ -75,7 +75,7 @@ def is_secret(name: str, value: object, *, depth: int = 9) -> bool:
     text = str(value).strip()
     if sign.startswith("CREDENTIAL") and re.fullmatch(_PATH, text):
         return False
-    return not re.fullmatch(_PLAIN, text) or (sign in _SECRET_ANYHOW and text[-1:].isdigit() and text[:1] not in "$`")
+    return not re.fullmatch(_PLAIN, text) or (sign in _SECRET_ANYHOW and text[-1:].isdecimal() and text[:1] not in "$`")
 
 
 def find_secret(values: object, path: str = "", *, depth: int = 20) -> str | None:

@@ -115,7 +115,7 @@ class Network(Part):
             destination_ranges=[cidr],
             allows=[compute.FirewallAllowArgs(protocol=protocol) for protocol in ("tcp", "udp", "icmp")],
             deletion_policy="DELETE",
-            opts=self._options(delete_before_replace=True),
+            opts=self._options(delete_before_replace=True, replace_on_changes=["network"]),
         )
         self.network = network.self_link
         self.subnet = subnet.self_link

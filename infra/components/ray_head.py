@@ -251,7 +251,8 @@ class RayHead(Part):
                     for protocol, ports in rule.allowed
                 ],
                 deletion_policy="DELETE",
-                opts=self._options("compute", delete_before_replace=True),
+                # Google moves no rule to another network.
+                opts=self._options("compute", delete_before_replace=True, replace_on_changes=["network"]),
             )
             for rule in (list_openings(args.cidr) if args.firewalls else [])
         ]

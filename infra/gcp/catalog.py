@@ -171,7 +171,7 @@ def find_tpu_host(accelerator: str) -> TpuHost | None:
     """Return the host of `v4-8`, or each of the hosts of `v4-32`; None for a family or a size that is not in the table."""
     name, _, size = accelerator.rpartition("-")
     family = TPU_FAMILIES.get(name)
-    if family is None or not size.isdigit():
+    if family is None or not size.isdecimal():
         return None
     return family.hosts.get(int(size)) or (family.pod_host if int(size) >= family.pod_sizes_from else None)
 

@@ -197,7 +197,7 @@ def machine_hour(machine: str, region: str) -> float | None:
     family, _, rest = machine.partition("-")
     kind, _, count = rest.partition("-")
     factor = REGION_FACTOR.get(PRICED_AS.get(region, region))
-    if family not in MACHINE_HOURS or kind not in MEMORY_GB or not count.isdigit() or factor is None:
+    if family not in MACHINE_HOURS or kind not in MEMORY_GB or not count.isdecimal() or factor is None:
         return None
     cpu, memory = MACHINE_HOURS[family]
     return int(count) * (cpu + MEMORY_GB[kind] * memory) * factor

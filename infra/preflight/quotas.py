@@ -73,7 +73,7 @@ def _compute_needs(settings: Settings) -> Iterator[tuple[str, tuple[str, ...], f
 def _machine(head: HeadSettings) -> tuple[str, int]:
     """Return family and CPUs of `n2-standard-8`, `n2-custom-8-32768`, `e2-medium` …"""
     parts = head.machine_type.split("-")
-    numbers = [int(part) for part in parts[1:] if part.isdigit()]
+    numbers = [int(part) for part in parts[1:] if part.isdecimal()]
     return parts[0], numbers[0] if numbers else 2
 
 

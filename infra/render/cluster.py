@@ -96,7 +96,7 @@ def chips_per_host(accelerator: str) -> int:
     The number after the dash counts cores if a chip has two of them, and chips otherwise.
     """
     family, _, size = accelerator.rpartition("-")
-    if not re.fullmatch(r"(?:v|tpu)[0-9]+[a-z]*", family) or not size.isdigit() or int(size) < 1:
+    if not re.fullmatch(r"(?:v|tpu)[0-9]+[a-z]*", family) or not size.isdecimal() or int(size) < 1:
         raise InvalidValue("accelerator", accelerator, "a type and a size, such as v4-8 or v5litepod-1")
     if family in _SINGLE_CORE:
         return int(size) if int(size) <= 8 else _CHIPS_PER_HOST

@@ -171,7 +171,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if (tag := getattr(event, "tag", None)) is not None:
             shown = tag.replace(_TAG, "!!")
             problem = f"the tag `{shown}` makes another value of what it stands before; write the value itself"

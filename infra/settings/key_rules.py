@@ -36,7 +36,7 @@ def find_form_problems(settings: Settings, path: str) -> Iterator[Problem]:
         yield wrong(where, key, f"{_FORM}, without a version", hint)
     elif not (found := KEY.fullmatch(key)):
         yield wrong(where, key, _FORM, "`gcloud kms keys list --keyring R --location REGION` prints the names")
-    elif found["project"].isdigit():
+    elif found["project"].isdecimal():
         # Only the id says whether the stack makes the grants on the key.
         yield wrong(where, key, f"{_FORM}, with the project's id", "`gcloud projects describe` prints it")
 

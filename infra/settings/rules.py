@@ -150,7 +150,7 @@ def find_own_problems(value: object, path: str) -> list[Problem]:
 
 
 def _stack(settings: Settings, path: str) -> Iterator[Problem]:
-    is_number = settings.project is not None and settings.project.isdigit()
+    is_number = settings.project is not None and settings.project.isdecimal()
     hint = "that is its number; `gcloud projects describe` prints the id" if is_number else None
     allowed = "a project's id: 6 to 30 lower case letters, digits and dashes"
     yield from _form(settings, path, "project", _PROJECT, allowed, hint)

@@ -180,7 +180,7 @@ def _subnet(settings: Settings) -> Iterator[Problem]:
     found, named = SUBNET.fullmatch(network.subnet or ""), NETWORK.fullmatch(network.network or "")
     if found and found["region"] != settings.region:
         yield wrong("network.subnet", network.subnet, f"a subnet in the region `{settings.region}`")
-    if found and found["project"].isdigit():
+    if found and found["project"].isdecimal():
         # Only the id says whether the network is another project's.
         fix = "`gcloud projects describe` prints it"
         yield wrong("network.subnet", network.subnet, "a self-link with the project's id, not its number", fix)

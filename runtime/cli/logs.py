@@ -96,7 +96,7 @@ def _job_logs(
     from runtime.client.jobs.handle import check_log, follow_all, read_unbegun
     from runtime.jobs.indices import choose_indices
 
-    if attempt is not None and not attempt.isdigit():
+    if attempt is not None and not attempt.isdecimal():
         raise InvalidValue("attempt", attempt, "its number, such as 2: attempts of a job are counted")
     number = int(attempt) if attempt else None
     with open_job(text, on) as job:

@@ -326,7 +326,7 @@ def _width(text: str) -> int:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").replace(".", "", 1).removesuffix("%").strip().isdigit()
+    return cell == "-" or cell.replace(",", "").replace(".", "", 1).removesuffix("%").strip().isdecimal()
 
 
 def cut_line(line: str, limit: int = 500) -> str:

@@ -197,7 +197,7 @@ def _read_filter(
 def _read_since(text: str) -> datetime:
     """Read a time ago, a day of this machine's calendar, or a time."""
     try:
-        if not text.strip().isdigit():  # seconds elsewhere, but here as likely a day without its dashes
+        if not text.strip().isdecimal():  # seconds elsewhere, but here as likely a day without its dashes
             with suppress(InvalidValue):
                 return datetime.now(UTC) - parse_duration(text, field="since")
         return datetime.fromisoformat(text.strip()).astimezone(UTC)

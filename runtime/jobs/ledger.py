@@ -200,7 +200,7 @@ def read_objects(files: Files, names: Iterable[str]) -> dict[str, dict[str, Any]
 def list_attempts(files: Files, job: str, index: int) -> list[int]:
     """Numbers of the attempts that a run has begun, oldest first."""
     names = files.names(f"{job_folder(job)}/runs/{index}", "a")
-    return sorted(int(name[1:]) for name in names if name[1:].isdigit())
+    return sorted(int(name[1:]) for name in names if name[1:].isdecimal())
 
 
 def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
@@ -255,7 +255,7 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
         _entry(job, intent, started, ended),
         cancelled="cancel" in names,
         cancelled_indices=frozenset(
-            int(name.removeprefix("cancel.")) for name in names if name.removeprefix("cancel.").isdigit()
+            int(name.removeprefix("cancel.")) for name in names if name.removeprefix("cancel.").isdecimal()
         ),
         refused=_refusal(read.get(f"{folder}/{REFUSED}")),
     )
@@ -377,12 +377,12 @@ def find_begun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState])
         return None
     # A folded run lies beside its folder; without any run, the whole job is folded.
     names = {name.partition(".")[0] for name in files.names(f"{job_folder(entry.id)}/runs")}
-    return frozenset(int(name) for name in names if name.isdigit()) or None
+    return frozenset(int(name) for name in names if name.isdecimal()) or None
 
 
 def _is_open(files: Files, run: str) -> bool:
     """Whether the last attempt of a run has no noted end."""
-    attempts = [name for name in files.names(run, "a") if name[1:].isdigit()]
+    attempts = [name for name in files.names(run, "a") if name[1:].isdecimal()]
     return bool(attempts) and not files.names(f"{run}/{max(attempts)}", "end.")
 
 

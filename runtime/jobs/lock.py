@@ -81,7 +81,7 @@ class Lock:
 
     def _newest(self) -> int | None:
         numbers = [
-            int(name.removeprefix("lock.")) for name in self._files.names(self._folder, "lock.") if name[5:].isdigit()
+            int(name.removeprefix("lock.")) for name in self._files.names(self._folder, "lock.") if name[5:].isdecimal()
         ]
         return max(numbers, default=None)
 

@@ -350,7 +350,7 @@ class Retry:
             if getattr(self, name) < 0:
                 raise ValueError(f"has `{name}` {getattr(self, name)}, expected 0 or more")
         for code in self.on_exit:
-            if not code.isdigit() or not 0 <= int(code) <= 255:
+            if not code.isdecimal() or not 0 <= int(code) <= 255:
                 raise ValueError(f"has the exit code {describe(code)} in `on_exit`, expected 0 to 255")
 
 

@@ -226,7 +226,7 @@ def list_runs(job):
 
 def _is_newest(attempt):
     run, name = os.path.split(attempt)
-    numbers = [int(each[1:]) for each in list_names(run) if each[:1] == "a" and each[1:].isdigit()]
+    numbers = [int(each[1:]) for each in list_names(run) if each[:1] == "a" and each[1:].isdecimal()]
     return name[:1] == "a" and int(name[1:]) >= max(numbers)
 
 
@@ -331,7 +331,7 @@ def fold_job(job, order):
         return
     try:
         if len(list_runs(job)) > 1:
-            runs = [name for name in list_names(os.path.join(job, "runs")) if name.isdigit()]
+            runs = [name for name in list_names(os.path.join(job, "runs")) if name.isdecimal()]
             for count, index in enumerate(runs):
                 if count % 50 == 0:
                     _write_lock(lock, os.O_TRUNC, count)  # launchers take over a lock that stands still
@@ -394,7 +394,7 @@ def _write_lock(path, flags, count):
 
 
 def _list_locks(job):
-    return [name for name in list_names(job) if name.startswith("lock.") and name[5:].isdigit()]
+    return [name for name in list_names(job) if name.startswith("lock.") and name[5:].isdecimal()]
 
 
 def _is_held(lock):

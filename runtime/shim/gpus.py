@@ -273,7 +273,7 @@ def _query_gpus():
     for line in said.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == 4:
-            numbers = [int(part) if part.isdigit() else None for part in parts[2:]]
+            numbers = [int(part) if part.isdecimal() else None for part in parts[2:]]
             free, total = numbers if None not in numbers else (None, None)
             found.append({"index": parts[0], "uuid": parts[1], "free": free, "total": total})
     return found

@@ -114,7 +114,7 @@ def is_group_alive(leader, owner=None):
     if found and leader.get("start") not in (None, found[2]):
         return False  # another process has the number, so nothing of the group was left
     for name in list_names("/proc"):
-        each = _stat(int(name)) if name.isdigit() else None
+        each = _stat(int(name)) if name.isdecimal() else None
         if each and each[0] != "Z" and each[1] == leader["pid"] and owner in (None, owner_of(int(name))):
             return True
     return False
@@ -211,7 +211,7 @@ def list_processes():
     """Process → its parent, session and state; empty on a system without /proc."""
     found = {}
     for name in list_names("/proc"):
-        words = _stat_words(int(name)) if name.isdigit() else None
+        words = _stat_words(int(name)) if name.isdecimal() else None
         if words:
             found[int(name)] = int(words[1]), int(words[3]), words[0]
     return found

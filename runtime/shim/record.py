@@ -173,7 +173,7 @@ class Run(object):
         """Every attempt so far, oldest first: its number, and its end or None."""
         found = []
         for name in self.record.names(self.name):
-            if name.startswith("a") and name[1:].isdigit():
+            if name.startswith("a") and name[1:].isdecimal():
                 found.append((int(name[1:]), self.ended(int(name[1:]))))
         return sorted(found, key=lambda each: each[0])
 
@@ -308,7 +308,7 @@ def claim_job(record, epoch, part, native):
             raise Taken(owner)
     names = record.names("owners")
     epochs = [name.partition(".")[0] for name in names if name.endswith(".%d" % part)]
-    later = [each for each in epochs if each.isdigit() and int(each) > epoch]
+    later = [each for each in epochs if each.isdecimal() and int(each) > epoch]
     if later:
         raise Taken("%s.%d" % (later[-1], part))
 

@@ -66,7 +66,7 @@ def pod_failures():
     It leaves out pods that it disrupted itself: evicted, preempted, drained, or on a node that is gone.
     """
     said = os.environ.get("RUNTIME_POD_FAILURES", "")
-    return int(said) if said.isdigit() else None
+    return int(said) if said.isdecimal() else None
 
 
 def name_end(note, before, after, full):

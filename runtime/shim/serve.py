@@ -22,7 +22,7 @@ KILLED_S = 10.0
 def rank_number():
     """The number of this rank, from the variables of the backend's starter."""
     for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
-        if os.environ.get(name, "").isdigit():
+        if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
     raise Refused("nothing says which rank this is")
 

@@ -22,7 +22,7 @@ def held_memory(leaders, limit):
     Resident sizes count a shared page once for each process, so the costlier proportional sizes are read only if their
     sum is over the limit.
     """
-    pids = [int(name) for name in list_names("/proc") if name.isdigit()]
+    pids = [int(name) for name in list_names("/proc") if name.isdecimal()]
     mine = [pid for pid in pids if _session(pid) in leaders]
     total = sum(_resident(pid) for pid in mine)
     if total <= limit or len(mine) == 1:
@@ -96,7 +96,7 @@ def disk_limit():
     """How many bytes this container may write to its own disk; None if it has no limit of its own."""
     asked, limit = (os.environ.get(name, "") for name in ("RUNTIME_DISK_REQUEST", "RUNTIME_DISK_LIMIT"))
     # For a container without a limit, Kubernetes names all that the node has as its limit, and no request.
-    return int(limit) if limit.isdigit() and asked.isdigit() and int(asked) else None
+    return int(limit) if limit.isdecimal() and asked.isdecimal() and int(asked) else None
 
 
 class DiskUse(object):

@@ -83,6 +83,8 @@ class Kind:
     """The API that must be enabled; `{service}` is the resource's own."""
     fixed: tuple[str, ...] = ()
     """Immutable inputs: another value means another resource. `project` is always immutable."""
+    held: tuple[str, ...] = ()
+    """Inputs that the provider sends in place, and Google refuses to change."""
     refers: Mapping[str, str] = field(default_factory=dict)
     """Path of an input (`*` for each item of a list) → type of the resource it must name."""
     soft_days: int = 0
@@ -160,7 +162,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "gcp:compute/routerNat:RouterNat": Kind(
         api="compute", fixed=("name", "router", "region"), refers={"router": ROUTER}
     ),
-    FIREWALL: Kind(api="compute", fixed=("name", "network", "direction"), refers={"network": NETWORK}),
+    FIREWALL: Kind(api="compute", fixed=("name", "direction"), held=("network",), refers={"network": NETWORK}),
     "gcp:compute/address:Address": Kind(
         api="compute",
         fixed=("name", "region", "address", "addressType", "subnetwork", "purpose", "description"),
@@ -179,12 +181,13 @@ KINDS: Final[Mapping[str, Kind]] = {
         fixed=(
             "name",
             "zone",
-            "description",
             "hostname",
             "metadataStartupScript",
             "bootDisk.deviceName",
             "bootDisk.kmsKeySelfLink",
-            "bootDisk.initializeParams",
+            "bootDisk.initializeParams.image",
+            "bootDisk.initializeParams.snapshot",
+            "bootDisk.initializeParams.type",
             "bootDisk.source",
             "networkInterfaces.*.networkIp",
             "scheduling.preemptible",
@@ -451,9 +454,14 @@ class GooglePlugin(Plugin):
         return {"pulumiLabels": labels, "effectiveLabels": labels}
 
     def _refuse_fixed(self, type_: str, old: Values, new: Values) -> None:
-        for path in (*KINDS[type_].fixed, "project"):
+        for path in (*KINDS[type_].fixed, *KINDS[type_].held, "project"):
             if value_at(old, path) != value_at(new, path):
                 raise Refused(f"Error 400: `{path}` cannot change: it is {value_at(old, path)!r}")
+        before, now = (value_at(each, "bootDisk.initializeParams.size") for each in (old, new))
+        if isinstance(before, int | float) and isinstance(now, int | float) and now < before:
+            raise Refused(
+                f"Error 400: the requested disk size of {now:.0f} GB is smaller than the {before:.0f} GB of the disk"
+            )
         if type_ == INSTANCE and not new.get("allowStoppingForUpdate"):
             for path in STOPS:
                 if value_at(old, path) != value_at(new, path):
@@ -600,7 +608,10 @@ def _grant_id(world: World, type_: str, inputs: Values) -> str:
         on = _find(world, wanted_type, str(value_at(inputs, path)), inputs) or on
     service = "iap/" if type_.startswith("gcp:iap/") else ""
     title = value_at(inputs, "condition.title")
-    return f"{service}{on}/{inputs['role']}/{inputs['member']}" + (f"/{title}" if title else "")
+    # Google compares the addresses of people without their case.
+    member = str(inputs["member"])
+    member = member.lower() if member.startswith(("user:", "group:", "domain:", "serviceAccount:")) else member
+    return f"{service}{on}/{inputs['role']}/{member}" + (f"/{title}" if title else "")
 
 
 def _is_granted_elsewhere(there: str, wanted: str) -> bool:

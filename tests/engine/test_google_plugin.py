@@ -369,6 +369,44 @@ def test_machine_changed_to_a_type_that_its_disk_does_not_fit_is_refused(plugin:
     assert "[pd-balanced, c4-standard-8] features are not compatible" in refused.message
 
 
+def test_boot_disk_grows_in_place_and_never_shrinks(plugin: PluginClient, cloud: Cloud) -> None:
+    old = machine("n2-standard-8", "pd-balanced", "MIGRATE")
+    sized = [
+        {**old, "bootDisk": {"initializeParams": {**old["bootDisk"]["initializeParams"], "size": gb}}}
+        for gb in (200, 300)
+    ]
+    id_, _ = plugin.create(INSTANCE, sized[0])
+
+    grown = plugin.update(INSTANCE, id_, sized[0], sized[1])
+    refused = refusal(lambda: plugin.update(INSTANCE, id_, sized[1], sized[0]))
+
+    assert grown["bootDisk"]["initializeParams"]["size"] == 300
+    assert "is smaller than the 300 GB of the disk" in refused.message
+
+
+def test_firewall_cannot_move_to_another_network_in_place(plugin: PluginClient, cloud: Cloud) -> None:
+    networks = [plugin.create(NETWORK, {**P, "name": name}, name)[0] for name in ("a", "b")]
+    rule = {**P, "name": "ssh", "sourceRanges": ["10.0.0.0/8"], "allows": [{"protocol": "tcp"}]}
+    id_, _ = plugin.create(FIREWALL, {**rule, "network": networks[0]})
+
+    refused = refusal(
+        lambda: plugin.update(FIREWALL, id_, {**rule, "network": networks[0]}, {**rule, "network": networks[1]})
+    )
+
+    assert "`network` cannot change" in refused.message
+
+
+def test_grant_to_a_member_in_another_case_is_the_same_grant(plugin: PluginClient, cloud: Cloud) -> None:
+    plugin.create(TOPIC, topic())
+    grants = [
+        {**P, "topic": "tasks", "role": "roles/pubsub.publisher", "member": f"user:{name}@example.com"}
+        for name in ("Ada", "ada")
+    ]
+    plugin.create(GRANT, grants[0])
+
+    assert "already exists" in refusal(lambda: plugin.create(GRANT, grants[1], "again")).message
+
+
 def test_firewall_in_a_network_of_another_project_is_refused_in_googles_words(
     plugin: PluginClient, cloud: Cloud
 ) -> None:

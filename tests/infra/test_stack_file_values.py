@@ -122,7 +122,7 @@ def test_file_that_no_program_can_read_is_refused(tmp_path: Path, text: str, sai
 )
 def test_tag_that_makes_another_value_is_refused_with_its_place(tmp_path: Path, written: str) -> None:
     said = refused(tmp_path, f"config:\n  a: {{b: {written}}}\n")
-    assert f"line 2, column 10: the tag `{written.split()[0]}` makes another value" in said
+    assert f"line 2, column 10: the tag `{written.split(maxsplit=1)[0]}` makes another value" in said
 
 
 SALT = "v1:RGVoSU9SUmU=:v1:YWJjZGVmZ2hpamts:c2VjcmV0c2VjcmV0"

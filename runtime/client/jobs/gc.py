@@ -218,7 +218,7 @@ def _read_sizes(lines: Iterable[str]) -> Iterator[tuple[str, str, int]]:
     for line in lines:
         size, _, path = line.partition("\t")
         name = path.rpartition("/")[2].removesuffix(".tar")
-        if size.isdigit() and len(name) == 64:
+        if size.isdecimal() and len(name) == 64:
             yield path, name, int(size) * 1024
 
 
@@ -248,7 +248,7 @@ def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
 def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:
     files, folder = place.files, job_folder(job)
     # A killed shim may have left a tree, which only the folder knows.
-    begun = {int(name) for name in files.names(f"{folder}/runs") if name.isdigit()}
+    begun = {int(name) for name in files.names(f"{folder}/runs") if name.isdecimal()}
     silent = begun - set(ledger.read_outcomes(files, job).get(job, {}))
     if silent and (left := _end_processes(job, place)):
         return left

@@ -357,7 +357,7 @@ def follow_all(
         ended = status.state.terminal
         tell(status)
         done = ledger.read_outcomes(job.files, job.id).get(job.id, {})
-        there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdigit()}
+        there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdecimal()}
         there &= set(runs) or there
         for index in sorted(there - finished):
             for piece in logs.setdefault(index, RunLog(job.files, job.id, index, limit)).read():

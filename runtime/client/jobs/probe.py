@@ -216,7 +216,7 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
     took = format_duration(seen - began)
     yield _ok("run", f"on {said_by.get('host', 'an unnamed host')}, {took} in all")
     yield _read_back(job, token, attempts[-1].attempt if attempts else 1)
-    if said_by.get("scratch", "").isdigit():
+    if said_by.get("scratch", "").isdecimal():
         yield _try_space("scratch", Room(int(said_by["scratch"]) * 1024), "where attempts run")
     yield _gpus(said_by, gpus)
     yield _clock(said_by, began, seen)
@@ -249,7 +249,7 @@ def _gpus(said: dict[str, str], wanted: float | None) -> Step:
 
 def _clock(said: dict[str, str], began: float, seen: float) -> Step:
     """Compare the node's clock with ours: its time lies between our two."""
-    if not said.get("clock", "").isdigit():
+    if not said.get("clock", "").isdecimal():
         return _warn("clock", "the node told no time", "see whether `date` is there")
     at = int(said["clock"])
     distance = max(0.0, began - (at + 1), at - seen)

@@ -245,7 +245,7 @@ def _read_run(number: int, value: Mapping[str, Any], base: Run) -> Run:
 
 def _whole(field: str, value: object, *, least: int) -> int:
     text = str(value)
-    if isinstance(value, bool) or not text.isdigit() or int(text) < least:
+    if isinstance(value, bool) or not text.isdecimal() or int(text) < least:
         raise InvalidValue(field, value, f"a whole number from {least} on")
     return int(text)
 

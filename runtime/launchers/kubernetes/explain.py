@@ -73,7 +73,7 @@ def _known(view: PodView, pod: Object) -> tuple[str, str | None, tuple[str, ...]
         return f"the image `{image}` cannot be pulled: {view.message}", hint, ()
     if view.reason is EndReason.OOM:
         limit = resources.get("limits", {}).get("memory")
-        size = format_size(int(limit)) if limit and limit.isdigit() else limit
+        size = format_size(int(limit)) if limit and limit.isdecimal() else limit
         sentence = f"it used more memory than its limit of {size}" if limit else "its node ran out of memory"
         return sentence, "raise resources.memory", ()
     if view.reason is EndReason.DISK and not left_result(pod):

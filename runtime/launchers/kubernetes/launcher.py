@@ -59,7 +59,7 @@ _RING: Final = "import os, signal; os.kill(1, signal.SIGALRM)"
 _KILL: Final = """
 import os
 for name in os.listdir("/proc"):
-    if name.isdigit() and int(name) not in (1, os.getpid()):
+    if name.isdecimal() and int(name) not in (1, os.getpid()):
         os.kill(int(name), 9)
 """.strip()
 

@@ -68,7 +68,7 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 idle, most = 0, int(sys.argv[1])
 while idle < most:
     time.sleep(min(5, most))
-    others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    others = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
     idle = 0 if others else idle + min(5, most)
 """.strip()
 

@@ -58,7 +58,7 @@ def list_processes(host: Host) -> list[Process]:
     found = []
     for line in host.run(["ps", "-ww", "-A", "-o", "pid=,ppid=,stat=,args="]).out.splitlines():
         words = line.split(None, 3)
-        if len(words) == 4 and words[0].isdigit() and words[1].isdigit():
+        if len(words) == 4 and words[0].isdecimal() and words[1].isdecimal():
             found.append(Process(int(words[0]), int(words[1]), words[2], words[3]))
     return found
 
@@ -81,7 +81,7 @@ def _served(job: str, shims: Sequence[Process], index: int | None, host: Host) -
     newest: dict[str, int] = {}
     for run in [str(index)] if index is not None else host.files.names(folder):
         names = host.files.names(f"{folder}/{run}")
-        attempts = [name for name in names if name[0] == "a" and name[1:].isdigit()]
+        attempts = [name for name in names if name[0] == "a" and name[1:].isdecimal()]
         if attempts and "result" not in names:
             newest[f"{folder}/{run}/{attempts[-1]}/start.json"] = int(run)
     pids = {each.pid for each in shims}

@@ -189,7 +189,7 @@ def explain_pending(native: NativeState, shown: str, client: SlurmClient | None 
         known = find_limits(client, reason, fields)
         nodes = fields.get("NumNodes", "1").partition("-")[0]
         minutes = read_minutes(fields.get("TimeLimit", ""))
-        exceeded = list(find_exceeded(known, asked, int(nodes) if nodes.isdigit() else 1, minutes))
+        exceeded = list(find_exceeded(known, asked, int(nodes) if nodes.isdecimal() else 1, minutes))
         if exceeded:
             whose = "QOS: `qos` of the target" if reason.startswith("QOS") else "`account`"
             sentence = f"it will never start: {exceeded[0]}"
@@ -213,7 +213,7 @@ def describe_nodes(listed: str, partition: str | None = None) -> list[str]:
     sorts: dict[tuple[str, ...], Counter[str]] = {}
     for line in listed.splitlines():
         name, state, cpus, memory, gres, features, count = [*line.split("|"), *[""] * 7][:7]
-        if partition in (None, name.rstrip("*")) and count.isdigit():
+        if partition in (None, name.rstrip("*")) and count.isdecimal():
             sort = (name.rstrip("*"), cpus, memory, *(each for each in (gres, features) if each != "(null)"))
             sorts.setdefault(sort, Counter())[state.rstrip("*~#!%$@^-")] += int(count)
     lines = []

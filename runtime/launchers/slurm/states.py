@@ -134,7 +134,7 @@ def parse_squeue(text: str) -> list[Row]:
     rows = []
     for line in text.splitlines():
         parts = line.split("|", 6)
-        if len(parts) != 7 or not parts[0].isdigit():
+        if len(parts) != 7 or not parts[0].isdecimal():
             continue
         job, task, name, state, where, start, reason = parts
         known = _known(where), _known(start), _known(reason)
@@ -178,14 +178,14 @@ def parse_starts(text: str) -> list[NativeStart]:
     for line in text.splitlines():
         number, _, rest = line.partition("|")
         words = rest.split("|")
-        if len(words) != 3 or not words[1].isdigit():
+        if len(words) != 3 or not words[1].isdecimal():
             continue  # it waits to be started
         state = words[0].split(" ")[0].rstrip("+")
         found.append(
             NativeStart(
                 native_id=re.split("[_+]", number)[0],
                 began_at=datetime.fromtimestamp(int(words[1]), UTC),
-                ended_at=datetime.fromtimestamp(int(words[2]), UTC) if words[2].isdigit() else None,
+                ended_at=datetime.fromtimestamp(int(words[2]), UTC) if words[2].isdecimal() else None,
                 reason=_ENDS_OF_STARTS.get(state),
                 raw=state,
             )

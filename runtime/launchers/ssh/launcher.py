@@ -141,7 +141,7 @@ def read_quota(said: str) -> int | None:
     limits = []
     for line in said.splitlines():
         words = line.split()
-        if len(words) < 4 or not words[1].rstrip("*").isdigit():
+        if len(words) < 4 or not words[1].rstrip("*").isdecimal():
             continue
-        limits += [int(word) * 1024 for word in words[2:4] if word.isdigit() and int(word) > 0]
+        limits += [int(word) * 1024 for word in words[2:4] if word.isdecimal() and int(word) > 0]
     return min(limits, default=None)

@@ -60,7 +60,7 @@ def read_table() -> dict[int, Process]:
     except OSError:
         return table
     for name in names:
-        if name.isdigit():
+        if name.isdecimal():
             line = read_file(f"/proc/{name}/stat", 1024)
             if line:
                 process = parse_stat(line)

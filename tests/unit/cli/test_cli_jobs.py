@@ -187,6 +187,35 @@ def test_status_of_one_run_shows_its_attempts(run: Terminal) -> None:
     assert run("status", job, "--index", "2").err.splitlines()[-1] == "  known runs: 0 to 1"
 
 
+def test_names_in_a_record_that_only_look_like_numbers_stop_no_verb(run: Terminal) -> None:
+    job = run.finish("echo said; exit 3")
+    record, odd = run.folder(job), "\u00b2"
+    for name in (
+        f"runs/{odd}/a0001",
+        f"runs/0/a{odd}",
+        f"lock.{odd}",
+        f"cancel.{odd}",
+        f"epochs/{odd}",
+        f"runs/0/{odd}",
+    ):
+        (record / name).mkdir(parents=True, exist_ok=True)
+
+    for words in (
+        ["status", job],
+        ["logs", job],
+        ["explain", job],
+        ["status"],
+        ["fetch", job],
+        ["gc"],
+        ["cancel", job],
+    ):
+        said = run(*words)
+        assert said.code in (0, 1), (words, said.err)
+        assert "Traceback" not in said.err
+        assert "ValueError" not in said.err
+    assert run("status", job, "-o", "json").json["state"] == "failed"
+
+
 def test_attempt_without_a_word_is_lost_once_another_began(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     for number in (1, 2):
