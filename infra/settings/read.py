@@ -302,10 +302,17 @@ def _is_encrypted(value: object) -> bool:
     return isinstance(value, Mapping) and set(value) == {"secure"}
 
 
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_. -]{1,63}")
+
+
 def _show_as_keys(value: object) -> str | None:
     """Rewrite a list of names as an object with these keys; None for any other value."""
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not names or not all(isinstance(each, str) for each in names):
+    if (
+        not isinstance(names, list)
+        or not names
+        or not all(isinstance(each, str) and _PLAIN_NAME.fullmatch(each) for each in names)
+    ):
         return None
     return f"write `{{{', '.join(f'{name}: {{}}' for name in names)}}}`"
 

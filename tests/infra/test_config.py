@@ -741,6 +741,7 @@ def test_object_as_text_that_is_no_object_is_refused_and_not_guessed(text: str) 
     [problem] = problems_of(GOOD | {"queues": text})
 
     assert (problem.path, "allowed is an object with keys" in problem.message) == ("queues", True)
+    assert problem.hint is None
 
 
 @pytest.mark.parametrize(
