@@ -15,9 +15,9 @@ from typing import Any, Final
 import pulumi
 from pulumi_kubernetes import core, meta, networking, rbac
 
+from infra.settings.cluster_rules import OWN_ADDRESSES, quantity
 from infra.settings.model import ClaimSettings, NamespaceSettings
 from infra.settings.read import ensure_valid
-from infra.settings.rules import OWN_ADDRESSES, quantity
 from runtime.errors import InvalidValue
 
 SERVICE_ACCOUNT: Final = "runtime-job"

@@ -44,8 +44,9 @@ from infra.policy.base import (
     may_be,
     namespace_of,
 )
+from infra.settings.cluster_rules import is_clusters_own, quantity
 from infra.settings.read import SECRET_VALUE
-from infra.settings.rules import PRIVATE, is_clusters_own, quantity
+from infra.settings.rules import PRIVATE
 from runtime.schema import leaves
 
 HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ACCOUNT)

@@ -40,3 +40,8 @@ def find_repeated(values: tuple[str, ...], path: str) -> Iterator[Problem]:
     for value, count in Counter(values).items():
         if count > 1:
             yield Problem(path=path, message=f"has `{value}` {count} times")
+
+
+def has_plain_length(cidr: str) -> bool:
+    """Whether a range ends in `/20`. Python also reads `/255.255.240.0`, `/020` and no length, Google and Kubernetes do not."""
+    return re.fullmatch(r"[^/]+/(?:0|[1-9][0-9]{0,2})", cidr) is not None

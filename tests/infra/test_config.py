@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.check.recording import record
+from infra.settings.cluster_rules import quantity
 from infra.settings.model import (
     KEYS,
     AccessSettings,
@@ -28,7 +29,6 @@ from infra.settings.model import (
     Settings,
 )
 from infra.settings.read import InvalidSettings, ensure_valid, find_problems, parse_settings, settings_from
-from infra.settings.rules import quantity
 from runtime.schema import Problem
 
 DIGEST = "sha256:" + "0" * 64

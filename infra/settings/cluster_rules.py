@@ -1,0 +1,148 @@
+"""The rules about a Kubernetes cluster: its address, its namespaces with their quotas, claims and openings."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from infra.settings.model import ClaimSettings, KubernetesSettings, NamespaceSettings
+from infra.settings.problems import find_misformed as _form
+from infra.settings.problems import find_repeated as _repeated
+from infra.settings.problems import find_unknown as _choice
+from infra.settings.problems import has_plain_length, wrong
+from runtime.schema import Problem, join, suggest
+
+OWN_ADDRESSES: Final = tuple(ipaddress.ip_network(each) for each in ("169.254.0.0/16", "fe80::/10", "fd20:ce::/32"))
+"""Addresses at which a machine is served what is about itself, its credentials among it."""
+_NO_SPACES: Final = re.compile(r"(?:[!-~]|\w){1,253}")
+_SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/[!-~]*)?")
+_DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_DNS_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
+_CLASS: Final = re.compile(rf"(?:{_DNS_NAME.pattern})?")
+_QUANTITY: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>|m|k|[KMGTPE]i|[MGTPE])")
+_POWERS: Final = {"m": -1, "": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
+_PLAIN_QUOTAS: Final = frozenset(
+    {
+        *("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"),
+        *("requests.storage", "requests.ephemeral-storage", "limits.ephemeral-storage", "persistentvolumeclaims"),
+        *("pods", "services", "services.loadbalancers", "services.nodeports"),
+        *("secrets", "configmaps", "replicationcontrollers", "resourcequotas"),
+    }
+)
+_IN_PARTS: Final = re.compile(r"(?:(?:requests|limits)\.)?(?:cpu|memory|ephemeral-storage)|(?:.*/)?requests\.storage")
+"""Keys of a quota whose amounts can have fractions. Kubernetes counts the others, and refuses `1.5` of them."""
+_QUOTA: Final = re.compile(
+    r"requests\.[a-z0-9.-]+/[A-Za-z0-9._-]+|count/[a-z0-9.-]+|[a-z0-9.-]+\.storageclass\.storage\.k8s\.io/\S+"
+)
+_LAUNCHER: Final = re.compile(r"(?:User|Group):(?!system:)\S+|ServiceAccount:[a-z0-9-]+/[a-z0-9.-]+")
+
+
+def find_cluster_problems(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
+    for key in ("context", "cluster_identifier"):
+        yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces and control characters, 253 at most")
+    yield from _form(cluster, path, "server", _SERVER, "an address that begins with `https://`")
+    if cluster.slot_namespace is not None and cluster.slot_namespace not in cluster.namespaces:
+        yield wrong(
+            join(path, "slot_namespace"),
+            cluster.slot_namespace,
+            f"one of the cluster's namespaces: {', '.join(sorted(cluster.namespaces)) or 'none'}",
+            suggest(cluster.slot_namespace, cluster.namespaces),
+        )
+    for name in cluster.namespaces:
+        where = join(path, f"namespaces.{name}")
+        if not _DNS_LABEL.fullmatch(name):
+            yield wrong(where, name, "lower case letters, digits and dashes, 63 at most")
+        elif is_clusters_own(name):
+            yield Problem(
+                path=where,
+                message="is a namespace of the cluster's own: launchers would act for its programs,"
+                " and what denies traffic by default would cut them off",
+                hint="choose another name, or one that the administrators made for you",
+            )
+
+
+def find_namespace_problems(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
+    for key, amount in namespace.quota.items():
+        where = join(path, f"quota.{key}")
+        if key not in _PLAIN_QUOTAS and not _QUOTA.fullmatch(key):
+            extended = re.fullmatch(r"(?:limits\.)?([a-z0-9.-]+/[A-Za-z0-9._-]+)", key)
+            nearest = f"did you mean `requests.{extended[1]}`?" if extended else suggest(key, _PLAIN_QUOTAS)
+            yield Problem(path=where, message="is nothing that a quota can limit", hint=nearest)
+        if not _QUANTITY.fullmatch(amount):
+            yield wrong(where, amount, 'a quantity, such as `"64"`, `500m` or `1Ti`')
+        elif not _IN_PARTS.fullmatch(key) and not quantity(amount).is_integer():
+            yield wrong(where, amount, "a whole number: these are counted")
+    if namespace.create and not namespace.quota:
+        yield Problem(
+            path=join(path, "quota"),
+            message="is empty: one runaway launch could take the whole cluster",
+            hint='write at least `pods: "200"`',
+        )
+    for claim in namespace.claims:
+        if not _DNS_NAME.fullmatch(claim):
+            yield wrong(join(path, f"claims.{claim}"), claim, "lower case letters, digits, dashes and dots")
+    yield from _form(namespace, path, "image_pull_secret", _DNS_NAME, "the name of a secret in the namespace")
+    for index, cidr in enumerate(namespace.egress_cidrs):
+        where = f"{join(path, 'egress_cidrs')}[{index}]"
+        try:
+            parsed = ipaddress.ip_network(cidr)
+        except ValueError:
+            yield wrong(where, cidr, "a range such as `10.0.0.0/8`")
+        else:
+            if not has_plain_length(cidr):
+                yield wrong(where, cidr, "a range with the length of its prefix", f"write `{parsed}`")
+            elif any(parsed.version == each.version and parsed.subnet_of(each) for each in OWN_ADDRESSES):  # type: ignore[arg-type]
+                yield wrong(where, cidr, "a range of other machines: there a machine's own credentials are served")
+    yield from _repeated(namespace.egress_cidrs, join(path, "egress_cidrs"))
+    for index, launcher in enumerate(namespace.launchers):
+        if not _LAUNCHER.fullmatch(launcher):
+            yield wrong(
+                f"{join(path, 'launchers')}[{index}]",
+                launcher,
+                "`User:NAME`, `Group:NAME` or `ServiceAccount:NAMESPACE/NAME`, and no name of Kubernetes' own, `system:`",
+            )
+    yield from _storage_quota_problems(namespace, path)
+
+
+def _storage_quota_problems(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
+    """Find claims over the quota, which Kubernetes would refuse in the middle of `up`."""
+    made = [claim for claim in namespace.claims.values() if not claim.existing]
+    limits = {"requests.storage": sum(quantity(claim.size) for claim in made), "persistentvolumeclaims": len(made)}
+    for key, needed in limits.items():
+        limit = namespace.quota.get(key)
+        if limit is not None and _QUANTITY.fullmatch(limit) and quantity(limit) < needed:
+            what = "the claims' sizes add up to more" if key == "requests.storage" else f"there are {len(made)} claims"
+            yield Problem(path=join(path, f"quota.{key}"), message=f"is `{limit}`, and {what}")
+
+
+def find_claim_problems(claim: ClaimSettings, path: str) -> Iterator[Problem]:
+    if not _QUANTITY.fullmatch(claim.size) or claim.size.endswith("m") or quantity(claim.size) <= 0:
+        yield wrong(join(path, "size"), claim.size, "a size such as `20Gi` or `1Ti`")
+    yield from _choice(claim, path, "access_mode", _ACCESS_MODES)
+    # An empty class is Kubernetes' way to ask for no class at all.
+    for key, form in (("storage_class", _CLASS), ("existing_volume", _DNS_NAME)):
+        yield from _form(claim, path, key, form, "lower case letters, digits, dashes and dots")
+    if claim.existing and claim.existing_volume is not None:
+        yield Problem(
+            path=join(path, "existing_volume"),
+            message="is set beside `existing`, and a claim that is there already has its volume",
+            hint="leave one of them out",
+        )
+
+
+def is_clusters_own(namespace: str) -> bool:
+    """Whether every cluster has this namespace, with programs of its own in it."""
+    return namespace == "default" or namespace.startswith("kube-")
+
+
+def quantity(text: str) -> float:
+    """Return a Kubernetes quantity as a number; 0 for any other text."""
+    found = _QUANTITY.fullmatch(text)
+    if not found:
+        return 0
+    unit, base = found["unit"].removesuffix("i"), 1024 if found["unit"].endswith("i") else 1000
+    return float(found["number"]) * math.pow(base, _POWERS[unit])
