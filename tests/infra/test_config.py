@@ -732,6 +732,30 @@ def test_a_zone_and_a_region_that_the_tables_lack_are_accepted_by_override() -> 
     assert parse_settings("west", values).heads["main"].pools["v5e"].accelerator == "v6e-4"
 
 
+def test_namespace_with_fractions_of_what_is_measured_and_a_volume_that_exists_is_accepted() -> None:
+    namespace = {
+        "quota": {"requests.cpu": "500m", "limits.memory": "1.5Gi", "requests.storage": "1.5Ti", "pods": "2k"},
+        "claims": {"scratch": {"size": "1Ti", "existing_volume": "v"}, "shared": {"size": "1Gi", "existing": True}},
+    }
+
+    assert find_paths(changed("kubernetes/lab/namespaces/train", namespace)) == []
+    assert (
+        find_paths(
+            changed(
+                "kubernetes/lab/namespaces/train",
+                {"quota": {"a.storageclass.storage.k8s.io/requests.storage": "1.5Gi"}},
+            )
+        )
+        == []
+    )
+
+
+def test_slots_in_a_namespace_that_is_none_of_the_clusters_are_refused_with_those_there_are() -> None:
+    [problem] = problems_of(changed("kubernetes/lab/slot_namespace", "trian"))
+
+    assert "one of the cluster's namespaces: train" in problem.message
+
+
 @pytest.mark.parametrize(
     "text",
     ['{"default": {"ack_deadline_s": 10, "ack_deadline_s": 20}}', '{"a": {}, "a": {}}', "[" * 200_000, "{"],
@@ -941,7 +965,17 @@ def test_any_value_anywhere_is_read_or_refused_and_never_a_traceback(path: str, 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("64", 64), ("500m", 0.5), ("1k", 1000), ("1Ki", 1024), ("20Gi", 20 * 2**30), ("1.5T", 1.5e12), ("many", 0)],
+    [
+        ("64", 64),
+        ("500m", 0.5),
+        ("1k", 1000),
+        ("1Ki", 1024),
+        ("20Gi", 20 * 2**30),
+        ("1.5T", 1.5e12),
+        ("2E", 2e18),
+        ("2Ei", 2 * 2**60),
+        ("many", 0),
+    ],
 )
 def test_quantity_is_read_as_kubernetes_does(text: str, number: float) -> None:
     assert quantity(text) == number
