@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from tests.copies_support import Copies
-from tests.services_support import MotoServer, PubsubEmulator, RedisServer, find_emulator_jar, require
+from tests.services_support import MotoServer, PubsubEmulator, RedisServer, find_emulator_jar, pass_over, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -229,7 +229,7 @@ def _running_kubernetes(*, node: bool) -> Iterator[Kubernetes]:
     from tests import kubernetes_support
 
     if node and os.geteuid() != 0:
-        pytest.skip("a Kubernetes node makes namespaces, mounts and a bridge, which takes root")
+        pass_over("a Kubernetes node makes namespaces, mounts and a bridge, which takes root")
     missing = kubernetes_support.find_missing(node=node)
     require(missing or "Kubernetes", not missing, kubernetes_support.INSTALL)
     running = kubernetes_support.Kubernetes(node=node).start()

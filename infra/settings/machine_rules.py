@@ -43,7 +43,7 @@ _LEAST_MEMORY: Final = 6 << 20
 OPTIONS: Final[Mapping[str, str]] = {
     "cap-add": "IPC_LOCK|PERFMON|SYS_NICE|SYS_PTRACE",
     "cpu-shares": r"[0-9]{1,6}",
-    "cpus": r"[1-9][0-9]{0,3}(?:\.[0-9]{1,3})?|0\.(?:0[1-9]|[1-9])[0-9]?",
+    "cpus": r"[1-9][0-9]{0,3}(?:\.[0-9]{1,3})?|0\.(?:0[1-9][0-9]?|[1-9][0-9]{0,2})",
     "cpuset-cpus": r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*",
     "memory": _SIZE,
     "memory-reservation": _SIZE,
@@ -142,17 +142,22 @@ def _option_problems(option: str, where: str) -> Iterator[Problem]:
         yield wrong(where, option, f"one of {', '.join(f'`--{each}`' for each in OPTIONS)}", hint)
     elif not re.fullmatch(OPTIONS[found["name"]], found["value"]):
         yield wrong(where, option, f"`--{found['name']}=` and a value of the form `{OPTIONS[found['name']]}`")
-    elif not _is_in_order(found["name"], found["value"]):
-        yield wrong(where, option, "a soft limit of at most the hard one, and ranges that begin below their end")
+    elif found["name"] == "ulimit" and not _is_below_hard(found["value"]):
+        yield wrong(where, option, "a soft limit of at most the hard one")
+    elif found["name"] == "cpuset-cpus" and any(first > last for first, last in _cpu_ranges(found["value"])):
+        yield wrong(where, option, "ranges of CPUs that begin below their end")
 
 
-def _is_in_order(name: str, value: str) -> bool:
-    if name == "ulimit":
-        soft, _, hard = value.partition("=")[2].partition(":")
-        # -1 is no limit.
-        return not hard or hard == "-1" or 0 <= int(soft) <= int(hard)
-    ranges = [each.split("-") for each in value.split(",")] if name == "cpuset-cpus" else []
-    return all(int(each[0]) <= int(each[-1]) for each in ranges)
+def _is_below_hard(limit: str) -> bool:
+    soft, _, hard = limit.partition("=")[2].partition(":")
+    # -1 is no limit.
+    return not hard or hard == "-1" or 0 <= int(soft) <= int(hard)
+
+
+def _cpu_ranges(cpus: str) -> list[tuple[int, int]]:
+    """`0-3,7` → (0, 3), (7, 7)"""
+    ends = [each.split("-") for each in cpus.split(",")]
+    return [(int(each[0]), int(each[-1])) for each in ends]
 
 
 def find_cpu_problems(container: ContainerSettings, path: str, machine: str, vcpus: int) -> Iterator[Problem]:
@@ -161,11 +166,9 @@ def find_cpu_problems(container: ContainerSettings, path: str, machine: str, vcp
         found = _OPTION.fullmatch(option)
         if not found or not re.fullmatch(OPTIONS.get(found["name"], ""), found["value"]):
             continue
-        wanted = {
-            "cpus": lambda value: float(value) > vcpus,
-            "cpuset-cpus": lambda value: max(map(int, re.split("[,-]", value))) >= vcpus,
-        }.get(found["name"])
-        if wanted and wanted(found["value"]):
+        name, value = found["name"], found["value"]
+        too_many = name == "cpus" and float(value) > vcpus
+        if too_many or (name == "cpuset-cpus" and any(last >= vcpus for _, last in _cpu_ranges(value))):
             where = f"{join(path, 'container.options')}[{index}]"
             yield Problem(path=where, message=f"is `{option}`, and `{machine}` has {vcpus} vCPUs")
 

@@ -357,12 +357,13 @@ WRONG: list[tuple[str, Any, str, str]] = [
             ("--cpus=9999", "and `n2-standard-8` has 8 vCPUs"),
             ("--cpus=8.5", "and `n2-standard-8` has 8 vCPUs"),
             ("--cpuset-cpus=0-8", "and `n2-standard-8` has 8 vCPUs"),
-            ("--cpuset-cpus=3-1", "ranges that begin below their end"),
+            ("--cpuset-cpus=3-1", "ranges of CPUs that begin below their end"),
             ("--ulimit=nproc=10:5", "a soft limit of at most the hard one"),
             ("--ulimit=nproc=-1:5", "a soft limit of at most the hard one"),
             ("--cpus=\u0663", "a value of the form"),
             ("--cpus=0", "a value of the form"),
             ("--cpus=0.001", "a value of the form"),
+            ("--cpus=0.1234", "a value of the form"),
         )
     ),
     (
@@ -565,14 +566,8 @@ WRONG: list[tuple[str, Any, str, str]] = [
         ("ci/ref", ref, "ci.ref", "`refs/heads/BRANCH`")
         for ref in (
             *("refs/heads/main/", "refs/heads//main", "refs/heads/a..b", "refs/heads/a.lock", "refs/heads/a.lock/b"),
-            *(
-                "refs/heads/.a",
-                "refs/heads/a.",
-                "refs/heads/a@{1}",
-                "refs/heads/a\x01",
-                "refs/heads/a\x7f",
-                "refs/heads",
-            ),
+            *("refs/heads/.a", "refs/heads/a.", "refs/heads/a@{1}", "refs/heads/a\x01", "refs/heads/a\x7f"),
+            "refs/heads",
         )
     ),
     ("ci/pool", "projects/12\u00b2/locations/global/workloadIdentityPools/p-ci", "ci.pool", "the project's number"),

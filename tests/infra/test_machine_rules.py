@@ -272,6 +272,11 @@ def test_container_with_every_kind_of_setting_is_accepted() -> None:
         assert find_paths(changed(f"{place}/container", container)) == []
 
 
+@pytest.mark.parametrize("cpus", ["0.01", "0.05", "0.125", "0.5", "1", "2.5", "7.999", "8", "8.0"])
+def test_cpus_that_the_machine_has_are_accepted_in_thousandths(cpus: str) -> None:
+    assert find_paths(changed(f"{HEAD}/container", {"options": [f"--cpus={cpus}"]})) == []
+
+
 def test_no_allowed_option_takes_a_value_that_a_shell_or_systemd_reads() -> None:
     """The values stand unquoted in a unit."""
     import re

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import GoldenFiles
+from tests.conftest import GoldenFiles, _running_kubernetes
 from tests.services_support import REQUIRE_VARIABLE, Service, require
 
 if TYPE_CHECKING:
@@ -35,6 +35,16 @@ def test_require_missing_component_fails_where_services_are_demanded(monkeypatch
         require("Redis", None, "make services")
 
     assert "make services" in str(failed.value)
+
+
+def test_node_that_takes_root_fails_without_root_where_services_are_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REQUIRE_VARIABLE, "1")
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+
+    with pytest.raises(pytest.fail.Exception) as failed:
+        next(_running_kubernetes(node=True))
+
+    assert "takes root" in str(failed.value)
 
 
 def test_service_that_dies_at_start_is_reported_with_its_output() -> None:
