@@ -26,10 +26,13 @@ LIMIT_SLACK_S = 30.0
 
 
 class LifeSigns(object):
-    """Files that an attempt writes while it runs: a counter that moves, and a note if its memory is nearly full."""
+    """Files that an attempt writes while it runs: a counter that moves, and a note if its memory is nearly full.
 
-    def __init__(self, record, attempt):
-        self.record, self.attempt = record, attempt
+    `prefix` comes before their names.
+    """
+
+    def __init__(self, record, prefix):
+        self.record, self.prefix = record, prefix
         self.beats, self.due = 0, 0.0
         self.full = False
 
@@ -38,7 +41,7 @@ class LifeSigns(object):
         now = time.monotonic()
         if not self.beats or now >= self.due:
             self.beats, self.due = self.beats + 1, now + BEAT_S
-            self.record.beat(self.attempt + "/beat", str(self.beats))
+            self.record.beat(self.prefix + "beat", str(self.beats))
 
     def tell_memory(self):
         """Note whether the memory is nearly full, for the next start to know if this one is killed."""
@@ -46,33 +49,38 @@ class LifeSigns(object):
         full = share >= (MEMORY_FREE if self.full else MEMORY_FULL)
         if full != self.full:
             self.full = full
-            self.record.beat(self.attempt + "/memory", "%d %%" % (100 * share) if full else "")
+            self.record.beat(self.prefix + "memory", "%d %%" % (100 * share) if full else "")
 
 
 class Attempt(object):
     """Prepares, runs and ends the command of one index, once."""
 
-    def __init__(self, order, run, number, scratch, asked, binding, gpus=None, leader=None):
-        """`leader` is the host of the shim that watches the attempt, if this one runs a single rank of it."""
+    def __init__(self, order, run, number, scratch, asked, binding, gpus=None, leader=None, meeting=None):
+        """`leader` is the host of the shim that watches the attempt, if this one runs a single rank of it; `meeting` connects
+        it to the shims of other nodes."""
         self.order, self.run, self.number, self.asked = order, run, number, asked
         self.scratch = scratch
         self.binding = binding
         self.gpus = gpus
+        self.meeting = meeting
         self.folder = run.attempt_folder(number)
         self.started = time.time()
         limit = order.get("time_limit_s")
-        self.deadline = self.started + limit if limit else None
-        if order.get("native_limit_s"):
-            # A restart in place has the rest of the backend's own limit, whose end would leave no note.
-            left = BEGAN + order["native_limit_s"] - order["grace_s"] - LIMIT_SLACK_S
-            self.deadline = min(self.deadline or left, left)
+        self.deadline = self._keep_native_limit(self.started + limit if limit else None)
         self.checkpoints = (order.get("checkpoint") or {}).get("dir") or os.path.join(run.folder, "checkpoint")
         make_folder(self.checkpoints, within=run.job)
         self.had = find_newest(self.checkpoints)
-        self.ranks = Ranks(order, self.folder, leader)
+        self.ranks = Ranks(order, self.folder, leader, meeting and meeting.node)
         self.signalled = False
-        self.life = LifeSigns(run.record, run.attempt_name(number))
+        self.life = LifeSigns(run.record, meeting.prefix if meeting else run.attempt_name(number) + "/")
         self.disk = DiskUse(disk_limit(), run.record.own_folders())
+
+    def _keep_native_limit(self, deadline):
+        if not self.order.get("native_limit_s"):
+            return deadline
+        # A restart in place has the rest of the backend's own limit, whose end would leave no note.
+        left = BEGAN + self.order["native_limit_s"] - self.order["grace_s"] - LIMIT_SLACK_S
+        return min(deadline or left, left)
 
     def go(self):
         """Run the attempt; returns (reason, exit code, details). No process is left, even after an error here."""
@@ -97,8 +105,12 @@ class Attempt(object):
             return "setup_failed", 1, {"message": str(problem)}
         except NoCapacity as problem:
             return "no_capacity", 1, {"message": str(problem)}
+        if self.meeting is not None:
+            missed = self._meet(command)
+            if missed is not None:
+                return missed
         try:
-            for rank in range(self.ranks.count):
+            for rank in self.ranks.here:
                 self.ranks.start(rank, command)
         except (OSError, ValueError) as problem:
             self.ranks.end(0)
@@ -106,12 +118,22 @@ class Attempt(object):
             return "setup_failed", 127, {"message": "cannot start %s: %s" % (command.words[0], said)}
         groups = self.ranks.groups()
         try:
-            write_whole(os.path.join(self.folder, "processes.json"), json.dumps(groups), durable=False)
+            write_whole(os.path.join(self.folder, processes_file(self.ranks.here)), json.dumps(groups), durable=False)
         except (IOError, OSError) as problem:
             say("cannot note the processes of attempt %d: %s" % (self.number, problem.strerror))
         if self.gpus:
             self.gpus.note(groups)
         return None
+
+    def _meet(self, command):
+        """Wait for the other nodes; returns a result like `_start`. The time limit begins when all of them are ready."""
+        missed = self.meeting.meet(self.scratch, self.asked)
+        self.ranks.address, self.ranks.port = self.meeting.address, self.meeting.port
+        if self.meeting.deadline:
+            command.environment["RUNTIME_DEADLINE"] = str(int(self.meeting.deadline))
+            if self.meeting.leads:
+                self.deadline = self._keep_native_limit(self.meeting.deadline)
+        return missed
 
     def _prepare(self):
         return make_command(
@@ -161,18 +183,23 @@ class Attempt(object):
 
     def _watch(self):
         """Watch the command and everything that may end it sooner; returns the attempt's result."""
-        quiet = (self.ranks.printed(), time.time())
+        quiet = (self._printed(), time.time())
         checkpoint = self.order.get("checkpoint")
         limit, look = (self.order.get("limits") or {}).get("memory_bytes"), 0.0
         pause = SOON_S
         while True:
             codes = self.ranks.poll()
-            if all(code is not None for code in codes):
-                return self._judge(codes)
-            if any(code for code in codes):
+            over = all(code is not None for code in codes)
+            if any(codes) and not (over and self.meeting is None):
                 # One rank's end ends the others, which would wait for it for ever.
                 self._end(self.order["grace_s"])
                 return self._judge(codes)
+            if over and (self.meeting is None or self.meeting.is_complete()):
+                return self._judge(codes)
+            elsewhere = self.meeting and self.meeting.find_end()
+            if elsewhere:
+                self._end(self.order["grace_s"])
+                return elsewhere
             now = time.time()
             reap_orphans()
             if self.asked.due:
@@ -180,7 +207,7 @@ class Attempt(object):
                 self.deadline = min(self.deadline or now + 1e9, now + (checkpoint or {}).get("lead_s", 0))
             self.life.beat()
             self.life.tell_memory()
-            if self.run.cancelled():
+            if self._is_cancelled():
                 self._end(self.order["grace_s"])
                 return "cancelled", 1, {}
             if self.asked.stop:
@@ -191,12 +218,12 @@ class Attempt(object):
                 self._end(self.order["grace_s"])
                 return self._timed_out()
             soon = self.deadline and checkpoint and now >= self.deadline - checkpoint["lead_s"]
-            if (soon or self.asked.checkpoint) and not self.signalled:
+            if (soon or self.asked.checkpoint or (self.meeting and self.meeting.asked)) and not self.signalled:
                 self.asked.checkpoint = False  # the request is for this attempt, not for the next one
                 self._ask_for_checkpoint()
             idle = self.order.get("idle_timeout_s")
             if idle:
-                printed = self.ranks.printed()
+                printed = self._printed()
                 if printed != quiet[0]:
                     quiet = (printed, now)
                 elif now - quiet[1] >= idle:
@@ -215,11 +242,26 @@ class Attempt(object):
     def _ask_for_checkpoint(self):
         self.signalled = True
         name = (self.order.get("checkpoint") or {}).get("signal")
+        if self.meeting is not None:
+            self.meeting.ask()
         if name:
             self.ranks.ask_for_checkpoint(name)
 
     def _end(self, grace):
+        if self.meeting is not None:
+            self.meeting.stop()
         self.ranks.end(grace, self.life.beat)
+        if self.meeting is not None:
+            self.meeting.await_others(grace, self.asked, self.life.beat)
+
+    def _is_cancelled(self):
+        """Whether the run has a cancel mark; of several nodes only node 0 looks."""
+        return (self.meeting is None or self.meeting.leads) and self.run.cancelled()
+
+    def _printed(self):
+        """A value that changes with the output of any rank."""
+        printed = self.ranks.printed()
+        return printed if self.meeting is None else self.meeting.share(printed)
 
     def _judge(self, codes):
         """The attempt's result, by the codes at the moment when the first rank failed: ranks ended after that have none."""
@@ -257,7 +299,7 @@ class Attempt(object):
         elif asked:
             # The backend warned of another end than the time limit: a preemption.
             return "stopped", code, {"message": "ended by the signal that asked it for a checkpoint"}
-        return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}
+        return "app_failed", code, {"rank": self.ranks.here[codes.index(first)]} if self.ranks.count > 1 else {}
 
     def _hear(self, codes):
         """Wait for the signal that ended a command: a backend that signals all processes may reach the command first."""
@@ -299,6 +341,11 @@ class Attempt(object):
     def _has_new_checkpoint(self):
         newest = find_newest(self.checkpoints)
         return newest is not None and newest != self.had
+
+
+def processes_file(ranks):
+    """The file of an attempt's folder with the process groups of these ranks of one machine."""
+    return "processes.json" if ranks[0] == 0 else "processes.%d.json" % ranks[0]
 
 
 def find_newest(folder):

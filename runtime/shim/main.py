@@ -24,7 +24,7 @@ from runtime.shim.files import (
 )
 from runtime.shim.processes import Asked, adopt_orphans
 from runtime.shim.record import FolderRecord, Run, claim_job, load_order
-from runtime.shim.serve import serve, serve_rank
+from runtime.shim.serve import serve, serve_node, serve_rank
 from runtime.shim.words import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
 
 TYPE_CHECKING = False
@@ -55,6 +55,12 @@ def parse_index(given):
     return sum(map(int, given.split("+")))
 
 
+def parse_place(given):
+    first, _, rest = given.partition("+")
+    count, _, nodes = rest.partition("/")
+    return int(first) + int(count) // int(nodes), int(count) % int(nodes)
+
+
 def main(words):
     parser = argparse.ArgumentParser(description="Runs a job by the order in its folder.")
     parser.add_argument("folder", help="the job's run folder")
@@ -63,6 +69,9 @@ def main(words):
     parser.add_argument("--part", type=int, help="which part of the job this native job is, where there are several")
     text = "run this index; a sum such as 8+3 where the backend counts from 0"
     parser.add_argument("--index", type=parse_index, help=text)
+    parser.add_argument("--node", type=int, default=0, help="which node of the run this machine is, if it has several")
+    text = "run and node where the backend counts the nodes of all runs from 0: FIRST+COUNT/NODES"
+    parser.add_argument("--place", type=parse_place, help=text)
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
     parser.add_argument(
         "--bucket", help="the record root, gs://BUCKET/PREFIX or s3://BUCKET/PREFIX; FOLDER is then this machine's own"
@@ -76,6 +85,8 @@ def main(words):
     parser.add_argument("--unfold", nargs="+", metavar="INDEX", help="the other way round, for a job that goes on")
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
+    if options.place:
+        options.index, options.node = options.place
     folder = os.path.abspath(options.folder)
     os.environ["RUNTIME_SHIM_BEGAN"] = repr(BEGAN)
     if options.fold:
@@ -137,6 +148,9 @@ def follow(record, options, asked):
         say("this is a twin: the job is served by %s" % owner)
         return DUPLICATE
     indices = [options.index] if options.index is not None else options.indices or [0]
+    if options.node and not (order.get("meet") and options.node < order["nodes"]):
+        say("the order has no node %d that runs on a machine of its own" % options.node)
+        return REFUSED
     unknown = [index for index in indices if str(index) not in order["runs"]]
     if unknown:
         say("the order has no index %d" % unknown[0])
@@ -154,10 +168,14 @@ def follow(record, options, asked):
         keep_to_cpus(math.ceil(order["limits"]["cpus"]))
     codes = []
     for index in indices:
-        codes.append(serve(order, record, index, options, asked, {}))
+        if options.node:
+            codes.append(serve_node(order, record, index, options, asked))
+        else:
+            codes.append(serve(order, record, index, options, asked, {}))
         if asked.stop:
             break
-    forget_secrets(order, folder)
-    close_job(order, record)
+    if not options.node:
+        forget_secrets(order, folder)
+        close_job(order, record)
     code = worst(codes)
     return LOST if code == AGAIN and asked.stop and order.get("retries") == "backend" else code

@@ -185,13 +185,22 @@ def read_secret(path):
 
 
 class Ranks(object):
-    """The processes of an attempt. `leader` is the host of the shim that watches the attempt, if that is another one."""
+    """The processes of an attempt, or of one `node` of it. `leader` is the host of the shim that watches the attempt, if that
+    is another one."""
 
-    def __init__(self, order: "Dict[str, Any]", folder: str, leader: "Optional[str]" = None) -> None:
+    def __init__(
+        self, order: "Dict[str, Any]", folder: str, leader: "Optional[str]" = None, node: "Optional[int]" = None
+    ) -> None:
         self.order, self.folder = order, folder
         self.address = leader or "127.0.0.1"
+        chosen = 20000 + zlib.crc32(self.folder.encode()) % 10000
+        self.port = order.get("master_port") or chosen
+        """Where rank 0 can be reached."""
         self.children: "List[Child]" = []
-        self.count = order["nodes"] * order["tasks_per_node"]
+        per_node = order["tasks_per_node"]
+        self.count = order["nodes"] * per_node
+        self.here = range(self.count) if node is None else range(node * per_node, (node + 1) * per_node)
+        """The ranks of this machine."""
         self.logs = Logs(order.get("log_bytes", LOG_BYTES))
         self.setup = SetupLines(folder)
         self.leads = False
@@ -228,15 +237,15 @@ class Ranks(object):
             RUNTIME_MASTER_ADDR=self.address,
         )
         if self.count > 1:
-            chosen = 20000 + zlib.crc32(self.folder.encode()) % 10000
-            port = str(self.order.get("master_port") or chosen)
+            port = str(self.port)
+            host = "[%s]" % self.address if ":" in self.address else self.address
             found.update(
                 RANK=str(rank),
                 WORLD_SIZE=str(self.count),
                 LOCAL_RANK=found["RUNTIME_LOCAL_RANK"],
                 MASTER_ADDR=self.address,
                 MASTER_PORT=port,
-                JAX_COORDINATOR_ADDRESS="%s:%s" % (self.address, port),
+                JAX_COORDINATOR_ADDRESS="%s:%s" % (host, port),
                 JAX_NUM_PROCESSES=str(self.count),
                 JAX_PROCESS_ID=str(rank),
             )

@@ -102,9 +102,13 @@ class FolderRecord(object):
         done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done", name)
         write_patiently(self._put(create_empty, make_common_folder), done, "", give_up)
 
+    def overwrite(self, name, text):
+        """Replace a small file that lasts only while the shim lives."""
+        write_whole(self._path(name), text, durable=False)
+
     def beat(self, name, text):
         try:
-            write_whole(self._path(name), text, durable=False)
+            self.overwrite(name, text)
         except (IOError, OSError):
             pass  # a full disk is no reason to end a command
 
@@ -129,6 +133,8 @@ class Run(object):
         self.job = record.folder
         self.index = index
         self.told = told
+        self.node = 0
+        """Which of the run's nodes this machine is."""
         self.log_bytes = LOG_BYTES
         self.name = "runs/%s" % index
         self.folder = os.path.join(self.job, "runs", str(index))
@@ -262,14 +268,14 @@ class Run(object):
         if dead:
             end_marked(os.path.basename(self.job), self.index, dead)
         for tree in trees:
-            self._remove_scratch(tree)
+            self.remove_scratch(tree)
         for attempt in rebooted:  # last, since a full disk may refuse it; the next start finds them again
             try:
                 self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % HOST}, lambda: True)
             except (IOError, OSError) as problem:
                 say("cannot note how attempt %d ended: %s" % (attempt, problem))
 
-    def _remove_scratch(self, path):
+    def remove_scratch(self, path):
         """Remove the folder that a note names, if it is an attempt's, and ours."""
         if not path or not os.path.basename(path).startswith(scratch_prefix(os.path.basename(self.job), self.index)):
             return

@@ -36,6 +36,8 @@ def decide(ended, retry, pause=random.random):
         # The first costs no wait; after that the notice may last as long as the machine does.
         brief = _in_a_row([bool(note) and note.get("lasted_s", BRIEF_S) < BRIEF_S for note in ended], (True,))
         return "again", _pause(brief - 1, retry, pause) if brief > 1 else 0.0
+    if last == "no_capacity" and _waited_s(ended) < retry.get("capacity_s", 0.0):
+        return "again", _pause(_in_a_row(reasons, ("no_capacity",)), retry, pause)
     if last == "timeout" and _in_a_row(reasons, ("timeout",)) >= TIMEOUTS_IN_A_ROW:
         return "final", "timeout"
     if last not in FAILURES:
@@ -53,6 +55,12 @@ def _charged(note, retry):
     code = note.get("code")
     asked = note["reason"] == "requeue" and code == TEMPORARY_FAILURE and str(code) not in retry["on_exit"]
     return "temporary" if asked else note["reason"]
+
+
+def _waited_s(ended):
+    """For how long attempts in a row have found no capacity."""
+    row = ended[len(ended) - _in_a_row([note and note["reason"] for note in ended], ("no_capacity",)) :]
+    return row[-1].get("at", 0.0) - row[0].get("at", 0.0)
 
 
 def _pause(count, retry, pause):

@@ -3,15 +3,17 @@
 import os
 import subprocess
 import tempfile
+import time
 
 from runtime.faults import reach
 from runtime.shim.attempt import Attempt
-from runtime.shim.files import fold, remove_folder, token
+from runtime.shim.files import fold, make_folder, remove_folder, token
 from runtime.shim.logs import LOG_BYTES
+from runtime.shim.meeting import POLL_S, find_attempt, open_meeting
 from runtime.shim.processes import stops_within
 from runtime.shim.record import FolderRecord, Run, scratch_prefix
 from runtime.shim.retry import decide, pod_failures
-from runtime.shim.words import AGAIN, DONE, FAILED, Refused, SetupFailed, say
+from runtime.shim.words import AGAIN, DONE, FAILED, Refused, SetupFailed, Taken, say
 
 HALTED = "stopped"
 """Mark of an array that stops at a failure: one of its indices has failed."""
@@ -121,19 +123,74 @@ def _serve(order, run, options, asked, binding, give_up):
 def attempt_once(order, run, number, scratch, asked, binding, gpus):
     """Run one attempt and give back its folder and GPUs; returns (reason, exit code, details)."""
     os.mkdir(scratch, 0o700)
+    meeting = open_meeting(order, run, number)
     try:
         if gpus:
             binding = dict(binding, **gpus.variables())
         if not run.record.before(run, number, asked):
             return "stopped", 143, {"message": "asked to stop by %s" % asked.why}
         try:
-            return Attempt(order, run, number, scratch, asked, binding, gpus).go()
+            end = Attempt(order, run, number, scratch, asked, binding, gpus, meeting=meeting).go()
         finally:
             run.record.after(run, number)
+        if meeting is not None:
+            meeting.conclude(end, asked)
+        return end
     finally:
+        if meeting is not None:
+            meeting.leave()
         remove_folder(scratch)
         if gpus:
             gpus.drop()
+
+
+OF_NODE_0 = ("time_limit_s", "native_limit_s", "idle_timeout_s")
+"""Parts of the order that only node 0 of a run keeps."""
+
+
+def serve_node(order, record, index, options, asked):
+    """Serve the attempts of a run that node 0 begins, as another of its nodes; returns an exit code.
+
+    A node that waits too long gives its machine back, since node 0 may need it to begin at all.
+    """
+    run = Run(record, index, order.get("told"))
+    run.node, run.log_bytes = options.node, order.get("log_bytes", LOG_BYTES)
+    order = {name: value for name, value in order.items() if name not in OF_NODE_0}
+    waits_s = order["meet"]["start_s"]
+    if order["retries"] == "shim":
+        waits_s += 2 * order["retry"]["backoff_s"][1]  # node 0 pauses before the next attempt
+    until = time.monotonic() + waits_s
+    while not asked.stop:
+        result = run.result()
+        if result:
+            run.tell(result)
+            return DONE if result["reason"] == "succeeded" else FAILED
+        number = find_attempt(run)
+        if number is not None:
+            serve_part(order, run, number, options, asked)
+            if order["retries"] != "shim":
+                # The result, if there is one, follows the end of the attempt.
+                stops_within(3 * POLL_S, asked, run.result)
+                result = run.result()
+                return AGAIN if result is None else DONE if result["reason"] == "succeeded" else FAILED
+            until = time.monotonic() + waits_s
+        elif time.monotonic() >= until:
+            say("node %d waited %d s, and node 0 began no attempt" % (run.node, waits_s))
+            return AGAIN
+        else:
+            stops_within(POLL_S, asked)
+    return AGAIN
+
+
+def serve_part(order, run, number, options, asked):
+    """Run this node's part of an attempt."""
+    parent = os.path.abspath(options.scratch or tempfile.gettempdir())
+    scratch = os.path.join(parent, scratch_prefix(order["job"], run.index) + token())
+    make_folder(run.attempt_folder(number))
+    try:
+        attempt_once(order, run, number, scratch, asked, {}, None)
+    except Taken:
+        say("another shim serves node %d" % run.node)
 
 
 def settle(order, run, result):

@@ -4,6 +4,7 @@ The files of a command lie on this machine. One thread sends its log in numbered
 no longer change; its outputs follow at the end of the attempt, before the record has that end.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -312,6 +313,9 @@ class BucketRecord(object):
     def announce(self, name, give_up=None):
         self.bucket.create("done/" + name, b"")
 
+    def overwrite(self, name, text):
+        self.bucket.put(self.key(name), text.encode("utf-8"), patience=0.0)
+
     def beat(self, name, text):
         if self.carrier is not None:
             self.carrier.beats[name] = text
@@ -362,8 +366,12 @@ class Carrier(object):
         self.wake, self.ended = threading.Event(), threading.Event()
         self.threads = [
             threading.Thread(target=self._go, args=(self._look, self.wake)),
-            threading.Thread(target=self._go, args=(lambda: checkpoints.send(self.ended.is_set), self.ended)),
         ]
+        self.sends_checkpoints = run.node == 0
+        """Whether this machine has the checkpoint; the other nodes of a run only begin with it."""
+        if self.sends_checkpoints:
+            send = functools.partial(checkpoints.send, self.ended.is_set)
+            self.threads.append(threading.Thread(target=self._go, args=(send, self.ended)))
         for thread in self.threads:
             thread.daemon = True
             thread.start()
@@ -446,7 +454,8 @@ class Carrier(object):
         for thread in self.threads:
             thread.join()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            sending = [pool.submit(self.send_logs, True), pool.submit(self._send_last_checkpoint)]
+            sending = [pool.submit(self.send_logs, True)]
+            sending += [pool.submit(self._send_last_checkpoint)] * self.sends_checkpoints
             sending += [pool.submit(self._send_output, path) for path in list_files(self.output)]
             for each in sending:
                 each.result()
