@@ -24,11 +24,13 @@ def make_order(
     retries: str,
     environ: Mapping[str, str],
     live_tree: str | None = None,
+    meets: bool = False,
     **backend: Any,
 ) -> dict[str, Any]:
     """The order of a job. `retries` is `shim`, `requeue` or `backend`; `null` variables take their values from `environ`.
 
-    The command runs in `live_tree` for `code.mode: none`. `backend` adds the launcher's own keys: `wrap`, `setup`,
+    The command runs in `live_tree` for `code.mode: none`. `meets` if the backend starts a shim for each node of a run, which
+    then meet in the record root. `backend` adds the launcher's own keys: `wrap`, `setup`,
     `requeue`, `pack`, `output_dir`.
     """
     offset = spec.array.offset if spec.array else 0
@@ -68,6 +70,9 @@ def make_order(
             "signal": spec.checkpoint.signal.value,
             "lead_s": spec.checkpoint.lead.total_seconds(),
         }
+    if meets and spec.nodes > 1:
+        order["meet"] = {"start_s": spec.gang.start_timeout.total_seconds()}
+        order["retry"]["capacity_s"] = spec.retry.capacity.window.total_seconds()
     if spec.outputs.dir:
         order["output_dir"] = spec.outputs.dir
     if job.snapshot:

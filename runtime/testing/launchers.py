@@ -280,6 +280,23 @@ class LauncherSuite:
         assert [read_log(job, index) for index in range(3)] == ["0\n", "1\n", "2\n"]
         assert [each.exit_code for each in job.status(indices=True).indices] == [0, 1, 2]
 
+    def test_ranks_of_several_nodes_reach_each_other_and_end_together(self, bench: Bench) -> None:
+        bench.require("nodes", "tasks_per_node")
+
+        job = bench.start("python3", "-c", _MEETS, nodes=2, tasks_per_node=2)
+
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert [read_log(job, rank=rank) for rank in range(4)] == ["1/0 2/1 3/1\n", "", "", ""]
+
+    def test_rank_that_fails_on_another_node_ends_the_job_with_its_code(self, bench: Bench) -> None:
+        bench.require("nodes")
+
+        job = bench.start("sh", "-c", "[ $RUNTIME_NODE_RANK = 0 ] || exit 7; exec sleep 600", nodes=2)
+
+        status = bench.end(job)
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.APP_FAILED)
+        assert job.status(indices=True).indices[0].exit_code == 7
+
     def test_cancel_ends_the_job_and_says_that_nothing_is_left(self, bench: Bench) -> None:
         job = bench.start("sleep", "600")
         _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
@@ -419,6 +436,31 @@ class LauncherSuite:
         assert bench.end(second).state is JobState.SUCCEEDED
 
 
+_MEETS: Final = """
+import os, socket, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank:
+    until = time.time() + 120
+    while True:
+        try:
+            opened = socket.create_connection(place, 10)
+            break
+        except OSError:
+            if time.time() > until:
+                raise
+            time.sleep(0.2)
+    opened.sendall(("%d/%s" % (rank, os.environ["RUNTIME_NODE_RANK"])).encode())
+else:
+    listening = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("", place[1]))
+    listening.listen(size)
+    print(*sorted(listening.accept()[0].makefile().read() for _ in range(size - 1)))
+"""
+"""The first rank prints the rank and node of each other that reached it at the address that all were given."""
+
+
 def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, Any]]:
     """A field that the launcher refuses, and a change of a spec that sets only this field."""
     from runtime.jobs.spec import EnvironmentManager, Gpus, JobResources, Placement, Priority
@@ -434,6 +476,7 @@ def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, A
         "resources.gpus.count": {"resources": JobResources(gpus=Gpus(count=1))},
         "environment.manager": {"environment": Environment(manager=EnvironmentManager.UV)},
         "nodes": {"nodes": 2},
+        "array.pack": {"array": Array(count=2, pack=2)},
         "idle_timeout": {"idle_timeout": timedelta(minutes=5)},
         "code.mode": {"code": Code(mode=CodeMode.IMAGE)},
     }

@@ -10,7 +10,7 @@ from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.launchers.kubernetes.client import Object
 from runtime.launchers.kubernetes.render import JOB
-from runtime.launchers.kubernetes.states import CONTAINER, PodView, has_ended, left_result, read_pod
+from runtime.launchers.kubernetes.states import CONTAINER, PodView, has_ended, left_result, nodes_of, read_pod
 from runtime.reasons import EndReason, Explanation
 from runtime.units import count_noun, format_size
 
@@ -101,9 +101,10 @@ def _without_pod(job: Object, events: Sequence[Object]) -> Explanation:
         return Explanation(sentence=f"no pod can be made: {message}", evidence=evidence)
     if job["spec"].get("suspend"):
         return Explanation(sentence="the Job is suspended", hint="launch it again: it goes on where it stopped")
+    what = "run" if nodes_of(job) == 1 else "pod"
     active, parallel = int(job.get("status", {}).get("active", 0)), int(job["spec"].get("parallelism", 1))
     return Explanation(
-        sentence=f"{active} of at most {count_noun(parallel, 'run')} active, and its turn has not come",
+        sentence=f"{active} of at most {count_noun(parallel, what)} active, and its turn has not come",
         evidence=(f"job: parallelism {parallel}",),
     )
 

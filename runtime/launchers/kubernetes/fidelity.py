@@ -10,7 +10,8 @@ from runtime.launchers.support import ALARM, COMMON, by_shim, native, refused
 
 _NO_BUILD: Final = refused("build it into the image, or name an environment that is there: environment.name")
 _NO_PACKING: Final = refused("each run has a pod of its own; runs share a GPU by resources.gpus.count below 1")
-_WAITS: Final = refused("a pod that does not fit waits until it does")
+WAITS: Final = refused("a pod that does not fit waits until it does")
+"""Support of a field about waiting for machines, for runs of one pod."""
 _NO_BACKOFF: Final = refused("the job controller waits: 10 s, doubling up to 10 min")
 
 KEEPS: Final[Mapping[str, FieldSupport]] = {
@@ -26,8 +27,8 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.gpus.type": native("nodeSelector, by gpu_types of the target"),
     "resources.disk": native("requests and limits of ephemeral-storage; the shim ends a run that is over it"),
     "resources.shared_memory": native("an emptyDir in memory at /dev/shm"),
-    "nodes": refused("a job is one pod for each run; ranks of several nodes have no launcher here yet"),
-    "gang.start_timeout": native("all ranks start at once, in one pod"),
+    "nodes": native("completions: a pod for each node of a run; their shims meet in the record root"),
+    "gang.start_timeout": by_shim("node 0 waits in the record root for the others; the ranks of one pod start at once"),
     "array.count": native("completions"),
     "array.seeds": native("completions"),
     "array.max_parallel": native("parallelism"),
@@ -41,12 +42,12 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "priority": native("priorityClassName, by priority_classes of the target"),
     "account": native("a label of the Job and its pods"),
     "time_limit": by_shim("the shim's clock, and activeDeadlineSeconds of the pod behind it"),
-    "start_deadline": _WAITS,
+    "start_deadline": WAITS,
     "grace_period": native("terminationGracePeriodSeconds"),
     "ttl_after_finished": native("ttlSecondsAfterFinished"),
     "retry.failure": by_shim("the shim's count in the record root; backoffLimitPerIndex leaves room for all of it"),
     "retry.preemption": by_shim("the shim's count in the record root; podFailurePolicy ignores them"),
-    "retry.capacity.window": _WAITS,
+    "retry.capacity.window": by_shim("attempts whose nodes did not all come begin again within it"),
     "retry.backoff.min": _NO_BACKOFF,
     "retry.backoff.max": _NO_BACKOFF,
     "after": refused("nothing in Kubernetes waits for another Job"),

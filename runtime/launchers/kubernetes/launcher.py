@@ -27,21 +27,26 @@ from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.kubernetes import render
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
-from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
+from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS, WAITS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
 from runtime.launchers.kubernetes.gpu_leases import Gpu, Share, deal, is_waiting, take_slots
 from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, Place, check_settings, read_place
 from runtime.launchers.kubernetes.states import (
     FINALIZER,
+    INDEX,
     NAME_OF_JOB,
+    NODES,
     OFFSET,
+    choose_telling,
     created_at,
     has_ended,
     is_unfinished,
     native_id,
     newest_pods,
+    nodes_of,
     pod_index,
     read_states,
+    run_of,
 )
 from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_started, sweep, wait_until_gone
 from runtime.reasons import EndReason, Explanation
@@ -94,6 +99,12 @@ class KubernetesLauncher:
         parts: list[NativePart] = []
         artefacts: dict[str, str] = {}
         slots = render.slots_of_gpu(spec)
+        if slots is not None and spec.nodes > 1:
+            raise NotPossible(
+                f"a run of {spec.nodes} nodes cannot share GPUs with others",
+                facts=[f"`resources.gpus.count` is {spec.resources.gpus.count if spec.resources.gpus else 0:g}"],
+                hint="whole GPUs for each node, or nodes: 1",
+            )
         shares = [Share(count=len(indices), parallel=len(indices))]
         if slots is not None:
             most = spec.array.max_parallel if spec.array else None
@@ -122,7 +133,7 @@ class KubernetesLauncher:
             order=order,
             artefacts=artefacts,
             parts=tuple(parts),
-            fidelity={name: self.keeps[name] for name in set_fields(spec) if name in self.keeps},
+            fidelity=_fidelity(spec),
             indices=tuple(indices),
             root=place.root,
         )
@@ -177,6 +188,7 @@ class KubernetesLauncher:
         cluster = _opened(host).cluster
         namespace, _, name = native.native_id.partition("/")
         job, pods = _list_pods(cluster, native.native_id, native.index)
+        pods = choose_telling(pods)
         events: list[Object] = []
         for each in [name, *(pod["metadata"]["name"] for pod in pods[-1:])]:
             found = cluster.list("events", namespace, fields=f"involvedObject.name={each}")
@@ -222,11 +234,13 @@ class KubernetesLauncher:
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
         cluster, python = _opened(host).cluster, _opened(host).place.python
         namespace = native_id.partition("/")[0]
-        job, pods = _list_pods(cluster, native_id, index)
+        _, pods = _list_pods(cluster, native_id, index)
         running = [
             pod
             for pod in newest_pods(pods).values()
-            if pod.get("spec", {}).get("nodeName") and pod["status"].get("phase") in ("Pending", "Running")
+            if pod.get("spec", {}).get("nodeName")
+            and pod["status"].get("phase") in ("Pending", "Running")
+            and _is_hit(pod, how)
         ]
         if not running:
             raise NotPossible(f"nothing of `{native_id}` runs that could be interrupted")
@@ -239,7 +253,7 @@ class KubernetesLauncher:
             elif how == "timeout":
                 cluster.run(namespace, pod_name, [python, "-c", _RING])
             elif how == "oom":
-                _note_memory(job or {}, pod, host)
+                _note_memory(pod, host)
                 cluster.run(namespace, pod_name, [python, "-c", _KILL])
             else:
                 raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")
@@ -386,6 +400,13 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> t
 # deciding
 
 
+def _fidelity(spec: JobSpec) -> dict[str, FieldSupport]:
+    found = {name: KEEPS[name] for name in set_fields(spec) if name in KEEPS}
+    if spec.nodes == 1 and "retry.capacity.window" in found:
+        found["retry.capacity.window"] = WAITS
+    return found
+
+
 def _order(
     spec: JobSpec, job: JobIdentity, indices: Sequence[Mapping[str, Any]], context: PlanContext, place: Place
 ) -> dict[str, Any]:
@@ -397,7 +418,7 @@ def _order(
         backend["gpu_check"] = {"count": max(1, int(count)), "share": min(1.0, count)}
     # A pod that Kubernetes makes again begins with the shim of the job's folder, which folding removes.
     backend["fold"] = False
-    order = make_order(spec, job, indices, context, retries="backend", environ=context.environ, **backend)
+    order = make_order(spec, job, indices, context, retries="backend", environ=context.environ, meets=True, **backend)
     if spec.code.mode is CodeMode.IMAGE:
         order["code"] = {"path": "."}
     # The pod gets these itself; only the cluster reads them.
@@ -436,10 +457,17 @@ def _gpu_of(job: Object) -> Gpu | None:
 # doing
 
 
-def _note_memory(job: Object, pod: Object, host: Host) -> None:
+def _is_hit(pod: Object, how: str) -> bool:
+    """Whether an interruption reaches this pod of its run: one machine of several is taken away, and not node 0, which has
+    the clock and the attempt's folder."""
+    nodes = nodes_of(pod)
+    hit = nodes - 1 if how in ("preempt", "node-loss") else 0
+    return pod_index(pod) % nodes == hit
+
+
+def _note_memory(pod: Object, host: Host) -> None:
     """Leave the file by which the shim takes a killed command for one that was killed for memory."""
-    labels = job.get("metadata", {}).get("labels", {})
-    run = f"jobs/{labels.get(render.JOB)}/runs/{int(labels.get(OFFSET, 0)) + pod_index(pod)}"
+    run = f"jobs/{pod['metadata']['labels'][render.JOB]}/runs/{run_of(pod)}"
     attempts = host.files.names(run, "a")
     if attempts:
         host.files.write(f"{run}/{attempts[-1]}/oom", b"")
@@ -451,8 +479,10 @@ def _list_pods(cluster: Cluster, native: str, index: int | None) -> tuple[Object
     job = cluster.get("jobs", namespace, name)
     labels = f"{NAME_OF_JOB}={name}"
     if index is not None:
-        offset = int(((job or {}).get("metadata", {}).get("labels") or {}).get(OFFSET, 0))
-        labels += f",batch.kubernetes.io/job-completion-index={index - offset}"
+        said = (job or {}).get("metadata", {}).get("labels") or {}
+        nodes, first = int(said.get(NODES, 1)), index - int(said.get(OFFSET, 0))
+        wanted = ",".join(str(first * nodes + node) for node in range(nodes))
+        labels += f",{INDEX} in ({wanted})"
     return job, sorted(cluster.list("pods", namespace, labels=labels), key=created_at)
 
 

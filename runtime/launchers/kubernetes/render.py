@@ -22,7 +22,7 @@ from runtime.launchers.kubernetes.settings import (
     SHIM_MOUNT,
     Place,
 )
-from runtime.launchers.kubernetes.states import CONTAINER, OFFSET
+from runtime.launchers.kubernetes.states import CONTAINER, NODES, OFFSET
 from runtime.shim.retry import LOST_IN_A_ROW
 from runtime.shim.words import AGAIN
 
@@ -79,6 +79,8 @@ def render_job(
     """The Indexed Job that serves `count` indices from `offset` on; at most `slots` run at a time if they share a GPU."""
     name = job_name(job, place, part)
     labels = {**_labels(job.owner), JOB: job.id, PART: str(part), OFFSET: str(offset)}
+    if spec.nodes > 1:
+        labels[NODES] = str(spec.nodes)
     if spec.account:
         labels[ACCOUNT] = label_value(spec.account)
     parallel = min(slots or count, spec.array.max_parallel or count if spec.array else count, count)
@@ -87,9 +89,9 @@ def render_job(
     kept = spec.ttl_after_finished or (KEPT if job.lifetime is None else READ)
     made: dict[str, Any] = {
         "completionMode": "Indexed",
-        "completions": count,
-        "parallelism": parallel,
-        "backoffLimit": min(limit * count, _MOST),
+        "completions": count * spec.nodes,
+        "parallelism": parallel * spec.nodes,
+        "backoffLimit": min(limit * count * spec.nodes, _MOST),
         "backoffLimitPerIndex": limit,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
@@ -283,8 +285,11 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
             f"$({_NATIVE})",
             "--part",
             str(part),
-            "--index",
-            f"{offset}+{index}" if offset else index,
+            *(
+                ["--place", f"{offset}+{index}/{spec.nodes}"]
+                if spec.nodes > 1
+                else ["--index", f"{offset}+{index}" if offset else index]
+            ),
         ],
         "env": [
             {
@@ -297,6 +302,11 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
                 "name": "RUNTIME_POD_FAILURES",
                 "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{_FAILURES}']"}},
             },
+            *(
+                [{"name": "RUNTIME_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+                if spec.nodes > 1
+                else []
+            ),
             # The effective amounts: a namespace may have limits of its own, too.
             *(
                 {
@@ -326,7 +336,8 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
         **_common(place),
     }
     if spec.time_limit:
-        pod["activeDeadlineSeconds"] = math.ceil((spec.time_limit + spec.grace_period + START).total_seconds())
+        waits = START + (spec.gang.start_timeout if spec.nodes > 1 else timedelta(0))
+        pod["activeDeadlineSeconds"] = math.ceil((spec.time_limit + spec.grace_period + waits).total_seconds())
     if selector := _selector(spec, place):
         pod["nodeSelector"] = selector
     if affinity := _affinity(spec):

@@ -9,19 +9,22 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.reasons import EndReason
 from runtime.shim.words import AGAIN
 from runtime.units import parse_time
-from runtime.values import dataclass
+from runtime.values import dataclass, replace
 
 Object = Mapping[str, Any]
+P = TypeVar("P", bound=Mapping[str, Any])
 
 OFFSET: Final = "research-runtime/offset"
 """Label of a Job: the first index that it serves."""
+NODES: Final = "research-runtime/nodes"
+"""Label of a Job and its pods: how many pods a run has, if it has several."""
 CONTAINER: Final = "main"
 FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
@@ -143,7 +146,7 @@ def _without_job(pod: Object, native: str) -> NativeState:
     view = read_pod(pod)
     return NativeState(
         native_id=native,
-        index=int(pod["metadata"].get("labels", {}).get(OFFSET, 0)) + view.index,
+        index=run_of(pod),
         state=view.state,
         raw=view.raw,
         message=f"its Job is gone, and its pod is not: {view.message}".rstrip(": "),
@@ -169,25 +172,72 @@ def native_id(job: Object) -> str:
 
 def _states_of(job: Object, pods: Sequence[Object], native: str) -> Iterator[NativeState]:
     status, spec = job.get("status", {}), job["spec"]
-    offset = int(job["metadata"].get("labels", {}).get(OFFSET, 0))
+    offset, nodes = int(job["metadata"].get("labels", {}).get(OFFSET, 0)), nodes_of(job)
     newest = newest_pods(pods)
     succeeded, failed = expand(status.get("completedIndexes", "")), expand(status.get("failedIndexes", ""))
     over = ended_condition(job)
+    found = []
     for index in range(int(spec.get("completions", 1))):
         pod = newest.get(index)
         view = read_pod(pod) if pod is not None else None
         state, reason, raw, message = _judge(job, index in succeeded, index in failed, over, view)
-        yield NativeState(
-            native_id=native,
-            index=offset + index,
-            state=state,
-            reason=reason,
-            raw=raw,
-            message=message,
-            exit_code=view.exit_code if view and state.terminal else None,
-            started_at=view.started_at if view else None,
-            where=view.where if view else "",
+        found.append(
+            NativeState(
+                native_id=native,
+                index=offset + index // nodes,
+                state=state,
+                reason=reason,
+                raw=raw,
+                message=message,
+                exit_code=view.exit_code if view and state.terminal else None,
+                started_at=view.started_at if view else None,
+                where=view.where if view else "",
+            )
         )
+        if len(found) == nodes:
+            yield _judge_together(found)
+            found = []
+
+
+def _judge_together(found: Sequence[NativeState]) -> NativeState:
+    """The state of a run by those of its nodes: it waits for the last of them, and has ended when all of them have."""
+    if len(found) == 1:
+        return found[0]
+    node, telling = min(enumerate(found), key=lambda each: _telling(each[1].state))
+    state, message = telling.state, f"node {node} of {len(found)}: {telling.message or telling.raw}"
+    living = any(not each.state.terminal for each in found)
+    if living and state.terminal:
+        # Node 0 decides what a failed node means, and the others still have their machines.
+        return replace(found[0], state=JobState.RUNNING, reason=None, raw=telling.raw, message=message, exit_code=None)
+    if state is JobState.SUCCEEDED or (state is JobState.RUNNING and not telling.message):
+        return found[0]
+    return replace(telling, message=message)
+
+
+_ORDER: Final = (JobState.PENDING, JobState.FAILED, JobState.RUNNING, JobState.SUCCEEDED)
+
+
+def _telling(state: JobState) -> int:
+    return _ORDER.index(state)
+
+
+def nodes_of(found: Object) -> int:
+    """How many pods each run of this Job, or of this pod's Job, has."""
+    return int((found["metadata"].get("labels") or {}).get(NODES, 1))
+
+
+def run_of(pod: Object) -> int:
+    """The index of the run that a pod serves."""
+    return int((pod["metadata"].get("labels") or {}).get(OFFSET, 0)) + pod_index(pod) // nodes_of(pod)
+
+
+def choose_telling(pods: Sequence[P]) -> list[P]:
+    """The pods of the one node of a run that best explains its state, oldest first."""
+    newest = newest_pods(pods)
+    if len(newest) < 2:
+        return list(pods)
+    chosen = min(newest, key=lambda index: (_telling(read_pod(newest[index]).state), index))
+    return [pod for pod in pods if pod_index(pod) == chosen]
 
 
 def _judge(

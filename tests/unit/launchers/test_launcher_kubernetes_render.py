@@ -16,8 +16,10 @@ from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
 from runtime.jobs.spec import (
     Array,
+    CapacityRetry,
     Code,
     CodeMode,
+    Gang,
     Gpus,
     JobResources,
     JobSpec,
@@ -142,6 +144,17 @@ GOLDENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "records_secret": "lab-bucket",
             "records_env": {"AWS_ENDPOINT_URL": "https://s3.example", "AWS_REGION": "eu-1"},
         },
+    ),
+    "nodes": (
+        {
+            "nodes": 2,
+            "tasks_per_node": 4,
+            "array": Array(seeds=3, offset=10, max_parallel=2),
+            "gang": Gang(start_timeout=timedelta(minutes=20)),
+            "retry": Retry(failure=1, capacity=CapacityRetry(window=timedelta(hours=6))),
+            "time_limit": timedelta(hours=2),
+        },
+        {"records": "gs://lab/runtime"},
     ),
     "slots": (
         {"array": Array(seeds=6), "resources": JobResources(gpus=Gpus(count=0.25), memory=Range(4 * GIB, 4 * GIB))},
@@ -345,8 +358,32 @@ def test_every_field_of_a_spec_is_kept_in_one_way() -> None:
 def test_refused_fields_say_why(context: PlanContext) -> None:
     refused = {name for name, support in KEEPS.items() if support.fidelity is Fidelity.REFUSED}
 
-    assert {"nodes", "after", "start_deadline"} <= refused
-    assert plan(context, nodes=2).refused() == ["nodes"]
+    assert {"array.pack", "after", "start_deadline"} <= refused
+    assert plan(context, after=("j-1",)).refused() == ["after"]
+
+
+def test_window_for_capacity_means_something_only_for_runs_of_several_nodes(context: PlanContext) -> None:
+    retry = Retry(capacity=CapacityRetry(window=timedelta(hours=1)))
+
+    assert plan(context, retry=retry).refused() == ["retry.capacity.window"]
+    assert plan(context, retry=retry, nodes=2).refused() == []
+
+
+def test_order_has_its_nodes_meet_only_if_it_has_several(context: PlanContext) -> None:
+    retry = Retry(capacity=CapacityRetry(window=timedelta(hours=1)))
+    one, two = plan(context).order, plan(context, nodes=2, retry=retry).order
+
+    assert ("meet" in one, "capacity_s" in one["retry"]) == (False, False)
+    assert (two["meet"], two["retry"]["capacity_s"]) == ({"start_s": 300.0}, 3600.0)
+
+
+def test_runs_of_several_nodes_share_no_gpus(context: PlanContext) -> None:
+    where = target(gpus={"n1": 2})
+
+    with pytest.raises(NotPossible) as refused:
+        plan(context, where, nodes=2, resources=JobResources(gpus=Gpus(count=0.5)))
+
+    assert refused.value.message == "a run of 2 nodes cannot share GPUs with others"
 
 
 # places

@@ -381,6 +381,93 @@ def test_pod_that_was_killed_with_its_job_ended_for_the_reason_of_the_job() -> N
     assert (found.state, found.reason, found.message) == (JobState.FAILED, EndReason.TIMEOUT, said["message"])
 
 
+# runs of several nodes
+
+
+def gang(*pods: str, **status: Any) -> list[Any]:
+    """The states of a Job whose runs have two pods each, by captured pods in the order of its completions."""
+    job = copy.deepcopy(CAPTURED["jobs"]["failed"])
+    job["metadata"]["labels"] = {states.NODES: "2", states.OFFSET: "7"}
+    job["spec"]["completions"] = len(pods)
+    job["status"] = status
+    found = []
+    for completion, name in enumerate(pods):
+        if name == "-":
+            continue
+        pod = pod_of(name)
+        pod["metadata"]["labels"] = {states.NODES: "2", states.OFFSET: "7", states.INDEX: str(completion)}
+        pod["metadata"]["ownerReferences"] = [{"uid": job["metadata"]["uid"], "controller": True}]
+        found.append(pod)
+    return read_states([job], found, [native("failed")])
+
+
+@pytest.mark.parametrize(
+    ("pods", "status", "state", "reason", "raw", "message"),
+    [
+        (("running", "running"), {}, JobState.RUNNING, None, "Running", ""),
+        (("running", "unschedulable"), {}, JobState.PENDING, None, "Pending/Unschedulable", "node 1 of 2: 0/1 nodes"),
+        (("-", "running"), {}, JobState.PENDING, None, "Pending/NoPod", "node 0 of 2: it has no pod yet"),
+        (
+            ("running", "never"),
+            {},
+            JobState.PENDING,
+            EndReason.IMAGE_FAILED,
+            "Pending/ErrImageNeverPull",
+            "node 1 of 2",
+        ),
+        (("running", "failed"), {}, JobState.PENDING, None, "Retry/Error/1", "node 1 of 2: starts again"),
+        # A node that failed for good keeps nobody else's machine from being counted.
+        (("running", "failed"), {"failedIndexes": "1"}, JobState.RUNNING, None, "Error/1", "node 1 of 2"),
+        (
+            ("failed", "failed"),
+            {"failedIndexes": "0,1"},
+            JobState.FAILED,
+            EndReason.APP_FAILED,
+            "Error/1",
+            "node 0 of 2",
+        ),
+        (
+            ("done", "failed"),
+            {"completedIndexes": "0", "failedIndexes": "1"},
+            JobState.FAILED,
+            EndReason.APP_FAILED,
+            "Error/1",
+            "node 1 of 2",
+        ),
+        (("running", "done"), {"completedIndexes": "1"}, JobState.RUNNING, None, "Running", ""),
+        (("done", "done"), {"completedIndexes": "0,1"}, JobState.SUCCEEDED, EndReason.SUCCEEDED, "Complete", ""),
+    ],
+)
+def test_run_of_several_nodes_waits_for_the_last_and_ends_with_the_last(
+    pods: tuple[str, ...], status: dict[str, str], state: JobState, reason: EndReason | None, raw: str, message: str
+) -> None:
+    (found,) = gang(*pods, **status)
+
+    assert (found.index, found.state, found.reason, found.raw) == (7, state, reason, raw)
+    assert found.message.startswith(message)
+
+
+def test_runs_of_several_nodes_are_counted_as_runs() -> None:
+    found = gang("running", "running", "running", "unschedulable", "-", "-")
+
+    assert [(each.index, each.state) for each in found] == [
+        (7, JobState.RUNNING),
+        (8, JobState.PENDING),
+        (9, JobState.PENDING),
+    ]
+
+
+def test_node_that_explains_a_run_is_the_one_that_waits_before_one_that_runs() -> None:
+    pods = []
+    for completion, name in enumerate(("running", "unschedulable", "running")):
+        pods.append(pod_of(name))
+        pods[-1]["metadata"]["labels"] = {states.NODES: "3", states.INDEX: str(completion)}
+
+    assert states.choose_telling(pods) == [pods[1]]
+    assert states.choose_telling(pods[:1]) == pods[:1]
+    assert states.choose_telling([pods[0], pods[2]]) == [pods[0]]
+
+
 def test_lists_of_indices_are_expanded() -> None:
     assert expand("0,2-5,9") == {0, 2, 3, 4, 5, 9}
     assert expand("") == frozenset()
