@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,7 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.jobs.probe import Verdict, check_target
 from runtime.client.jobs.retry import retry_job
+from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import find_target, make_context
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
@@ -891,6 +893,70 @@ def test_checkpoint_goes_to_the_next_pod_by_the_bucket_and_outputs_come_home(far
         assert job.attempts() == [1, 2]
         assert printed(job).endswith("saved\n")
         assert [path.read_text() for path in job.fetch(tmp_path / "home")] == ["done\n"]
+
+
+# runs of several nodes
+
+
+@pytest.mark.parametrize(("place", "lost"), [("lab", 0), ("far", 1)])
+def test_run_of_several_nodes_goes_on_with_all_of_them_after_one_was_lost(
+    place: str, lost: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    lab: Lab = request.getfixturevalue(place)
+    script = (
+        "echo node $RUNTIME_NODE_RANK of $RUNTIME_NUM_NODES in attempt $RUNTIME_ATTEMPT at $MASTER_ADDR; "
+        "echo $RANK > $RUNTIME_OUTPUT_DIR/$RANK; [ $RUNTIME_ATTEMPT = 2 ] || sleep 3000"
+    )
+    with lab.launch("sh", "-c", script, target=place, nodes=2) as job:
+        until(lambda: "go" in job.files.names(f"jobs/{job.id}/runs/0/a0001"), "the start of both nodes")
+        (native,) = job.entry().natives
+        until(lambda: len(lab.pods(job)) == 2, "both pods")
+        address = next(each.status.pod_ip for each in lab.pods(job) if completion(each) == 0)
+        (pod,) = (each for each in lab.pods(job) if completion(each) == lost)
+        assert job.state() is JobState.RUNNING
+        client.CoreV1Api(lab.admin.api).delete_namespaced_pod(pod.metadata.name, lab.namespace, grace_period_seconds=0)
+
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+
+        assert (native.native_id, job.attempts()) == (f"{lab.namespace}/{lab.jobs(job)[0].metadata.name}", [1, 2])
+        attempts = read_attempts(job.files, job.id, 0)
+        # Kubernetes counts no failure for a pod that was deleted; node 0 left no end, and node 1 has a successor that says so.
+        assert [each.reason for each in attempts] == ["preempted" if lost else "lost", "succeeded"]
+        assert f"node 0 of 2 in attempt 1 at {address}\n" in printed(job)
+        (said,) = {
+            line.rpartition(" ")[2] for rank in (0, 1) for line in printed(job, rank=rank, attempt=2).splitlines()
+        }
+        assert said == newest_address(lab, job)
+        fetched = {str(path.relative_to(tmp_path / "home")) for path in job.fetch(tmp_path / "home")}
+        assert {name.rpartition("/")[2] for name in fetched} == {"0", "1"}
+        until(lambda: all(not each.status.active for each in lab.jobs(job)), "the end of every pod")
+
+
+def completion(pod: Any) -> int:
+    return int(pod.metadata.labels["batch.kubernetes.io/job-completion-index"])
+
+
+def newest_address(lab: Lab, job: JobHandle) -> str:
+    """Return the address of the last pod that was node 0."""
+    pods = [each for each in lab.pods(job) if completion(each) == 0]
+    return str(max(pods, key=lambda each: each.metadata.creation_timestamp).status.pod_ip)
+
+
+def test_run_whose_second_node_fits_nowhere_waits_and_says_which(lab: Lab) -> None:
+    # Of its single node the cluster has some CPUs less than twice this many.
+    cpus = float(os.cpu_count() or 1) * 0.6
+    with lab.launch(
+        "true", nodes=2, resources=JobResources(cpus=cpus, memory=Range(64 * MIB)), grace_period=SHORT
+    ) as job:
+        until(lambda: job.natives()[0].raw == "Pending/Unschedulable", "the scheduler's word")
+
+        said = explained(job)
+
+        assert job.state() is JobState.PENDING
+        assert re.match(r"node [01] of 2: 0/1 nodes are available: 1 Insufficient cpu", job.natives()[0].message)
+        assert said.sentence.startswith("no node takes it: 0/1 nodes are available: 1 Insufficient cpu.")
+        assert job.cancel() == []
+        assert lab.pods(job) == []
 
 
 def test_job_of_a_bucket_leaves_no_object_behind_and_its_record_stays(far: Lab) -> None:
