@@ -248,11 +248,13 @@ class Attempt(object):
             self.ranks.ask_for_checkpoint(name)
 
     def _end(self, grace):
-        if self.meeting is not None:
-            self.meeting.stop()
+        if self.meeting is None:
+            self.ranks.end(grace, self.life.beat)
+            return
+        until = time.monotonic() + grace
+        self.meeting.stop()
         self.ranks.end(grace, self.life.beat)
-        if self.meeting is not None:
-            self.meeting.await_others(grace, self.asked, self.life.beat)
+        self.meeting.await_others(until, self.asked, self.life.beat)
 
     def _is_cancelled(self):
         """Whether the run has a cancel mark; of several nodes only node 0 looks."""

@@ -31,7 +31,7 @@ POLL_S = 2.0
 SILENT_S = 60.0
 """A node whose counter stands still for this long is lost."""
 SEND_S = 60.0
-"""How much longer than the grace node 0 waits for the others, which may still send their logs and outputs."""
+"""How much longer than their grace node 0 waits for the others, which may still send their logs and outputs."""
 PORTS = 20000, 10000
 """First port that the ranks may meet at, and how many follow."""
 
@@ -156,8 +156,8 @@ class Meeting(object):
     def stop(self):
         """Ask the other nodes to end."""
 
-    def await_others(self, grace, asked, meanwhile):
-        """Wait until the other nodes have ended."""
+    def await_others(self, until, asked, meanwhile):
+        """Wait until the other nodes have ended, and not long after their grace is over at `until`."""
 
     def conclude(self, end, asked):
         """Do what follows the end of this node's part, with its logs and outputs in the record."""
@@ -283,9 +283,8 @@ class Leader(Meeting):
         except Exception as problem:
             say("cannot tell the other nodes: %s" % problem)  # they notice the end of the attempt
 
-    def await_others(self, grace, asked, meanwhile):
-        # A machine that goes has the grace alone, and part of it is gone.
-        until = time.monotonic() + grace + POLL_S + (0.0 if asked.stop else SEND_S)
+    def await_others(self, until, asked, meanwhile):
+        until += POLL_S if asked.stop else SEND_S  # a machine that goes has little more than the grace
         while time.monotonic() < until and set(self.ready).difference(self.ends):
             meanwhile()
             time.sleep(LOOK_S)

@@ -149,10 +149,16 @@ OF_NODE_0 = ("time_limit_s", "native_limit_s", "idle_timeout_s")
 
 
 def serve_node(order, record, index, options, asked):
-    """Serve the attempts of a run that node 0 begins, as another of its nodes; returns an exit code.
+    """Serve the attempts of a run that node 0 begins, as another of its nodes; returns an exit code."""
+    try:
+        return _serve_node(order, record, index, options, asked)
+    except (IOError, OSError) as problem:
+        say("node %d cannot go on: %s" % (options.node, problem))
+        return AGAIN
 
-    A node that waits too long gives its machine back, since node 0 may need it to begin at all.
-    """
+
+def _serve_node(order, record, index, options, asked):
+    # A node that waits too long gives its machine back, since node 0 may need it to begin at all.
     run = Run(record, index, order.get("told"))
     run.node, run.log_bytes = options.node, order.get("log_bytes", LOG_BYTES)
     order = {name: value for name, value in order.items() if name not in OF_NODE_0}

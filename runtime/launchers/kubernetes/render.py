@@ -108,7 +108,8 @@ def render_job(
         "ttlSecondsAfterFinished": int(kept.total_seconds()),
         "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(spec, place, job, part, offset)},
     }
-    if spec.array and spec.array.on_task_failure is OnTaskFailure.STOP:
+    if (spec.array and spec.array.on_task_failure is OnTaskFailure.STOP) or (spec.nodes > 1 and count == 1):
+        # A node that failed for good never comes, and its run would wait for it.
         made["maxFailedIndexes"] = 0
     if job.lifetime is not None:
         made["activeDeadlineSeconds"] = math.ceil(job.lifetime.total_seconds())

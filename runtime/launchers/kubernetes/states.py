@@ -203,7 +203,7 @@ def _judge_together(found: Sequence[NativeState]) -> NativeState:
     """The state of a run by those of its nodes: it waits for the last of them, and has ended when all of them have."""
     if len(found) == 1:
         return found[0]
-    node, telling = min(enumerate(found), key=lambda each: _telling(each[1].state))
+    node, telling = min(enumerate(found), key=lambda each: (_telling(each[1].state), each[1].reason in _OF_OTHERS))
     state, message = telling.state, f"node {node} of {len(found)}: {telling.message or telling.raw}"
     living = any(not each.state.terminal for each in found)
     if living and state.terminal:
@@ -214,6 +214,8 @@ def _judge_together(found: Sequence[NativeState]) -> NativeState:
     return replace(telling, message=message)
 
 
+_OF_OTHERS: Final = (EndReason.SIBLING_FAILED, EndReason.LOST)
+"""Ends of a node that may follow from the end of another one."""
 _ORDER: Final = (JobState.PENDING, JobState.FAILED, JobState.RUNNING, JobState.SUCCEEDED)
 
 
