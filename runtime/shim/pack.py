@@ -70,6 +70,10 @@ def load_for_copies(order):
         import runtime.shim.tree
     if order.get("environment"):
         import runtime.shim.environment  # noqa: F401
+    if order.get("notices"):
+        import urllib.request
+
+        import runtime.shim.notices
 
 
 class Branch(object):

@@ -42,6 +42,8 @@ def serve(order, record, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
     run = Run(record, index, order.get("told"))
     run.log_bytes = order.get("log_bytes", LOG_BYTES)
+    if order.get("notices"):
+        asked.watch(order["notices"])
 
     def give_up():
         """Whether a cancel mark or a request to stop explains the end that a full disk refuses to record."""
@@ -74,12 +76,17 @@ def _serve(order, run, options, asked, binding, give_up):
             last = run.attempts()[-1][0] if before else 0
             said = {"message": "another index failed"}
             return settle(order, run, run.commit("sibling_failed", 1, last, said, give_up))
+        if asked.goes:
+            again = next_start(order, options, 0.0, asked, run)
+            if again is not None:
+                return again
+            continue
         gpus, problem = None, None
         try:
             if order.get("gpus"):
                 from runtime.shim.gpus import take_gpus
 
-                gpus = take_gpus(order, lambda: asked.stop or run.cancelled())
+                gpus = take_gpus(order, lambda: asked.stop or asked.goes or run.cancelled())
         except SetupFailed as found:
             problem = found
         if gpus is False:
@@ -108,6 +115,8 @@ def _serve(order, run, options, asked, binding, give_up):
             return AGAIN  # the next start knows whether the backend took the machine away, and decides
         if reason == "final_failure":
             return settle(order, run, run.commit(named, code, number, details, give_up))
+        if named == "preempted" and order.get("notices"):
+            asked.goes = True  # the command itself may have seen the notice first
         what, then = decide(run.counted(order, number), order["retry"])
         if what == "final":
             return settle(order, run, run.commit(then, code, number, details, give_up))
@@ -125,7 +134,7 @@ def attempt_once(order, run, number, scratch, asked, binding, gpus):
         if gpus:
             binding = dict(binding, **gpus.variables())
         if not run.record.before(run, number, asked):
-            return "stopped", 143, {"message": "asked to stop by %s" % asked.why}
+            return asked.end()
         try:
             return Attempt(order, run, number, scratch, asked, binding, gpus).go()
         finally:
@@ -154,7 +163,7 @@ def next_start(order, options, pause, asked, run):
     how = order["retries"]
     if how == "backend":
         return AGAIN
-    if stops_within(pause, asked, run.cancelled):
+    if stops_within(pause, asked, lambda: asked.goes or run.cancelled()):
         return AGAIN
     if run.cancelled():
         return None
@@ -171,4 +180,7 @@ def next_start(order, options, pause, asked, run):
         if stops_within(KILLED_S if answer is not None and answer.returncode < 0 else 1.0, asked):
             return AGAIN
         say("cannot be requeued, goes on here: %s" % said)
+    if asked.goes:
+        say("this machine will be taken away, so no other attempt begins here")
+        return AGAIN
     return None
