@@ -143,9 +143,7 @@ class FileSource(object):
 class GceSource(object):
     """Compute Engine and TPU VMs. https://cloud.google.com/compute/docs/metadata/overview"""
 
-    def __init__(
-        self, url: "Optional[str]" = None, every_s: float = CLOUD_EVERY_S, answer_s: float = ANSWER_S
-    ) -> None:
+    def __init__(self, url: "Optional[str]" = None, every_s: float = CLOUD_EVERY_S, answer_s: float = ANSWER_S) -> None:
         place = os.environ.get("GCE_METADATA_HOST")
         self.url = url or ("http://" + place if place else METADATA_URL)
         self.every_s, self.answer_s = every_s, answer_s
@@ -190,9 +188,7 @@ class Ec2Source(object):
 
     TOKEN_SECONDS = 21600
 
-    def __init__(
-        self, url: "Optional[str]" = None, every_s: float = CLOUD_EVERY_S, answer_s: float = ANSWER_S
-    ) -> None:
+    def __init__(self, url: "Optional[str]" = None, every_s: float = CLOUD_EVERY_S, answer_s: float = ANSWER_S) -> None:
         place = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
         self.url = (url or place or METADATA_URL).rstrip("/")
         self.every_s, self.answer_s = every_s, answer_s
