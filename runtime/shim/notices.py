@@ -61,14 +61,14 @@ class NoticeWatch(object):
     """Asks its sources, one thread for each, and calls `on_notice` with the first notice, once."""
 
     def __init__(self, sources: "List[Any]", on_notice: "Callable[[Notice], None]") -> None:
-        self._sources, self._on_notice = sources, on_notice
-        self._looked = [threading.Event() for _ in sources]
+        self._on_notice = on_notice
+        self._looked = [(source, threading.Event()) for source in sources]
         self._stop = threading.Event()
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        for source, looked in zip(self._sources, self._looked):
-            thread = threading.Thread(target=self._watch, args=(source, looked), name="notices")
+        for each in self._looked:
+            thread = threading.Thread(target=self._watch, args=each, name="notices")
             thread.daemon = True
             thread.start()
 
@@ -79,7 +79,7 @@ class NoticeWatch(object):
     def wait(self, seconds: float) -> None:
         """Return once every source has been asked, whether or not it answered, or after `seconds`."""
         until = time.monotonic() + seconds
-        for looked in self._looked:
+        for _, looked in self._looked:
             looked.wait(max(0.0, until - time.monotonic()))
 
     def _watch(self, source: "Any", looked: "threading.Event") -> None:

@@ -24,18 +24,17 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Asked(object):
     """Requests that came by signals, and the notice that this machine will be taken away."""
 
+    stop = checkpoint = due = False
+    why = ""
+    goes = False
+    """Whether this machine will be taken away, so that no attempt may begin."""
+    notice: "Optional[Any]" = None
+    """The notice that the shim itself has read."""
+    warned = False
+    """Whether that notice is new to the attempt."""
+    watches = False
+
     def __init__(self):
-        self.stop = False
-        self.checkpoint = False
-        self.due = False
-        self.why = ""
-        self.goes = False
-        """Whether this machine will be taken away, so that no attempt may begin."""
-        self.notice: Optional[Any] = None
-        """The notice that the shim itself has read."""
-        self.warned = False
-        """Whether that notice is new to the attempt."""
-        self.watches = False
         for number in ENDING:
             signal.signal(number, self._stop)
         for name in ("SIGUSR1", "SIGUSR2"):

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from runtime.shim.notices import Notice, time_for_checkpoint
-from runtime.shim.processes import Asked
 from runtime.shim.serve import attempt_once
 from tests.fakes.metadata import MetadataServer
-from tests.shim_support import ShimJob, find_pythons, make_job, wait_for
+from tests.shim_support import ShimJob, find_pythons, make_asked, make_job, wait_for
 
 PYTHONS = find_pythons()
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -298,7 +297,7 @@ def test_notice_ends_every_packed_run_and_begins_no_other(job: MakeJob, notice: 
 
 
 def test_attempt_that_a_notice_stops_while_it_is_prepared_is_preempted(tmp_path: Path) -> None:
-    asked = Asked.__new__(Asked)  # without its signal handlers
+    asked = make_asked()
     asked.hear(Notice("gce", "it goes"))
     run = SimpleNamespace(record=SimpleNamespace(before=lambda *_: False))
 

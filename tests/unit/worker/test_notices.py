@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from runtime.errors import InvalidValue
 from runtime.shim.notices import GCE_NOTICE_S, Ec2Source, GceSource
 from runtime.worker import notices
 from runtime.worker.notices import Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
+from runtime.worker.services import Leaving
 from tests.fakes.metadata import MetadataServer
 from tests.services_support import PATIENCE_S
 
@@ -169,7 +171,8 @@ def test_gce_preemption_between_two_looks_is_seen_without_waiting(server: Metada
     server.preempted = "TRUE"
 
     notice = source.ask()
-    assert notice and notice.text == "Compute Engine preempts this machine"
+    assert notice
+    assert notice.text == "Compute Engine preempts this machine"
 
 
 def test_gce_maintenance_that_ends_the_machine_is_a_notice(watch: Any, server: MetadataServer) -> None:
@@ -359,3 +362,16 @@ def test_settings_from_the_environment() -> None:
 def test_settings_that_mean_nothing_are_refused() -> None:
     with pytest.raises(InvalidValue):
         notice_settings_from({"RUNTIME_PREEMPTION_NOTICES": "maybe"})
+
+
+@pytest.mark.parametrize("notice_first", [True, False])
+def test_notice_and_the_signal_that_follows_from_it_are_one_request(notice_first: bool) -> None:
+    leaving = Leaving(SimpleNamespace())  # type: ignore[arg-type]
+
+    for notice in (notice_first, not notice_first):
+        leaving.ask(f"notice: {notice}", 75 if notice else 143, notice=notice)
+    once = (leaving.asked, leaving.reason, leaving.exit_code)
+    leaving.ask("another signal", 143)
+
+    assert once == (1, f"notice: {notice_first}", 75 if notice_first else 143)
+    assert leaving.asked == 2
