@@ -17,7 +17,8 @@ _EC2: Final = "/latest/meta-data/"
 class MetadataServer:
     """Serves the two clouds' paths; tests set the answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, listen: bool = True) -> None:
+        """Take a port; with `listen=False` connections are refused until `listen` is called."""
         self.preempted = "FALSE"
         self.maintenance = "NONE"
         self.action: str | None = None
@@ -49,9 +50,15 @@ class MetadataServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
         self._server.daemon_threads = True
+        self._server.server_bind()
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        if listen:
+            self.listen()
+
+    def listen(self) -> None:
+        self._server.server_activate()
         self._thread.start()
 
     def __enter__(self) -> Self:
