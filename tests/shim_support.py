@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.shim.compiled import keep_code, name_folder
+from runtime.shim.processes import Asked
 from runtime.shim.program import build_shim, list_shipped
 from tests.services_support import PATIENCE_S, wait_until
 
@@ -231,6 +232,13 @@ def add_snapshot(job: ShimJob, archive: bytes, **code: Any) -> None:
     (job.folder / "snapshot.tar").write_bytes(archive)
     job.order["code"] = {"archive": "snapshot.tar", "sha256": hashlib.sha256(archive).hexdigest(), **code}
     job.write()
+
+
+def make_asked(**values: Any) -> Asked:
+    """Return requests to a shim that no signal changes."""
+    asked = Asked.__new__(Asked)
+    asked.__dict__.update(values)
+    return asked
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:

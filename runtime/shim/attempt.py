@@ -6,7 +6,7 @@ import signal
 import time
 
 from runtime.shim.files import make_folder, read_system, write_whole
-from runtime.shim.processes import ENDING, end_orphans, reap_orphans
+from runtime.shim.processes import ASKING, ENDING, end_orphans, reap_orphans
 from runtime.shim.ranks import PREEMPTED_NOTE, SETUP_FAILED, Ranks, make_command
 from runtime.shim.retry import TEMPORARY_FAILURE, pod_failures
 from runtime.shim.usage import DiskUse, disk_limit, memory_share, ran_out_of_memory
@@ -205,6 +205,9 @@ class Attempt(object):
             if self.asked.due:
                 self.asked.due = False
                 self.deadline = min(self.deadline or now + 1e9, now + (checkpoint or {}).get("lead_s", 0))
+            if self.asked.warned:
+                self.asked.warned = False
+                self._heed_notice(now)
             self.life.beat()
             self.life.tell_memory()
             if self._is_cancelled():
@@ -247,13 +250,24 @@ class Attempt(object):
         if name:
             self.ranks.ask_for_checkpoint(name)
 
+    def _heed_notice(self, now):
+        """Ask for a checkpoint, and move the deadline to the end of the time for it: at once if nothing can ask for one."""
+        from runtime.shim.notices import time_for_checkpoint
+
+        grace, lead = self.order["grace_s"], 0.0
+        if (self.order.get("checkpoint") or {}).get("signal"):
+            self._ask_for_checkpoint()
+            lead = self.order["checkpoint"]["lead_s"]
+        room = self.asked.notice.end_by(grace) - now
+        self.deadline = min(self.deadline or now + 1e9, now + time_for_checkpoint(room, grace, lead))
+
     def _end(self, grace):
         if self.meeting is None:
-            self.ranks.end(grace, self.life.beat)
+            self.ranks.end(grace, self._pass_grace)
             return
         until = time.monotonic() + grace
         self.meeting.stop()
-        self.ranks.end(grace, self.life.beat)
+        self.ranks.end(grace, self._pass_grace)
         self.meeting.await_others(until, self.asked, self.life.beat)
 
     def _is_cancelled(self):
@@ -264,6 +278,11 @@ class Attempt(object):
         """A value that changes with the output of any rank."""
         printed = self.ranks.printed()
         return printed if self.meeting is None else self.meeting.share(printed)
+
+    def _pass_grace(self):
+        """Give a sign of life; returns whether the machine goes too soon for the rest of the grace period."""
+        self.life.beat()
+        return self.asked.notice is not None and time.time() >= self.asked.notice.end_by(self.order["grace_s"])
 
     def _judge(self, codes):
         """The attempt's result, by the codes at the moment when the first rank failed: ranks ended after that have none."""
@@ -286,6 +305,8 @@ class Attempt(object):
         if code == TEMPORARY_FAILURE and os.path.exists(os.path.join(self.folder, PREEMPTED_NOTE)):
             return self._gave_way(code)
         said = self.order["retry"]["on_exit"].get(str(code))
+        if self.asked.notice and said is None and (code == TEMPORARY_FAILURE or died_of in ASKING):
+            return self.asked.end()
         if said == "succeed":
             return "succeeded", code, {}
         if said == "requeue" or (code == TEMPORARY_FAILURE and said is None):
@@ -316,7 +337,7 @@ class Attempt(object):
         if self.disk.is_over(DISK_LAST_S, now=True):
             return self._out_of_disk()
         self._end(grace)
-        return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
+        return self.asked.end()
 
     def _gave_way(self, code):
         """The result of a command that left a note of a notice. Its code alone proves nothing: commands may fail with it."""
@@ -336,6 +357,8 @@ class Attempt(object):
         return "disk", 1, details
 
     def _timed_out(self):
+        if self.asked.notice:
+            return self.asked.end()
         if self._has_new_checkpoint():
             return "checkpointed", 124, {"message": "time limit, after a new checkpoint"}
         return "timeout", 124, {}

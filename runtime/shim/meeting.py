@@ -5,6 +5,7 @@
     aN/ranks/K.end    how node K's part of the attempt ended; made once
     aN/go             the addresses of all nodes, from node 0 once every node is ready
     aN/ask  aN/stop   node 0 asks the others for a checkpoint, or to end
+    aN/ranks/K.ask    node K, whose machine will be taken away, asks node 0 to do so
 
 Node 0 begins attempts, decides how they end and commits the result. The other nodes serve the attempts that it begins, and
 exit as it does. Nothing but the record connects the shims, so it works wherever the record root does.
@@ -60,7 +61,7 @@ class Meeting(object):
 
     leads = False
     asked = False
-    """Whether node 0 asks for a checkpoint."""
+    """Whether another node asks for a checkpoint."""
 
     def __init__(self, order, run, number):
         self.record, self.run, self.number = run.record, run, number
@@ -96,8 +97,8 @@ class Meeting(object):
         self._claim(scratch)
         until = self.began + self.start_s
         while True:
-            if asked.stop:
-                return "stopped", 143, {"message": "asked to stop by %s" % asked.why}
+            if asked.stop or asked.notice:
+                return asked.end()
             if self.leads and self.run.cancelled():
                 return "cancelled", 1, {}
             end = self.find_end()
@@ -167,6 +168,12 @@ class Meeting(object):
         self.printed = printed
         return printed
 
+    def mark(self, name):
+        try:
+            self.record.mark(name)
+        except Exception as problem:
+            say("cannot tell the other nodes: %s" % problem)  # they notice the end of the attempt
+
     def enter(self, text):
         about = json.loads(text)
         self.address, self.port, self.deadline = about["addresses"][0], about["port"], about["deadline"]
@@ -213,6 +220,7 @@ class Leader(Meeting):
 
     def look(self):
         names = set(self.record.names("%s/ranks" % self.name))
+        self.asked = self.asked or any(name.endswith(".ask") for name in names)
         for node in self.others:
             if node not in self.ready and str(node) in names:
                 self.signs[node] = Signs()
@@ -272,19 +280,13 @@ class Leader(Meeting):
         return (printed,) + tuple((each.text or "").partition(" ")[2] for _, each in sorted(dict(self.signs).items()))
 
     def ask(self):
-        self._mark("/ask")
+        self.mark(self.name + "/ask")
 
     def stop(self):
-        self._mark("/stop")
-
-    def _mark(self, name):
-        try:
-            self.record.mark(self.name + name)
-        except Exception as problem:
-            say("cannot tell the other nodes: %s" % problem)  # they notice the end of the attempt
+        self.mark(self.name + "/stop")
 
     def await_others(self, until, asked, meanwhile):
-        until += POLL_S if asked.stop else SEND_S  # a machine that goes has little more than the grace
+        until += POLL_S if asked.stop or asked.goes else SEND_S  # a machine that goes has little more than the grace
         while time.monotonic() < until and set(self.ready).difference(self.ends):
             meanwhile()
             time.sleep(LOOK_S)
@@ -323,6 +325,10 @@ class Member(Meeting):
 
     def is_late(self):
         return "stopped", 1, {"message": "node 0 did not begin within %d s" % self.start_s}
+
+    def ask(self):
+        if not self.asked:
+            self.mark(self.rank_name(self.node, ".ask"))  # node 0 asks all others
 
     def find_end(self):
         if self.over or self.stopped:

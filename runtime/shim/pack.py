@@ -69,7 +69,11 @@ def load_for_copies(order):
 
         import runtime.shim.tree
     if order.get("environment"):
-        import runtime.shim.environment  # noqa: F401
+        import runtime.shim.environment
+    if order.get("notices"):
+        import urllib.request  # noqa: F401
+
+        import runtime.shim.notices  # noqa: F401
 
 
 class Branch(object):

@@ -12,7 +12,7 @@ from runtime.shim.words import LOOK_S, SOON_S, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Set
+    from typing import Any, Dict, List, Optional, Set
 
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
@@ -22,13 +22,19 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Asked(object):
-    """Requests that came by signals."""
+    """Requests that came by signals, and the notice that this machine will be taken away."""
+
+    stop = checkpoint = due = False
+    why = ""
+    goes = False
+    """Whether this machine will be taken away, so that no attempt may begin."""
+    notice: "Optional[Any]" = None
+    """The notice that the shim itself has read."""
+    warned = False
+    """Whether that notice is new to the attempt."""
+    watches = False
 
     def __init__(self):
-        self.stop = False
-        self.checkpoint = False
-        self.due = False
-        self.why = ""
         for number in ENDING:
             signal.signal(number, self._stop)
         for name in ("SIGUSR1", "SIGUSR2"):
@@ -40,6 +46,25 @@ class Asked(object):
         names = [signal.SIGUSR1] * self.checkpoint + [signal.SIGALRM] * self.due
         self.checkpoint = self.due = False
         return names
+
+    def watch(self, sources):
+        """Watch for a notice from now on; returns after the first look. Safe to call again."""
+        if not self.watches:
+            from runtime.shim.notices import watch
+
+            self.watches = True
+            watch(sources, self)
+
+    def hear(self, notice):
+        """Note a notice; called by the watch's thread."""
+        self.notice = notice
+        self.goes = self.warned = True
+
+    def end(self):
+        """The result of an attempt that ends since it was asked to."""
+        if self.notice is not None:
+            return "preempted", 143, {"message": "notice from %s: %s" % (self.notice.source, self.notice.text)}
+        return "stopped", 143, {"message": "asked to stop by %s" % self.why}
 
     def _stop(self, number, frame):
         self.stop = True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).parents[1]
-_AT_HOME: Final = {"__init__.py", "program.py"}
+_AT_HOME: Final = {"__init__.py", "program.py", "stub.py"}
 _HEAD: Final = '''#!/usr/bin/env python3
 """Runs one job's command on any backend, with the same environment, signals, logs, deadline and result everywhere.
 

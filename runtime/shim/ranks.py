@@ -300,8 +300,8 @@ class Ranks(object):
             if child.poll() is None:
                 kill(child.pid, getattr(signal, "SIG" + name))
 
-    def end(self, grace: float, meanwhile: "Optional[Callable[[], None]]" = None) -> None:
-        """Send TERM to every group, and kill the rest after `grace` seconds; calls `meanwhile` while it waits."""
+    def end(self, grace: float, meanwhile: "Optional[Callable[[], bool]]" = None) -> None:
+        """Send TERM to every group, and kill the rest after `grace` seconds, or once `meanwhile()` is true."""
         until = time.time() + grace
         # srun turns a TERM into a kill of all ranks at once; their shims look for this file instead.
         told = self.leads and self._mark("stop")
@@ -311,8 +311,8 @@ class Ranks(object):
             if child.poll() is None and not told:
                 kill_group(child.pid, signal.SIGTERM)
         while time.time() < until and any(child.poll() is None for child in self.children):
-            if meanwhile is not None:
-                meanwhile()
+            if meanwhile is not None and meanwhile():
+                break
             time.sleep(min(LOOK_S, 0.05))
         self.kill()
         for child in self.children:

@@ -44,6 +44,8 @@ def serve(order, record, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
     run = Run(record, index, order.get("told"))
     run.log_bytes = order.get("log_bytes", LOG_BYTES)
+    if order.get("notices"):
+        asked.watch(order["notices"])
 
     def give_up():
         """Whether a cancel mark or a request to stop explains the end that a full disk refuses to record."""
@@ -76,12 +78,17 @@ def _serve(order, run, options, asked, binding, give_up):
             last = run.attempts()[-1][0] if before else 0
             said = {"message": "another index failed"}
             return settle(order, run, run.commit("sibling_failed", 1, last, said, give_up))
+        if asked.goes:
+            again = next_start(order, options, 0.0, asked, run)
+            if again is not None:
+                return again
+            continue
         gpus, problem = None, None
         try:
             if order.get("gpus"):
                 from runtime.shim.gpus import take_gpus
 
-                gpus = take_gpus(order, lambda: asked.stop or run.cancelled())
+                gpus = take_gpus(order, lambda: asked.stop or asked.goes or run.cancelled())
         except SetupFailed as found:
             problem = found
         if gpus is False:
@@ -110,6 +117,8 @@ def _serve(order, run, options, asked, binding, give_up):
             return AGAIN  # the next start knows whether the backend took the machine away, and decides
         if reason == "final_failure":
             return settle(order, run, run.commit(named, code, number, details, give_up))
+        if named == "preempted" and order.get("notices"):
+            asked.goes = True  # the command itself may have seen the notice first
         what, then = decide(run.counted(order, number), order["retry"])
         if what == "final":
             return settle(order, run, run.commit(then, code, number, details, give_up))
@@ -128,7 +137,7 @@ def attempt_once(order, run, number, scratch, asked, binding, gpus):
         if gpus:
             binding = dict(binding, **gpus.variables())
         if not run.record.before(run, number, asked):
-            return "stopped", 143, {"message": "asked to stop by %s" % asked.why}
+            return asked.end()
         try:
             end = Attempt(order, run, number, scratch, asked, binding, gpus, meeting=meeting).go()
         finally:
@@ -166,7 +175,9 @@ def _serve_node(order, record, index, options, asked):
     if order["retries"] == "shim":
         waits_s += 2 * order["retry"]["backoff_s"][1]  # node 0 pauses before the next attempt
     until = time.monotonic() + waits_s
-    while not asked.stop:
+    if order.get("notices"):
+        asked.watch(order["notices"])
+    while not asked.stop and not asked.goes:
         result = run.result()
         if result:
             run.tell(result)
@@ -217,7 +228,7 @@ def next_start(order, options, pause, asked, run):
     how = order["retries"]
     if how == "backend":
         return AGAIN
-    if stops_within(pause, asked, run.cancelled):
+    if stops_within(pause, asked, lambda: asked.goes or run.cancelled()):
         return AGAIN
     if run.cancelled():
         return None
@@ -234,4 +245,7 @@ def next_start(order, options, pause, asked, run):
         if stops_within(KILLED_S if answer is not None and answer.returncode < 0 else 1.0, asked):
             return AGAIN
         say("cannot be requeued, goes on here: %s" % said)
+    if asked.goes:
+        say("this machine will be taken away, so no other attempt begins here")
+        return AGAIN
     return None

@@ -326,7 +326,7 @@ class BucketRecord(object):
 
     def before(self, run, attempt, asked):
         def give_up():
-            return asked.stop
+            return asked.stop or asked.goes
 
         try:
             self.bring(SNAPSHOT, give_up)

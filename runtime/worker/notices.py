@@ -1,32 +1,21 @@
-"""Preemption notices: the cloud, or an operator, announces that this machine will be taken away.
+"""The preemption notices that a worker heeds: its settings, and which of the sources it asks.
 
-`NoticeWatch` polls in a daemon thread: a file if one is named, Google's metadata server if the firmware names Compute
-Engine, Amazon's if it names EC2. On any other machine nothing is asked over the network.
+The sources are the shim's (`runtime/shim/notices.py`): a file if one is named, Google's metadata server if the firmware
+names Compute Engine, Amazon's if it names EC2. On any other machine nothing is asked over the network.
 """
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Any, Final
 
 from runtime.errors import InvalidValue
-from runtime.units import parse_time
+from runtime.shim import notices as sources
 from runtime.values import dataclass
 
-if TYPE_CHECKING:
-    from email.message import Message
-
-METADATA_URL: Final = "http://169.254.169.254"
-"""Google's metadata server, and Amazon's."""
-
-GCE_NOTICE: Final = timedelta(seconds=30)
-"""From the notice to the machine's end. https://cloud.google.com/compute/docs/instances/preemptible"""
 PREEMPTED_EXIT: Final = 75
 """Exit code of a job's command that gives way to a notice and wants to be started again (EX_TEMPFAIL)."""
 
@@ -53,9 +42,9 @@ class NoticeSettings:
     ec2_url: str | None = None
     clouds: tuple[str, ...] = ("gce", "ec2")
     """Clouds that may be asked at all."""
-    every: timedelta = timedelta(seconds=5)
-    file_every: timedelta = timedelta(seconds=0.5)
-    timeout: timedelta = timedelta(seconds=2)
+    every: timedelta = timedelta(seconds=sources.CLOUD_EVERY_S)
+    file_every: timedelta = timedelta(seconds=sources.FILE_EVERY_S)
+    timeout: timedelta = timedelta(seconds=sources.ANSWER_S)
     """The time-out of one request."""
 
 
@@ -105,15 +94,8 @@ def find_cloud(root: Path = Path("/")) -> str | None:
     return None
 
 
-class _Source(Protocol):
-    every: timedelta
-
-    def ask(self) -> Notice | None:
-        """Return the notice, or None; raises OSError or ValueError if no answer can be had."""
-
-
 class NoticeWatch:
-    """Watches inside the context until the first notice, in a thread, which calls `on_notice` with it.
+    """Watches inside the context until the first notice, in threads, one of which calls `on_notice` with it.
 
     Does nothing, without a thread, if it has no source to ask.
     """
@@ -121,154 +103,35 @@ class NoticeWatch:
     def __init__(
         self, settings: NoticeSettings, on_notice: Callable[[Notice], None], *, root: Path = Path("/")
     ) -> None:
-        self._on_notice = on_notice
         self._sources = _choose_sources(settings, root)
-        self._stop = threading.Event()
+        self._watch = sources.NoticeWatch(self._sources, lambda seen: on_notice(_translate(seen)))
 
     def __enter__(self) -> NoticeWatch:
-        if self._sources:
-            threading.Thread(target=self._watch, name="notices", daemon=True).start()
+        self._watch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Return at once; a request that is under way ends by its time-out, and its answer is dropped."""
-        self._stop.set()
-
-    def _watch(self) -> None:
-        due = dict.fromkeys(self._sources, 0.0)
-        while not self._stop.is_set():
-            for source in self._sources:
-                now = time.monotonic()
-                if now < due[source]:
-                    continue
-                due[source] = now + source.every.total_seconds()
-                try:
-                    notice = source.ask()
-                # One bad answer must not end the watch: metadata servers answer 503 while they are updated.
-                # HTTPException is no OSError, and naming it here would import http.client on machines that need none.
-                except Exception:
-                    continue
-                if notice is not None:
-                    if not self._stop.is_set():
-                        self._on_notice(notice)
-                    return
-            self._stop.wait(max(0, min(due.values()) - time.monotonic()))
+        self._watch.stop()
 
 
-def _choose_sources(settings: NoticeSettings, root: Path) -> list[_Source]:
-    sources: list[_Source] = []
+def _translate(seen: sources.Notice) -> Notice:
+    at = datetime.fromtimestamp(seen.at, UTC)
+    deadline = None if seen.deadline is None else at + timedelta(seconds=seen.deadline - seen.at)
+    return Notice(seen.source, at, deadline, seen.text)
+
+
+def _choose_sources(settings: NoticeSettings, root: Path) -> list[Any]:
+    found: list[Any] = []
     if settings.file is not None:
-        sources.append(_FileSource(settings.file, settings.file_every))
+        found.append(sources.FileSource(str(settings.file), settings.file_every.total_seconds()))
     here = find_cloud(root) if settings.clouds else None
+    times = settings.every.total_seconds(), settings.timeout.total_seconds()
     if "gce" in settings.clouds and (settings.gce_url or here == "gce"):
-        sources.append(_GceSource(settings.gce_url or METADATA_URL, settings))
+        found.append(sources.GceSource(settings.gce_url or sources.METADATA_URL, *times))
     if "ec2" in settings.clouds and (settings.ec2_url or here == "ec2"):
-        sources.append(_Ec2Source(settings.ec2_url or METADATA_URL, settings))
-    return sources
-
-
-class _FileSource:
-    def __init__(self, path: Path, every: timedelta) -> None:
-        self._path, self.every = path, every
-
-    def ask(self) -> Notice | None:
-        try:
-            text = self._path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return None
-        except OSError:
-            # The path is no readable file.
-            text = ""
-        first = text.strip().partition("\n")[0]
-        return Notice("file", datetime.now(UTC), None, first or f"`{self._path}` exists")
-
-
-class _GceSource:
-    """Compute Engine and TPU VMs. https://cloud.google.com/compute/docs/metadata/overview"""
-
-    def __init__(self, url: str, settings: NoticeSettings) -> None:
-        self._url, self._settings, self.every = url, settings, settings.every
-
-    def ask(self) -> Notice | None:
-        at = datetime.now(UTC)
-        if self._read("preempted").upper() == "TRUE":
-            return Notice("gce", at, at + GCE_NOTICE, "Compute Engine preempts this machine")
-        event = self._read("maintenance-event")
-        if event.upper().startswith("TERMINATE"):
-            # A minute ahead, or an hour where the machine has accelerators; the server does not say which.
-            return Notice("gce", at, None, f"Compute Engine ends this machine for maintenance ({event})")
-        return None
-
-    def _read(self, key: str) -> str:
-        url = f"{self._url}/computeMetadata/v1/instance/{key}"
-        status, body, headers = _request(self._settings, "GET", url, {"Metadata-Flavor": "Google"})
-        if status == 404:
-            return ""
-        # A proxy or a captive portal may answer anything; only the server itself sends this header.
-        if status != 200 or headers.get("Metadata-Flavor") != "Google":
-            raise ValueError(f"{url} answered {status}")
-        return body.strip()
-
-
-class _Ec2Source:
-    """Spot instances, by the second version of the service, which asks for a token first.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-    """
-
-    _TOKEN_SECONDS = 21600
-
-    def __init__(self, url: str, settings: NoticeSettings) -> None:
-        self._url, self._settings, self.every = url, settings, settings.every
-        self._token: str | None = None
-
-    def ask(self) -> Notice | None:
-        status, body = self._read("spot/instance-action")
-        if status == 401:
-            # The token aged: get another, once.
-            self._token = None
-            status, body = self._read("spot/instance-action")
-        if status == 404:
-            return None
-        if status != 200:
-            raise ValueError(f"{self._url} answered {status}")
-        return self._parse(body)
-
-    def _read(self, key: str) -> tuple[int, str]:
-        if self._token is None:
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_SECONDS)}
-            status, body, _ = _request(self._settings, "PUT", f"{self._url}/latest/api/token", headers)
-            if status != 200:
-                raise ValueError(f"{self._url} answered {status} when asked for a token")
-            self._token = body
-        headers = {"X-aws-ec2-metadata-token": self._token}
-        status, body, _ = _request(self._settings, "GET", f"{self._url}/latest/meta-data/{key}", headers)
-        return status, body
-
-    @staticmethod
-    def _parse(body: str) -> Notice:
-        """Read an action, which is a notice even if its details cannot be read."""
-        action, deadline = "take away", None
-        with suppress(ValueError, KeyError, TypeError, InvalidValue):
-            said = json.loads(body)
-            action, deadline = str(said["action"]), parse_time(said["time"])
-        return Notice("ec2", datetime.now(UTC), deadline, f"EC2 will {action} this machine")
-
-
-def _request(settings: NoticeSettings, method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str, Message]:
-    """Send a short request straight to the address, past any proxy of the environment."""
-    # Here and not above: it costs 3 MB that only machines of a cloud have to spend.
-    import urllib.error
-    import urllib.request
-
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url, headers=dict(headers), method=method)
-    try:
-        with opener.open(request, timeout=settings.timeout.total_seconds()) as response:
-            return response.status, response.read(65536).decode("utf-8", "replace"), response.headers
-    except urllib.error.HTTPError as problem:
-        with problem:
-            return problem.code, "", problem.headers
+        found.append(sources.Ec2Source(settings.ec2_url or sources.METADATA_URL, *times))
+    return found
 
 
 def _read_line(path: Path) -> str:

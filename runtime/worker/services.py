@@ -113,13 +113,19 @@ class Leaving:
         """Why the worker leaves; None while it serves."""
         self.exit_code = 0
         self.asked = 0
-        """How often somebody asked the worker to stop."""
+        """How often somebody asked the worker to stop. A notice and the signal that follows from it are one request."""
+        self._signals = self._notices = 0
         self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """`wake_fd` turns readable when somebody asks."""
 
-    def ask(self, reason: str, exit_code: int = 0) -> None:
+    def ask(self, reason: str, exit_code: int = 0, *, notice: bool = False) -> None:
         """Ask the worker to leave, and wake it; safe from a signal handler and from any thread."""
-        self.asked += 1
+        # The shim of a job, or the machine's shutdown, sends TERM for the same notice, before or after this worker sees it.
+        if notice:
+            self._notices = 1
+        else:
+            self._signals += 1
+        self.asked = max(self._signals, self._notices)
         self.decide(reason, exit_code)
         try:
             os.write(self._wake_write, b"!")

@@ -158,7 +158,7 @@ class Worker:
 
         def on_notice(notice: Notice) -> None:
             self._say.notice(notice)
-            self.stop("preemption notice", exit_code=answer_notice(notice, os.environ))
+            self._leaving.ask("preemption notice", answer_notice(notice, os.environ), notice=True)
 
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         reader = SignalReader(tuple(previous))

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ from runtime.shim.gpus import check_gpus
 from runtime.shim.logs import Log, Logs, render_gap
 from runtime.shim.main import parse_indices
 from runtime.shim.pack import share_out
-from runtime.shim.processes import boot_id, list_processes
+from runtime.shim.processes import Asked, boot_id, list_processes
 from runtime.shim.program import build_shim, list_shipped
 from runtime.shim.ranks import setup_script
 from runtime.shim.record import FolderRecord, Run
@@ -50,6 +49,7 @@ from tests.shim_support import (
     add_snapshot,
     find_pythons,
     lives,
+    make_asked,
     make_job,
     processes_with,
     wait_for,
@@ -1962,8 +1962,7 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
     attempt = begin_attempt(made)
     when_stopped: list[int] = []
 
-    class Asked:
-        due = checkpoint = False
+    class Stopping(Asked):
         why = "SIGTERM"
 
         @property
@@ -1973,7 +1972,7 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
             when_stopped.append(attempt.life.beats)
             return True
 
-    attempt.asked = Asked()
+    attempt.asked = Stopping.__new__(Stopping)
 
     assert attempt.go()[0] == "stopped"
     assert int(beat.read_text()) > when_stopped[0] > 0
@@ -1984,8 +1983,7 @@ def begin_attempt(made: ShimJob) -> Attempt:
     made.write()
     run, scratch = Run(FolderRecord(str(made.folder)), 0), made.root / "scratch"
     scratch.mkdir()
-    asked = SimpleNamespace(due=False, stop=False, checkpoint=False)
-    return Attempt(made.order, run, run.claim("test"), str(scratch), asked, {})
+    return Attempt(made.order, run, run.claim("test"), str(scratch), make_asked(), {})
 
 
 def test_result_waits_for_a_disk_that_is_full(

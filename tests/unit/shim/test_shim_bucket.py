@@ -33,7 +33,7 @@ from runtime.shim.upload import BucketRecord, Carrier, Checkpoints
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer
-from tests.shim_support import JOB, ShimJob, find_pythons, make_job, wait_for
+from tests.shim_support import JOB, ShimJob, find_pythons, make_asked, make_job, wait_for
 from tests.unit.shim import test_shim as folder
 
 URL = "gs://lab/runtime"
@@ -382,12 +382,15 @@ def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(server: 
     assert [each for each in record.names("runs/0/checkpoint") if each.endswith(".json")] == []
 
 
-def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(server: GcsServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["stop", "goes"], ids=["a signal", "a notice"])
+def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
+    server: GcsServer, tmp_path: Path, what: str
+) -> None:
     run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     server.fail_next("GET", [Fault.REFUSE_503] * 1000)
-    asked = SimpleNamespace(stop=False)
-    threading.Timer(0.5, lambda: setattr(asked, "stop", True)).start()
+    asked = make_asked()
+    threading.Timer(0.5, lambda: setattr(asked, what, True)).start()
 
     assert record.before(run, 1, asked) is False
     assert record.carrier is None

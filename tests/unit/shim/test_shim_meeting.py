@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from runtime.shim.main import parse_place
 from runtime.shim.meeting import Leader, Signs, own_address
 from runtime.shim.retry import decide
 from tests.fakes.gcs import GcsServer
+from tests.fakes.metadata import MetadataServer
 from tests.shim_support import JOB, ShimJob, find_pythons, make_job, processes_with, wait_for, wait_until_it_listens
 from tests.unit.shim.test_shim_bucket import URL, BucketJob
 
@@ -281,6 +283,82 @@ def test_request_for_a_checkpoint_reaches_the_command_of_each_node(make: MakeGan
 
     assert [gang.job.finish(each) for each in nodes] == [0, 0]
     assert sorted(path.name for path in said.iterdir()) == ["0", "1", "asked.0", "asked.1"]
+
+
+@pytest.mark.parametrize("warned", [0, 1])
+def test_notice_on_one_node_has_all_make_a_checkpoint_and_ends_the_attempt(
+    make: MakeGang, warned: int, said: Path
+) -> None:
+    script = (
+        f'trap "touch {said}/asked.$RANK" USR1; trap "exit 1" TERM; touch {said}/$RANK; while :; do sleep 0.1; done'
+    )
+    gang = make(
+        script,
+        checkpoint={"signal": "USR1", "lead_s": 600},
+        notices={"clouds": ["gce"]},
+        grace_s=600,
+        retries="backend",
+    )
+    gang.job.constants["GCE_NOTICE_S"] = 25.0
+    with MetadataServer() as server, MetadataServer() as quiet:
+        nodes = [gang.start(node, **(server if node == warned else quiet).environment) for node in (0, 1)]
+        wait_for(lambda: len(list(said.iterdir())) == 2, "both commands")
+
+        server.preempted = "TRUE"
+
+        assert [gang.job.finish(each) for each in nodes] == [10, 10]
+    assert gang.job.ends() == ["preempted"]
+    assert sorted(path.name for path in said.glob("asked.*")) == ["asked.0", "asked.1"]
+
+
+def test_nodes_that_are_killed_and_stopped_at_random_end_with_one_result(make: MakeGang, said: Path) -> None:
+    """A backend starts each shim again until it ends for good; whatever happens to them, all nodes end alike."""
+    dice = random.Random(5)
+    retry = {"preemption": 1000, "capacity_s": 3600.0}
+    gang = make(
+        f"[ -e {said}/calm ] || sleep 600; echo $RUNTIME_ATTEMPT >$RUNTIME_OUTPUT_DIR/$RANK",
+        nodes=3,
+        retry=retry,
+        retries="backend",
+    )
+    gang.job.constants |= {"SILENT_S": 6.0, "LOST_IN_A_ROW": 1000, "SEND_S": 3.0}
+    nodes = {node: gang.start(node) for node in range(3)}
+    codes: dict[int, int] = {}
+    for turn in range(10):
+        hit = dice.randrange(3)
+        sign = dice.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+        time.sleep(dice.random())  # where it meets the shims is of no matter
+        if nodes[hit].poll() is None:
+            os.kill(nodes[hit].pid, sign)
+        if turn == 9:
+            (said / "calm").touch()
+        for node, shim in nodes.items():
+            if shim.poll() is not None:
+                nodes[node] = gang.start(node)
+
+    for shim in nodes.values():
+        if shim.poll() is None:
+            os.kill(shim.pid, signal.SIGCONT)
+    until = time.monotonic() + 600
+    while len(codes) < 3:
+        assert time.monotonic() < until, (codes, gang.job.ends())
+        for node, shim in nodes.items():
+            if shim.poll() in (0, 1, 2, 3):
+                codes[node] = shim.returncode
+            elif shim.poll() is not None:
+                nodes[node] = gang.start(node)
+        time.sleep(0.1)
+    for node in range(3):
+        gang.job.finish(nodes[node])
+
+    assert codes == {0: 0, 1: 0, 2: 0}
+    ((reason, code, attempt),) = gang.job.results().values()
+    assert (reason, code) == ("succeeded", 0)
+    outputs = gang.job.folder / f"runs/0/output/a{attempt:04d}"
+    assert {path.name: path.read_text() for path in outputs.iterdir()} == {
+        str(rank): f"{attempt}\n" for rank in range(3)
+    }
+    assert set(gang.job.ends()) <= {"stopped", "lost", "-"}
 
 
 def test_time_limit_holds_for_every_node_by_the_clock_of_node_0(make: MakeGang) -> None:

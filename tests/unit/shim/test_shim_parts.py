@@ -25,7 +25,7 @@ from runtime.shim.ranks import Ranks
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import HOST, Refused, SetupFailed, Taken
 from runtime.snapshots.snapshot import make_snapshot
-from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_job, wait_for
+from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_asked, make_job, wait_for
 from tests.unit.shim.test_folding import fill
 from tests.unit.shim.test_shim import begin_attempt
 
@@ -125,7 +125,7 @@ def test_shim_that_cannot_claim_its_job_is_refused_and_runs_nothing(
     (made.folder / "owners").write_text("a file where a folder should be")
     options = SimpleNamespace(clear=False, prepare=False, rank_of=None, part=None, native="n", index=0)
 
-    assert follow(FolderRecord(str(made.folder)), options, SimpleNamespace(stop=False)) == 2
+    assert follow(FolderRecord(str(made.folder)), options, make_asked()) == 2
 
     assert "shim: cannot begin: " in capsys.readouterr().err
     assert not (made.folder / "runs").exists()
@@ -349,7 +349,7 @@ def test_attempt_that_is_stopped_before_it_is_prepared_gives_everything_back(tmp
     run, scratch = Run(Stopping(str(made.folder)), 0), tmp_path / "scratch"
     dropped: list[bool] = []
     gpus = SimpleNamespace(variables=dict, drop=lambda: dropped.append(True))
-    asked = SimpleNamespace(stop=True, why="SIGTERM")
+    asked = make_asked(stop=True, why="SIGTERM")
 
     ended = serve.attempt_once(made.order, run, run.claim("n"), str(scratch), asked, {}, gpus)
 
@@ -388,15 +388,15 @@ def test_job_that_cannot_be_requeued_goes_on_here_unless_it_is_stopped_soon(
     run, options = Run(FolderRecord(str(made.folder)), 0), SimpleNamespace(native="7", member=None)
     waited: list[float] = []
 
-    def wait(seconds: float, asked: SimpleNamespace, *_: object) -> bool:
+    def wait(seconds: float, asked: Any, *_: object) -> bool:
         waited.append(seconds)
         return asked.stop_at == len(waited)
 
     monkeypatch.setattr(serve, "stops_within", wait)
     start = functools.partial(serve.next_start, made.order, options, 5.0)
 
-    assert (start(SimpleNamespace(stop_at=None), run), waited) == (None, [5.0, pause])
-    assert start(SimpleNamespace(stop_at=4), run) == 10
+    assert (start(make_asked(stop_at=None), run), waited) == (None, [5.0, pause])
+    assert start(make_asked(stop_at=4), run) == 10
 
 
 def test_run_that_waits_to_be_tried_again_ends_when_another_stops_its_array(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_run_that_waits_to_be_tried_again_ends_when_another_stops_its_array(tmp_
     (made.folder / "stopped").touch()
     options = SimpleNamespace(native="n", member=None, scratch=str(tmp_path))
 
-    code = serve.serve(made.order, FolderRecord(str(made.folder)), 0, options, SimpleNamespace(stop=False), {})
+    code = serve.serve(made.order, FolderRecord(str(made.folder)), 0, options, make_asked(), {})
 
     assert (code, made.results()) == (1, {0: ("sibling_failed", 1, 2)})
     assert made.ends() == ["app_failed"] * 2

@@ -8,15 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from runtime.errors import InvalidValue
+from runtime.shim.notices import GCE_NOTICE_S, Ec2Source, GceSource
 from runtime.worker import notices
-from runtime.worker.notices import GCE_NOTICE, Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
+from runtime.worker.notices import Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
+from runtime.worker.services import Leaving
+from tests.fakes.metadata import MetadataServer
 from tests.services_support import PATIENCE_S
 
 QUICK: dict[str, Any] = {
@@ -24,78 +27,6 @@ QUICK: dict[str, Any] = {
     "file_every": timedelta(seconds=0.02),
     "timeout": timedelta(minutes=4),
 }
-
-
-class MetadataServer:
-    """Serves the two clouds' paths on loopback; tests set the answers."""
-
-    def __init__(self) -> None:
-        self.preempted = "FALSE"
-        self.maintenance = "NONE"
-        self.action: str | None = None
-        self.status: int | None = None
-        """An HTTP status to answer every request with."""
-        self.delay_s = 0.0
-        self.genuine = True
-        self.valid_token = "token-1"
-        self.requests: list[tuple[str, str]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer._answer(self, "GET")
-
-            def do_PUT(self) -> None:
-                outer._answer(self, "PUT")
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def count(self, method: str, path: str) -> int:
-        return sum(request == (method, path) for request in self.requests)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def _answer(self, handler: BaseHTTPRequestHandler, method: str) -> None:
-        self.requests.append((method, handler.path))
-        time.sleep(self.delay_s)
-        status, body = (self.status, "") if self.status else self._look_up(handler, method)
-        try:
-            handler.send_response(status)
-            if self.genuine:
-                handler.send_header("Metadata-Flavor", "Google")
-            handler.send_header("Content-Length", str(len(body)))
-            handler.end_headers()
-            handler.wfile.write(body.encode())
-        except OSError:
-            pass
-
-    def _look_up(self, handler: BaseHTTPRequestHandler, method: str) -> tuple[int, str]:
-        match method, handler.path:
-            case "GET", "/computeMetadata/v1/instance/preempted" | "/computeMetadata/v1/instance/maintenance-event":
-                if handler.headers["Metadata-Flavor"] != "Google":
-                    return 403, ""
-                return 200, self.preempted if handler.path.endswith("preempted") else self.maintenance
-            case "PUT", "/latest/api/token":
-                return (200, self.valid_token) if handler.headers["X-aws-ec2-metadata-token-ttl-seconds"] else (400, "")
-            case "GET", "/latest/meta-data/spot/instance-action":
-                if handler.headers["X-aws-ec2-metadata-token"] != self.valid_token:
-                    return 401, ""
-                return (200, self.action) if self.action is not None else (404, "")
-            case _:
-                return 404, ""
 
 
 @pytest.fixture
@@ -221,7 +152,27 @@ def test_gce_preemption_has_a_deadline(watch: Any, server: MetadataServer) -> No
 
     notice = notice_of(watching)
     assert notice.source == "gce"
-    assert notice.deadline == notice.at + GCE_NOTICE
+    assert notice.deadline == notice.at + timedelta(seconds=GCE_NOTICE_S)
+
+
+def test_gce_preemption_ends_the_wait_for_the_next_look(watch: Any, server: MetadataServer) -> None:
+    watching = watch(gce_url=server.url, every=timedelta(hours=1))
+    eventually(lambda: server.waiting)
+
+    server.preempted = "TRUE"
+
+    assert notice_of(watching).text == "Compute Engine preempts this machine"
+
+
+def test_gce_preemption_between_two_looks_is_seen_without_waiting(server: MetadataServer) -> None:
+    source = GceSource(server.url, every_s=3600)
+    assert source.ask() is None
+
+    server.preempted = "TRUE"
+
+    notice = source.ask()
+    assert notice
+    assert notice.text == "Compute Engine preempts this machine"
 
 
 def test_gce_maintenance_that_ends_the_machine_is_a_notice(watch: Any, server: MetadataServer) -> None:
@@ -300,6 +251,20 @@ def test_ec2_action_says_what_and_when(watch: Any, server: MetadataServer) -> No
     assert notice.text == "EC2 will terminate this machine"
 
 
+def test_ec2_answer_of_a_captive_portal_is_no_notice(watch: Any, server: MetadataServer) -> None:
+    server.page = "<html>log in to go on</html>"
+
+    watching = watch(ec2_url=server.url)
+
+    eventually(lambda: watching.problem)
+    assert watching.problem == f"{server.url} answered with a page"
+    server.page = None
+    eventually(lambda: server.count("GET", "/latest/meta-data/spot/instance-action"))
+    server.page = "\n<!DOCTYPE html>"
+    eventually(lambda: watching.problem)
+    assert watching.notice is None
+
+
 @pytest.mark.parametrize("action", ["", "[]", '{"action": "stop", "time": "soon"}'])
 def test_ec2_action_that_cannot_be_read_is_still_a_notice(watch: Any, server: MetadataServer, action: str) -> None:
     server.action = action
@@ -366,7 +331,7 @@ def test_find_cloud_by_the_firmware(tmp_path: Path, files: dict[str, str], expec
         (folder / name).write_text(text)
 
     assert find_cloud(tmp_path) == expected
-    asked = {None: [], "gce": [notices._GceSource], "ec2": [notices._Ec2Source]}[expected]
+    asked = {None: [], "gce": [GceSource], "ec2": [Ec2Source]}[expected]
     assert [type(each) for each in notices._choose_sources(NoticeSettings(), tmp_path)] == asked
     assert notices._choose_sources(NoticeSettings(clouds=()), tmp_path) == []
 
@@ -397,3 +362,16 @@ def test_settings_from_the_environment() -> None:
 def test_settings_that_mean_nothing_are_refused() -> None:
     with pytest.raises(InvalidValue):
         notice_settings_from({"RUNTIME_PREEMPTION_NOTICES": "maybe"})
+
+
+@pytest.mark.parametrize("notice_first", [True, False])
+def test_notice_and_the_signal_that_follows_from_it_are_one_request(notice_first: bool) -> None:
+    leaving = Leaving(SimpleNamespace())  # type: ignore[arg-type]
+
+    for notice in (notice_first, not notice_first):
+        leaving.ask(f"notice: {notice}", 75 if notice else 143, notice=notice)
+    once = (leaving.asked, leaving.reason, leaving.exit_code)
+    leaving.ask("another signal", 143)
+
+    assert once == (1, f"notice: {notice_first}", 75 if notice_first else 143)
+    assert leaving.asked == 2
