@@ -312,6 +312,15 @@ class BucketRecord(object):
     def announce(self, name, give_up=None):
         self.bucket.create("done/" + name, b"")
 
+    def drop_open(self, name, indices):
+        above = self.bucket.prefix + "done/%s." % self.job
+        try:
+            ended = {key[len(above) :].split(".")[0] for page in self.bucket.pages(above) for key, _, _ in page}
+            if ended.issuperset(map(str, indices)):
+                self.bucket.delete(name)
+        except Unreachable as problem:
+            say("%s stays in the record root: %s" % (name, problem))
+
     def beat(self, name, text):
         if self.carrier is not None:
             self.carrier.beats[name] = text

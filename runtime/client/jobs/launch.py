@@ -24,7 +24,7 @@ from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
 from runtime.faults import reach
-from runtime.jobs import ledger
+from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Files, FileToWrite
 from runtime.jobs.ledger import NativeJob, job_folder, newest_natives
 from runtime.jobs.lock import Lock
@@ -183,6 +183,8 @@ def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, prog
             native_id = job.launcher.submit(plan, part, job.host)
         except RequestRefused as problem:
             ledger.note_refusal(job.files, job.id, problem)
+            for name in open_index.name_parts(plan, number):
+                job.files.remove(name)
             if number == 0:
                 _remove_secrets(plan, job.files)  # nothing runs that would
             raise
@@ -224,7 +226,7 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
     for broken in _find_broken(prepared.plan, job):
         epoch = broken.epoch + 1
         # The order in the run folder counts, not the plan's: a retry by hand may have changed it.
-        order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
+        order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or _whole_order(prepared.plan)
         plan = replace(prepared.plan, order={**order, "epoch": epoch})
         write_order(plan, job.files, prepared.context)
         native_id = submit_again(plan, plan.parts[broken.part], job, lock, broken.part)
@@ -246,6 +248,7 @@ def write_order(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
 def submit_again(plan: LaunchPlan, part: NativePart, job: JobHandle, lock: Lock, number: int) -> str:
     """Start a part for the plan's epoch, write down its native id and return it."""
     lock.ensure_held()
+    open_index.mark_open(job.files, plan.target.name, job.id, number)
     native_id = job.launcher.submit(plan, part, job.host)
     reach("launch.resubmitted")
     native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=plan.order["epoch"], at=ledger.now())
@@ -286,7 +289,8 @@ def _write_down(
     wanted = [
         *(FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()),
         FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),
-        FileToWrite(f"{plan.folder}/order.json", _json(plan.order)),
+        FileToWrite(f"{plan.folder}/order.json", _json(_whole_order(plan))),
+        *(FileToWrite(name, b"", once=True) for name in open_index.name_parts(plan)),
         *(
             FileToWrite(f"{plan.folder}/artefacts/{name}", text.encode(), 0o700)
             for name, text in plan.artefacts.items()
@@ -296,6 +300,10 @@ def _write_down(
         FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, git() if git else None)), once=True),
     ]
     files.write_many(wanted)
+
+
+def _whole_order(plan: LaunchPlan) -> dict[str, Any]:
+    return {**plan.order, "open": open_index.order_entry(plan)}
 
 
 def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
