@@ -150,7 +150,7 @@ class JobHandle(OpenTarget):
                 self.files.remove(f"{job_folder(self.id)}/secrets")
             except InfrastructureFailure as problem:
                 left.append(f"the files of its secrets: {problem.message}")
-            open_index.drop_if_ended(self.files, entry.target, self.id, lambda: self.entry().natives == entry.natives)
+            self._leave_index(entry)
         if refused and (refused := self._mark_cancelled(indices)):  # runs that ended may have made room
             left.append(f"no cancel mark could be written: {refused.message}; {_UNMARKED[indices is None]}")
         return left
@@ -188,8 +188,13 @@ class JobHandle(OpenTarget):
             return left
         entry = self.entry()
         if len(entry.outcomes) >= entry.indices:
-            open_index.drop_if_ended(self.files, entry.target, self.id, lambda: self.entry().natives == entry.natives)
+            self._leave_index(entry)
         return []
+
+    def _leave_index(self, entry: LedgerEntry) -> None:
+        """Remove a job without living native jobs from the index. Without any, a launch may have been cut off."""
+        if entry.natives:
+            open_index.drop_if_ended(self.files, entry.target, self.id, lambda: self.entry().natives == entry.natives)
 
     def sweep(self) -> list[str]:
         """End and remove all native objects with the job's label. Returns descriptions of leftovers."""

@@ -33,8 +33,7 @@ from runtime.jobs.plan import LaunchPlan, NativePart, PlanContext, Target
 from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
-from runtime.launchers.standing import judge_job
-from runtime.reasons import EndReason
+from runtime.launchers.standing import GONE, judge_job
 from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import count_noun, format_time
@@ -202,11 +201,7 @@ def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[NativeJob]:
     if entry is None or entry.cancelled:
         return []
     status, states = judge_job(entry, plan.target, job.launcher, job.host)
-    gone = {
-        each.native_id
-        for each in states
-        if each.index is None and each.reason in (EndReason.LOST, EndReason.NODE_FAILED)
-    }
+    gone = {each.native_id for each in states if each.index is None and each.reason in GONE}
     first = _offset(plan)
     ended = status.entry.outcomes.keys() | entry.cancelled_indices
     found = []
