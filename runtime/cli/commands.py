@@ -302,7 +302,7 @@ def _worker_command() -> _click.Command:
 
             return [
                 CompletionItem(option, help=action.help)
-                for action in build_parser()._actions
+                for action in build_parser(fleet=True)._actions
                 for option in action.option_strings
                 if option.startswith(incomplete) and incomplete
             ]
