@@ -30,6 +30,7 @@ from runtime.jobs.spec import parse_spec, secret_refs
 from runtime.launchers.base import Clears, SeesOneMachine
 from runtime.launchers.standing import GONE, judge_job, judge_jobs
 from runtime.reasons import EndReason
+from runtime.units import count_noun
 from runtime.values import dataclass
 
 MOST_IN_VAIN: Final = 3
@@ -106,7 +107,7 @@ def decide_keep(entry: LedgerEntry, natives: Sequence[NativeState], *, takes_up:
     if any(each.reason not in GONE for each in natives):
         return Verdict(act=Act.DROP, seen=f"its backend has ended it: {why}")
     if in_vain >= MOST_IN_VAIN:
-        seen = f"its last {in_vain} native jobs ended before they began an attempt"
+        seen = f"its last {count_noun(in_vain, 'native job')} ended before they began an attempt"
         return Verdict(act=Act.END, seen=seen, reason=EndReason.LOST)
     return Verdict(act=Act.TAKE_UP, seen=why)
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.cli.main import main
-from runtime.cli.worker import read_options, build_parser
+from runtime.cli.worker import build_parser, read_options
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.reasons import EndReason
 from runtime.tasks.model import TaskState
