@@ -79,6 +79,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "queue": ("runtime.cli.queue", "Pause, purge or repair queues; redrive dead letters."),
         "cluster": ("runtime.cli.cluster", "Remove TPU nodes that Ray lost sight of."),
         "targets": ("runtime.cli.targets", "Places to launch on, and whether they work."),
+        "keep": ("runtime.cli.keep", "Start jobs again whose machine went, if their backend does not."),
         "import": ("runtime.cli.import_", "Know the jobs that a bundle submitted."),
         "gc": ("runtime.cli.gc", "Remove what jobs left that ended long ago."),
         "stack": ("runtime.cli.stack", "Choose the stack that commands use, and show what it offers."),
@@ -301,7 +302,7 @@ def _worker_command() -> _click.Command:
 
             return [
                 CompletionItem(option, help=action.help)
-                for action in build_parser()._actions
+                for action in build_parser(fleet=True)._actions
                 for option in action.option_strings
                 if option.startswith(incomplete) and incomplete
             ]

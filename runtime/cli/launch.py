@@ -101,7 +101,7 @@ def launch(
         "image": image,
         "resources.cpus": cpus,
         "resources.memory": memory,
-        **_gpus(gpus),
+        **read_gpus(gpus),
         "nodes": nodes,
         "time_limit": time_limit,
         "log_limit": log_limit,
@@ -116,13 +116,13 @@ def launch(
     request = build_request(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
-        return _dry_run(request, targets, settings, options, output)
+        return print_dry_run(request, targets, settings, options, output)
     if export is not None:
         return _export(request, targets, settings, options, export, output)
     from runtime.client.jobs.launch import launch as start
 
     with start(request, targets, settings=settings, options=options, progress=note) as job:
-        return _tell(job, follow=follow, output=output)
+        return tell_started(job, follow=follow, output=output)
 
 
 def _whole(after: str) -> str:
@@ -137,7 +137,9 @@ def _whole(after: str) -> str:
         return f"{when}{given}{job.id}"
 
 
-def _dry_run(request: Request, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output) -> int:
+def print_dry_run(
+    request: Request, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output
+) -> int:
     """Print the plan of each target that accepts, and why the others refuse. Raises the last refusal if all refuse."""
     from runtime.client.jobs.prepare import FieldsRefused, prepare
 
@@ -245,7 +247,7 @@ def _put(written: dict[str, Any], path: str, value: Any) -> None:
     place[last] = value
 
 
-def _gpus(text: str | None) -> dict[str, Any]:
+def read_gpus(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     kind, _, count = text.rpartition(":")
@@ -305,7 +307,7 @@ def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
     }
 
 
-def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
+def tell_started(job: JobHandle, *, follow: bool, output: Output) -> int:
     if not job.new:
         note(f"the same was launched before: job {job.id} on {job.target.name}; `--again` starts a new one")
     if not follow:

@@ -25,11 +25,35 @@ examples:
   runtime worker --gpus-per-slot 0.25 --slots 8         eight attempts share two GPUs
   runtime worker --reuse-process                        warm children, for many small tasks
   runtime worker --stack marin-us-west4 --queue data    a queue of a stack in the cloud
+  runtime worker --on hpc --count 100 --gpus 1 --stack marin-us-west4
+                                                        a fleet: a hundred workers, launched as one job
 
 SIGTERM, Ctrl-C or a preemption notice: attempts are asked to checkpoint, get the grace period, and go back to the
 queue without spending their failure budget. A second signal ends them now.
 Exit codes: 0 drained or asked to stop, 1 too many tasks failed in a row, 2 refused, 3 infrastructure failed.
 """
+FLEET_OPTIONS = frozenset(
+    [
+        "--on",
+        "--count",
+        "--name",
+        "--image",
+        "--cpus",
+        "--memory",
+        "--gpus",
+        "--time-limit",
+        "--retries",
+        "--env",
+        "--secret",
+        "--set",
+        "--ignore",
+        "--again",
+        "--dry-run",
+        "--output",
+        "-o",
+    ]
+)
+"""Options that make the command launch workers elsewhere; `runtime.cli.fleet` explains them."""
 MOST_DIGITS = 18
 _UNKNOWN = re.compile(r"unrecognized arguments: (\S+)")
 _INVALID_CHOICE = re.compile(
@@ -73,7 +97,8 @@ class Parser(argparse.ArgumentParser):
         return " ".join(self.format_usage().split())
 
 
-def build_parser() -> Parser:
+def build_parser(*, fleet: bool = False) -> Parser:
+    """Make the parser of a worker that runs here; with `fleet` also of the options that launch workers elsewhere."""
     parser = Parser(prog="runtime worker", description=_DESCRIPTION, epilog=_EPILOG)
     add = parser.add_argument
     add("--queue", metavar="NAME", help="queue to serve (default: the stack's `default`)")
@@ -103,12 +128,21 @@ def build_parser() -> Parser:
     add("--durability", choices=["full", "normal"], help="normal: a power cut may undo the last settlements (full)")
     add("--look-ahead", type=_from_zero, metavar="N", help="tasks to hold beyond the slots (default: a second's worth)")
     add("--log-format", choices=["auto", "human", "json"], default="auto", help="lines on stderr (auto)")
+    if fleet:
+        from runtime.cli.fleet import add_options
+
+        add_options(parser)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    arguments = build_parser().parse_args(argv)
-    options = _read_options(arguments)
+    helps = "--help" in argv or "-h" in argv
+    if not helps and any(word.partition("=")[0] in FLEET_OPTIONS for word in argv):
+        from runtime.cli.fleet import launch_fleet
+
+        return launch_fleet(argv)
+    arguments = build_parser(fleet=helps).parse_args(argv)
+    options = read_options(arguments)
     from runtime.stack.open import open_stack
     from runtime.worker.reporter import LogFormat, Reporter
     from runtime.worker.worker import Worker
@@ -134,7 +168,7 @@ def _secrets(stack: OpenStack) -> AttemptSecrets | None:
     )
 
 
-def _read_options(arguments: object) -> WorkerOptions:
+def read_options(arguments: object) -> WorkerOptions:
     from runtime.worker.options import WorkerOptions
 
     get = vars(arguments).get

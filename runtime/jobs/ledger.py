@@ -446,10 +446,12 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
-    """The entries of many jobs, by one listing of all outcomes and two reads; arrays that have not ended, and jobs that
-    were retried, are read one by one."""
-    outcomes = read_outcomes(files)
+def read_many_entries(
+    files: Files, jobs: Iterable[str], outcomes: Mapping[str, Mapping[int, Outcome]] | None = None
+) -> list[LedgerEntry]:
+    """The entries of many jobs, by one listing of all outcomes, unless they are given, and two reads; arrays that have not
+    ended, and jobs that were retried, are read one by one."""
+    outcomes = read_outcomes(files) if outcomes is None else outcomes
     names = {f"{job_folder(job)}/intent.json": job for job in jobs}
     intents = {names[name]: intent for name, intent in read_objects(files, names).items()}
     left = [job for job, intent in intents.items() if len(outcomes.get(job, {})) < intent["indices"]]

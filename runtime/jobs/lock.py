@@ -18,6 +18,18 @@ STILL_S: Final = 10.0
 """A launcher whose counter stands still for this long counts as dead."""
 
 
+class LockHeld(NotPossible):
+    """Another launcher, or a shim that folds the job, is at work on it."""
+
+    def __init__(self, holder: str) -> None:
+        self.holder = holder
+        super().__init__(
+            "this job is being launched by another",
+            facts=[f"holder: {holder}"],
+            hint="`runtime status` shows it once it is there",
+        )
+
+
 class Lock:
     """The right to launch a job: an exclusive create with an owner, a token and a counter that others watch.
 
@@ -33,12 +45,14 @@ class Lock:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self, *, patience_s: float, tell: Callable[[str], None] = lambda text: None) -> bool:
+    def take(self, *, patience_s: float, wait: bool = True, tell: Callable[[str], None] = lambda text: None) -> bool:
         """Take the lock, waiting for a living holder; True if it was taken over from a dead one.
 
-        Raises `NotPossible` if a living holder did not release it in time.
+        Raises `LockHeld` if a living holder did not release it in time; unless it is to `wait`, as soon as the holder is
+        known to live.
         """
         until, seen, still, took_over = time.monotonic() + patience_s, b"", time.monotonic(), False
+        lives = False
         while True:
             held = self._newest()
             if held is None or took_over:
@@ -51,16 +65,12 @@ class Lock:
                 continue
             content = self._files.read(self._name(held)) or b""
             if content != seen:
-                seen, still = content, time.monotonic()
+                lives, seen, still = bool(seen and content), content, time.monotonic()
             elif time.monotonic() - still >= STILL_S:
                 took_over = True
                 continue
-            if time.monotonic() >= until:
-                raise NotPossible(
-                    "this job is being launched by another",
-                    facts=[f"holder: {json.loads(content or b'{}').get('owner', 'unknown')}"],
-                    hint="`runtime status` shows it once it is there",
-                )
+            if time.monotonic() >= until or (lives and not wait):
+                raise LockHeld(json.loads(content or b"{}").get("owner", "unknown"))
             tell("another launcher is at work on this job; waiting for it")
             time.sleep(BEAT_S / 4)
 

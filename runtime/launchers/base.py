@@ -94,6 +94,14 @@ class Clears(Protocol):
 
 
 @runtime_checkable
+class SeesOneMachine(Protocol):
+    """A launcher whose `states` are those of one machine, so that a job of another machine looks as if it were gone."""
+
+    def read_machine(self, target: Target, host: Host) -> str:
+        """The machine's name, as attempts write it into their notes."""
+
+
+@runtime_checkable
 class Stops(Protocol):
     """A launcher whose `cancel` waits for shims that find our cancel mark."""
 

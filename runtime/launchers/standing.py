@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from runtime.errors import InfrastructureFailure
 from runtime.jobs.hosts.base import Host
@@ -10,7 +11,11 @@ from runtime.jobs.ledger import JobStatus, LedgerEntry, find_begun, judge, name_
 from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Launcher
+from runtime.reasons import EndReason
 from runtime.values import replace
+
+GONE: Final = (EndReason.LOST, EndReason.NODE_FAILED, EndReason.PREEMPTED)
+"""Ends of a native job after which its runs may be started again, if the backend itself starts nothing."""
 
 
 def judge_job(

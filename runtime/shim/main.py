@@ -23,7 +23,7 @@ from runtime.shim.files import (
     unfold,
 )
 from runtime.shim.processes import Asked, adopt_orphans
-from runtime.shim.record import FolderRecord, Run, claim_job, load_order
+from runtime.shim.record import FolderRecord, Run, claim_job, drop_open, load_order
 from runtime.shim.serve import serve, serve_node, serve_rank
 from runtime.shim.words import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
 
@@ -160,6 +160,7 @@ def follow(record, options, asked):
 
         code = pack(order, record, indices, options, asked)
         forget_secrets(order, folder)
+        drop_open(order, record, part)
         close_job(order, record)
         return code
     if (order.get("limits") or {}).get("cpus"):
@@ -176,6 +177,7 @@ def follow(record, options, asked):
             break
     if not options.node:
         forget_secrets(order, folder)
+        drop_open(order, record, part)
         close_job(order, record)
     code = worst(codes)
     return LOST if code == AGAIN and asked.stop and order.get("retries") == "backend" else code

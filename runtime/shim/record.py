@@ -10,9 +10,12 @@ import sys
 import time
 
 from runtime.shim.files import (
+    FOLDED,
     PASSING,
     create_empty,
     create_whole,
+    drop_file,
+    folded_path,
     leave_mark,
     make_common_folder,
     make_folder,
@@ -105,6 +108,15 @@ class FolderRecord(object):
     def overwrite(self, name, text):
         """Replace a small file that lasts only while the shim lives."""
         write_whole(self._path(name), text, durable=False)
+
+    def drop_open(self, name, indices):
+        """Remove a name from the index of open jobs if each of these runs has its result. A name that stays does no harm."""
+        if not os.path.exists(folded_path(self.folder, "")):
+            # The last one first: an array begins in order, so its result is mostly missing.
+            for run in ("runs/%d" % index for index in reversed(indices)):
+                if not (self.has("%s.%s" % (run, FOLDED)) or self.has(run + "/result")):
+                    return
+        drop_file(os.path.join(os.path.dirname(os.path.dirname(self.folder)), name))
 
     def beat(self, name, text):
         try:
@@ -317,6 +329,14 @@ def claim_job(record, epoch, part, native):
     later = [each for each in epochs if each.isdecimal() and int(each) > epoch]
     if later:
         raise Taken("%s.%d" % (later[-1], part))
+
+
+def drop_open(order, record, part):
+    """Remove the name of a part from the index of open jobs, once all its runs have their results."""
+    entry = order.get("open") or {}
+    if part < len(entry.get("parts", ())):
+        first, count = entry["parts"][part]
+        record.drop_open("%s.%d" % (entry["name"], part), range(first, first + count))
 
 
 def scratch_prefix(job, index):

@@ -316,6 +316,15 @@ class BucketRecord(object):
     def overwrite(self, name, text):
         self.bucket.put(self.key(name), text.encode("utf-8"), patience=0.0)
 
+    def drop_open(self, name, indices):
+        above = self.bucket.prefix + "done/%s." % self.job
+        try:
+            ended = {key[len(above) :].split(".")[0] for page in self.bucket.pages(above) for key, _, _ in page}
+            if ended.issuperset(map(str, indices)):
+                self.bucket.delete(name)
+        except Unreachable as problem:
+            say("%s stays in the record root: %s" % (name, problem))
+
     def beat(self, name, text):
         if self.carrier is not None:
             self.carrier.beats[name] = text

@@ -16,7 +16,7 @@ from typing import Final
 
 from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
-from runtime.jobs import ledger
+from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
@@ -258,6 +258,7 @@ def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:
         # A full disk. `done` has how the runs ended, and without their folders there is room for the mark.
         files.remove(f"{folder}/runs")
         ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
+    open_index.drop_open(files, job)
     for name in files.names(folder):
         if name not in ("intent.json", ledger.REMOVING):
             files.remove(f"{folder}/{name}")

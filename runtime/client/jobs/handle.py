@@ -14,7 +14,7 @@ from runtime.client.jobs.known import read_place
 from runtime.client.jobs.targets import OpenTarget, find_target, list_usable_targets, make_context, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
-from runtime.jobs import ledger
+from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Host, read_tail
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target, owner_name
@@ -150,6 +150,7 @@ class JobHandle(OpenTarget):
                 self.files.remove(f"{job_folder(self.id)}/secrets")
             except InfrastructureFailure as problem:
                 left.append(f"the files of its secrets: {problem.message}")
+            self._leave_index(entry)
         if refused and (refused := self._mark_cancelled(indices)):  # runs that ended may have made room
             left.append(f"no cancel mark could be written: {refused.message}; {_UNMARKED[indices is None]}")
         return left
@@ -183,7 +184,17 @@ class JobHandle(OpenTarget):
         if not any(each.live for each in started if each.job == self.id):
             return []
         self._record_ends()
-        return self.sweep()
+        if left := self.sweep():
+            return left
+        entry = self.entry()
+        if len(entry.outcomes) >= entry.indices:
+            self._leave_index(entry)
+        return []
+
+    def _leave_index(self, entry: LedgerEntry) -> None:
+        """Remove a job without living native jobs from the index. Without any, a launch may have been cut off."""
+        if entry.natives:
+            open_index.drop_if_ended(self.files, entry.target, self.id, lambda: self.entry().natives == entry.natives)
 
     def sweep(self) -> list[str]:
         """End and remove all native objects with the job's label. Returns descriptions of leftovers."""

@@ -24,7 +24,7 @@ from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
 from runtime.faults import reach
-from runtime.jobs import ledger
+from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Files, FileToWrite
 from runtime.jobs.ledger import NativeJob, job_folder, newest_natives
 from runtime.jobs.lock import Lock
@@ -33,8 +33,7 @@ from runtime.jobs.plan import LaunchPlan, NativePart, PlanContext, Target
 from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
-from runtime.launchers.standing import judge_job
-from runtime.reasons import EndReason
+from runtime.launchers.standing import GONE, judge_job
 from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import count_noun, format_time
@@ -183,6 +182,8 @@ def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, prog
             native_id = job.launcher.submit(plan, part, job.host)
         except RequestRefused as problem:
             ledger.note_refusal(job.files, job.id, problem)
+            for name in open_index.name_parts(plan, number):
+                job.files.remove(name)
             if number == 0:
                 _remove_secrets(plan, job.files)  # nothing runs that would
             raise
@@ -200,11 +201,7 @@ def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[NativeJob]:
     if entry is None or entry.cancelled:
         return []
     status, states = judge_job(entry, plan.target, job.launcher, job.host)
-    gone = {
-        each.native_id
-        for each in states
-        if each.index is None and each.reason in (EndReason.LOST, EndReason.NODE_FAILED)
-    }
+    gone = {each.native_id for each in states if each.index is None and each.reason in GONE}
     first = _offset(plan)
     ended = status.entry.outcomes.keys() | entry.cancelled_indices
     found = []
@@ -224,7 +221,7 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
     for broken in _find_broken(prepared.plan, job):
         epoch = broken.epoch + 1
         # The order in the run folder counts, not the plan's: a retry by hand may have changed it.
-        order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
+        order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or _whole_order(prepared.plan)
         plan = replace(prepared.plan, order={**order, "epoch": epoch})
         write_order(plan, job.files, prepared.context)
         native_id = submit_again(plan, plan.parts[broken.part], job, lock, broken.part)
@@ -246,6 +243,7 @@ def write_order(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
 def submit_again(plan: LaunchPlan, part: NativePart, job: JobHandle, lock: Lock, number: int) -> str:
     """Start a part for the plan's epoch, write down its native id and return it."""
     lock.ensure_held()
+    open_index.mark_open(job.files, plan.target.name, job.id, number)
     native_id = job.launcher.submit(plan, part, job.host)
     reach("launch.resubmitted")
     native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=plan.order["epoch"], at=ledger.now())
@@ -286,7 +284,8 @@ def _write_down(
     wanted = [
         *(FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()),
         FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),
-        FileToWrite(f"{plan.folder}/order.json", _json(plan.order)),
+        FileToWrite(f"{plan.folder}/order.json", _json(_whole_order(plan))),
+        *(FileToWrite(name, b"", once=True) for name in open_index.name_parts(plan)),
         *(
             FileToWrite(f"{plan.folder}/artefacts/{name}", text.encode(), 0o700)
             for name, text in plan.artefacts.items()
@@ -296,6 +295,10 @@ def _write_down(
         FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, git() if git else None)), once=True),
     ]
     files.write_many(wanted)
+
+
+def _whole_order(plan: LaunchPlan) -> dict[str, Any]:
+    return {**plan.order, "open": open_index.order_entry(plan)}
 
 
 def _remove_secrets(plan: LaunchPlan, files: Files) -> None:

@@ -112,48 +112,63 @@ def _next_epoch(
     status: JobStatus | None,
     progress: Callable[[str], None],
 ) -> Rerun:
-    """Start these runs again. Attempts from before `status` was read are forgiven; with None nothing is forgiven."""
-    forgive = status is not None
+    """Start these runs again under the job's lock. Attempts from before `status` was read are forgiven; with None
+    nothing is forgiven."""
     _wait_until_quiet(job)
     lock = Lock(job.files, job.id, f"{owner_name()}@{socket.gethostname()}")
     lock.take(patience_s=600, tell=progress)
     try:
-        adopted = _adopt(job)
-        started = [each.native_id for each in adopted]
-        entry = job.entry()
-        epoch = max((each.epoch for each in entry.natives), default=1) + (not adopted)
-        plan = _restore_plan(job, entry, indices)
-        gone_on_with = {each.part for each in adopted}
-        left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
-        # If an earlier try began to submit a part, its attempts may already be the new ones.
-        submits = f"{plan.folder}/submit"
-        untried = [part for part in left if not job.files.names(submits, f"{epoch}.{part.native.get('number', 0)}.")]
-        fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
-        _unfold(job, plan, sorted(fresh & set(indices)))
-        if status is not None and isinstance(job.launcher, Resubmits):
-            # No later look asks the old native job how these runs ended.
-            for each in status.indices:
-                if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
-                    ledger.record_end(job.files, job.id, each)
-        fresh &= set(indices)
-        forgiven = dict(plan.order.get("forgiven", {}))
-        if forgive:
-            forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
-        plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
-        write_order(plan, job.files, make_context(settings))
-        if forgive:
-            for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
-                job.files.remove(f"{plan.folder}/{name}")
-        for part in left:
-            if forgive:
-                served = range(part.offset, part.offset + part.count)
-                _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
-            reach("launch.forgiven")
-            native_id = submit_again(plan, part, job, lock, part.native.get("number", 0))
-            progress(f"started {native_id} on {job.target.name}")
-            started.append(native_id)
+        return go_on(job, indices, settings, lock, status=status, progress=progress)
     finally:
         lock.release()
+
+
+def go_on(
+    job: JobHandle,
+    indices: Sequence[int],
+    settings: Settings,
+    lock: Lock,
+    *,
+    status: JobStatus | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Rerun:
+    """Start these runs again, or find the native job with which an earlier call did. The caller holds the `lock`, and has
+    seen that no native job of this job lives."""
+    forgive = status is not None
+    adopted = _adopt(job)
+    started = [each.native_id for each in adopted]
+    entry = job.entry()
+    epoch = max((each.epoch for each in entry.natives), default=1) + (not adopted)
+    plan = _restore_plan(job, entry, indices)
+    gone_on_with = {each.part for each in adopted}
+    left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
+    # If an earlier try began to submit a part, its attempts may already be the new ones.
+    submits = f"{plan.folder}/submit"
+    untried = [part for part in left if not job.files.names(submits, f"{epoch}.{part.native.get('number', 0)}.")]
+    fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
+    _unfold(job, plan, sorted(fresh & set(indices)))
+    if status is not None and isinstance(job.launcher, Resubmits):
+        # No later look asks the old native job how these runs ended.
+        for each in status.indices:
+            if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
+                ledger.record_end(job.files, job.id, each)
+    fresh &= set(indices)
+    forgiven = dict(plan.order.get("forgiven", {}))
+    if forgive:
+        forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
+    plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
+    write_order(plan, job.files, make_context(settings))
+    if forgive:
+        for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
+            job.files.remove(f"{plan.folder}/{name}")
+    for part in left:
+        if forgive:
+            served = range(part.offset, part.offset + part.count)
+            _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
+        reach("launch.forgiven")
+        native_id = submit_again(plan, part, job, lock, part.native.get("number", 0))
+        progress(f"started {native_id} on {job.target.name}")
+        started.append(native_id)
     return Rerun(job=job.id, indices=tuple(indices), native_id=started[0], new=False, epoch=epoch)
 
 

@@ -294,12 +294,12 @@ class Place(object):
             self._make_folder(each)
 
     def _make_folder(self, path: str) -> None:
-        """Make a folder: a job's for its owner alone, one right below the root for all who may write to the root, and the
-        root and its parents by the umask."""
+        """Make a folder: a job's for its owner alone, one right below the root or in the index for all who may write to the
+        root, and the root and its parents by the umask."""
         below = os.path.relpath(path, self.root).split(os.sep)
         try:
             os.mkdir(path, 0o700 if below[0] == "jobs" and len(below) > 1 else 0o777)
-            if len(below) == 1 and below[0] not in (os.curdir, os.pardir):
+            if (len(below) == 1 or below[0] == "open") and below[0] not in (os.curdir, os.pardir):
                 os.chmod(path, stat.S_IMODE(os.stat(self.root).st_mode))
         except FileExistsError:
             pass

@@ -145,8 +145,8 @@ class BucketFiles:
     @_reading
     def names(self, folder: str, prefix: str = "") -> list[str]:
         above = f"{folder}/" if folder else ""
-        if folder == "done" and prefix:
-            # The service filters the names of a flat folder, which has one for each run of every user.
+        if prefix and (folder == "done" or folder.startswith("open/")):
+            # The service filters the names of a flat folder, which has those of every user.
             return [key[len(above) :] for key in self._blobs.list_keys(above + prefix)]
         found = (_CHUNK.sub(r"\1.log", above + name)[len(above) :] for name in self._blobs.list_folder(above))
         return sorted({name for name in found if name.startswith(prefix)})

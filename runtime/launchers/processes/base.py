@@ -339,6 +339,9 @@ class ProcessLauncher:
         said = done.err.strip().splitlines()[-1:]
         return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
 
+    def read_machine(self, target: Target, host: Host) -> str:
+        return host.run(["uname", "-n"]).out.strip()
+
     def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
         marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
         said = host.run(["sh", "-c", _BEARING, *marks]).out.splitlines()

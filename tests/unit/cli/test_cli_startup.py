@@ -120,6 +120,12 @@ def test_worker_is_dispatched_without_typer() -> None:
     assert "typer" not in modules
 
 
+def test_worker_that_runs_here_loads_nothing_of_fleets(tmp_path: Path) -> None:
+    modules = loaded_by(in_folder(tmp_path, "worker", "--once", "--idle-timeout", "0s"))
+
+    assert modules & {"typer", "runtime.cli.fleet", "runtime.cli.launch", "runtime.jobs.spec"} == set()
+
+
 def test_version_is_printed() -> None:
     done = run_cli("--version")
 

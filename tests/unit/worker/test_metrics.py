@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.cli.main import main
-from runtime.cli.worker import _read_options, build_parser
+from runtime.cli.worker import build_parser, read_options
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.reasons import EndReason
 from runtime.tasks.model import TaskState
@@ -217,12 +217,12 @@ def test_page_is_served_at_the_address_that_is_named_and_by_default_here_alone(h
 def test_option_serves_on_this_machine_unless_a_host_is_named(
     words: list[str], address: tuple[str, int] | None
 ) -> None:
-    assert _read_options(build_parser().parse_args(words)).metrics_address == address
+    assert read_options(build_parser().parse_args(words)).metrics_address == address
 
 
 def test_host_without_a_port_is_refused() -> None:
     with pytest.raises(RequestRefused, match="goes with `--metrics-port`"):
-        _read_options(build_parser().parse_args(["--metrics-host", "0.0.0.0"]))
+        read_options(build_parser().parse_args(["--metrics-host", "0.0.0.0"]))
 
 
 def test_worker_whose_port_is_taken_leases_nothing(
