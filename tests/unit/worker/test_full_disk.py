@@ -23,7 +23,18 @@ from runtime.shim.processes import boot_id, started_at
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import HOST
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import CALL, IMPORT, JOB, PATIENCE_S, SHIM, make_job, processes_with, signal_all, wait_for
+from tests.shim_support import (
+    CALL,
+    IMPORT,
+    JOB,
+    PATIENCE_S,
+    SHIM,
+    make_asked,
+    make_job,
+    processes_with,
+    signal_all,
+    wait_for,
+)
 
 FULL = OSError(errno.ENOSPC, "no space left on device")
 FILLS = {
@@ -201,15 +212,11 @@ def serve(tmp_path: Path, script: str, asked: object, **changes: object) -> int:
     return serving.serve(made.order, FolderRecord(str(made.folder)), 0, options, asked, {})
 
 
-def not_asked() -> SimpleNamespace:
-    return SimpleNamespace(due=False, stop=False, checkpoint=False, why="SIGTERM")
-
-
 @pytest.mark.parametrize(("how", "code"), [("cancel", 1), ("stop", 10)])
 def test_shim_that_waits_to_note_a_failure_on_a_full_disk_ends_when_it_is_told_to(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str, code: int
 ) -> None:
-    asked, sleep = not_asked(), time.sleep
+    asked, sleep = make_asked(why="SIGTERM"), time.sleep
 
     def tell(seconds: float) -> None:
         """Stop or cancel the shim while it waits for room."""
@@ -290,7 +297,7 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
     ranks = {"nodes": 2, "launch_ranks": starter, "checkpoint": {"signal": "USR1", "lead_s": 5}}
 
     with pytest.raises(OSError, match="no space left"):
-        serve(tmp_path, script, not_asked(), grace_s=PATIENCE_S, **ranks)
+        serve(tmp_path, script, make_asked(why="SIGTERM"), grace_s=PATIENCE_S, **ranks)
 
     left = processes_with(str(tmp_path))
     signal_all(left)  # a real starter, which knows its descendants, would have ended these
