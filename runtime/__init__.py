@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
     from runtime.client.jobs.handle import JobHandle
     from runtime.client.jobs.launch import launch
+    from runtime.client.tasks.mapping import map_tasks
     from runtime.client.tasks.submit import submit
     from runtime.client.tasks.wait import wait
     from runtime.errors import RuntimeFailure
@@ -27,6 +28,7 @@ __all__ = [
     "WorkerOptions",
     "current_attempt",
     "launch",
+    "map_tasks",
     "open_stack",
     "run_worker",
     "submit",
@@ -41,6 +43,7 @@ _HOMES = {
     "WorkerOptions": "runtime.worker.options",
     "current_attempt": "runtime.worker.attempts.context",
     "launch": "runtime.client.jobs.launch",
+    "map_tasks": "runtime.client.tasks.mapping",
     "open_stack": "runtime.stack.open",
     "run_worker": "runtime.worker.worker",
     "submit": "runtime.client.tasks.submit",

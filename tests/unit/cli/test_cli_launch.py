@@ -423,6 +423,7 @@ def test_front_door_has_these_names_and_no_others() -> None:
         "WorkerOptions",
         "current_attempt",
         "launch",
+        "map_tasks",
         "open_stack",
         "run_worker",
         "submit",
