@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.client.tasks.kept_stacks import KeptStack
-from runtime.client.tasks.make import experiment_of, module_folder, open_target
+from runtime.client.tasks.make import experiment_of, function_entry, module_folder, open_target
 from runtime.client.tasks.submit import Submission, submit
 from runtime.errors import InvalidValue, RequestRefused, WorkFailed
 from runtime.queues.base import Queue
@@ -185,7 +185,7 @@ def map_tasks(
     """
     place = _place_of(output)
     experiment = experiment or experiment_of(function)
-    name = f"{function.__module__}:{function.__qualname__}"
+    name = function_entry(function).function
     placed: dict[str, tuple[Any, str]] = {}
 
     def make_lines() -> Iterator[dict[str, Any]]:

@@ -142,6 +142,14 @@ def test_output_that_is_the_same_for_each_input_is_refused(bench: Bench, output:
     assert "an output of its own" in refused.value.message
 
 
+def test_function_that_no_worker_can_import_is_refused_before_anything_is_submitted(bench: Bench) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        map_tasks(lambda one, output: one, [1], output="/{}", queue=bench.queue(), snapshot=False)
+
+    assert "it is a lambda" in refused.value.message
+    assert bench.queue().depth().total == 0  # type: ignore[union-attr]
+
+
 def test_input_that_json_does_not_have_is_refused_with_its_place(bench: Bench) -> None:
     with pytest.raises(InvalidTask) as refused:
         mapped(bench, inputs=[1, {2}])
