@@ -241,6 +241,16 @@ def make_asked(**values: Any) -> Asked:
     return asked
 
 
+def kill_all(text: str) -> None:
+    """Kill every process with `text` on its command line or in its variables, also those that start meanwhile."""
+
+    def kill() -> bool:
+        signal_all(found := processes_with(text))
+        return not found
+
+    wait_for(kill, f"the end of all processes with {text}")
+
+
 def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
     assert wait_until(lambda: bool(condition()), timeout_s=seconds), f"{what} did not come within {seconds} s"
 

@@ -17,7 +17,7 @@ from runtime.cli.fleet import _NOT_THERE, add_options
 from runtime.cli.worker import FLEET_OPTIONS, build_parser
 from runtime.outputs import PubSubQueueOutput
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import PATIENCE_S, processes_with, signal_all, wait_for
+from tests.shim_support import PATIENCE_S, kill_all, wait_for
 
 PACKAGE = Path(runtime.__file__).parents[1]
 
@@ -172,8 +172,7 @@ def test_fleet_drains_a_queue_and_goes_on_after_its_machine_was_lost(terminal: T
     assert "the same was launched before" in again.err
     wait_for(lambda: len(list(ran.iterdir())) >= 3, "a task on each worker")
 
-    signal_all(processes_with(job))
-    wait_for(lambda: not processes_with(job), "the end of the fleet")
+    kill_all(job)
     kept = terminal("keep", "--once", "--on", "local", "-o", "json")
     go.touch()
 

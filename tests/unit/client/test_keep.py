@@ -30,7 +30,7 @@ from runtime.reasons import EndReason
 from runtime.values import replace
 from tests.copies_support import Copies
 from tests.jobs_support import as_somebody_else, folder_for_all
-from tests.shim_support import PATIENCE_S, processes_with, signal_all, wait_for
+from tests.shim_support import PATIENCE_S, kill_all, processes_with, signal_all, wait_for
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEEP = """
@@ -150,8 +150,7 @@ def start(settings: Settings, script: str, **changes: Any) -> JobHandle:
 def lose(job: JobHandle, index: int = 0) -> None:
     """Kill the shim and the command, as the loss of their machine does."""
     wait_for(lambda: job.attempts(index) != [], "the attempt")
-    signal_all(processes_with(job.id))
-    wait_for(lambda: not processes_with(job.id), "the end of all processes")
+    kill_all(job.id)
 
 
 def kept(job: JobHandle, settings: Settings) -> KeptJob:

@@ -25,7 +25,7 @@ from runtime.jobs.plan import LaunchPlan, NativePart, Target
 from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, parse_spec
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launchers.slurm.launcher import SlurmLauncher
-from tests.shim_support import PATIENCE_S, processes_with, signal_all, wait_for
+from tests.shim_support import PATIENCE_S, kill_all, processes_with, signal_all, wait_for
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_cancelled_job_leaves_the_index(settings: Settings) -> None:
 def test_lost_job_stays_in_the_index_until_it_is_cancelled(settings: Settings) -> None:
     job = start(settings, "sleep", "600")
     wait_for(lambda: job.attempts() == [1], "the attempt")
-    signal_all(processes_with(job.id))
+    kill_all(job.id)
     wait_for(lambda: job.status().state is JobState.FAILED, "the loss")
 
     assert open_index.list_open(job.files, "local") == {job.id: [0]}
@@ -124,7 +124,7 @@ def test_lost_job_stays_in_the_index_until_it_is_cancelled(settings: Settings) -
 def test_name_stays_while_somebody_holds_the_lock_of_the_job(settings: Settings) -> None:
     job = start(settings, "sleep", "600")
     wait_for(lambda: job.attempts() == [1], "the attempt")
-    signal_all(processes_with(job.id))
+    kill_all(job.id)
     wait_for(lambda: job.status().state is JobState.FAILED, "the loss")
     lock = Lock(job.files, job.id, "ada")
     lock.take(patience_s=0)
@@ -190,7 +190,7 @@ def test_name_is_back_before_a_job_that_is_gone_starts_again(
 ) -> None:
     job = start(settings, "sleep", "600")
     wait_for(lambda: job.attempts() == [1], "the attempt")
-    signal_all(processes_with(job.id))
+    kill_all(job.id)
     wait_for(lambda: job.status().state is JobState.FAILED, "the loss")
     open_index.drop_open(job.files, job.id)
     seen = []

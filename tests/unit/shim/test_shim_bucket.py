@@ -933,3 +933,19 @@ def test_checkpoint_brings_no_mode_that_changes_who_runs_it(server: GcsServer, t
     folder = tmp_path / "runs/0/checkpoint"
     assert (folder / "a").stat().st_mode & 0o7777 == 0o755
     assert ((folder / "d").is_dir(), str((folder / "l").readlink())) == (True, "/nowhere")
+
+
+@pytest.mark.parametrize(("codes", "left"), [(["0", "0"], []), (["0", "75"], [f"{JOB}.0"])])
+def test_name_of_a_part_leaves_the_index_in_the_bucket_with_its_last_result(
+    job: MakeJob, codes: list[str], left: list[str]
+) -> None:
+    runs = {str(index): {"command": ["sh", "-c", f"exit {code}"]} for index, code in enumerate(codes)}
+    entry = {"name": f"open/local/{JOB}", "parts": [[0, 2]]}
+    made = job("", runs=runs, open=entry, retries="backend")
+    for name in (f"{JOB}.0", f"{JOB}.1"):
+        made.files.create(f"open/local/{name}", b"")
+
+    made.run("--indices", "0-1")
+
+    # The other part's name is none of this shim's.
+    assert made.files.names("open/local") == [*left, f"{JOB}.1"]
