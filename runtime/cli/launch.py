@@ -18,9 +18,8 @@ from runtime.units import count_noun
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
-    from runtime.client.jobs.prepare import LaunchOptions, Request
+    from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request
     from runtime.config import Settings
-    from runtime.jobs.plan import LaunchPlan
 
 TIMED_OUT: Final = 124
 STDIN: Final = Path("-")
@@ -51,7 +50,7 @@ def launch(
         list[str] | None, Option(metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.")
     ] = None,
     secret: Annotated[
-        list[str] | None, Option(metavar="NAME=SOURCE", help="By reference: secret-manager://N, env://N, file://P.")
+        list[str] | None, Option(metavar="NAME=SOURCE", help="By reference: secret-manager://N, env://N, file://P …")
     ] = None,
     grid: Annotated[list[str] | None, Option(metavar="NAME=A,B", help="An array of every combination.")] = None,
     seeds: Annotated[int | None, Option(help="An array of N seeds.")] = None,
@@ -141,11 +140,11 @@ def _dry_run(request: Request, names: Sequence[str], settings: Settings, options
     """Print the plan of each target that accepts, and why the others refuse. Raises the last refusal if all refuse."""
     from runtime.client.jobs.prepare import FieldsRefused, prepare
 
-    plans: list[LaunchPlan] = []
+    plans: list[Prepared] = []
     refusals: dict[str, RequestRefused] = {}
     for target in request.choose_targets(names, settings):
         try:
-            plans.append(prepare(request, target, settings, options).plan)
+            plans.append(prepare(request, target, settings, options))
         except (FieldsRefused, NotPossible) as problem:
             refusals[target.name] = problem
     if not plans:
@@ -267,11 +266,12 @@ def _read_yaml(text: str) -> Any:
         return text
 
 
-def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
+def _print_plans(plans: Sequence[Prepared], output: Output) -> None:
     if output is Output.JSON:
-        print_json([_plan_fields(plan) for plan in plans])
+        print_json([_plan_fields(each) for each in plans])
         return
-    for plan in plans:
+    for each in plans:
+        plan, secrets = each.plan, _describe_secrets(each)
         say(f"# job {plan.job.id} `{plan.job.name}` on {plan.target.name} ({plan.target.kind})")
         say(
             f"# code {plan.job.snapshot or 'none'}, {count_noun(len(plan.indices), 'run')}, {count_noun(len(plan.parts), 'native job')}"
@@ -282,13 +282,29 @@ def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
         say("", "# who keeps each field")
         for name, support in plan.fidelity.items():
             say(f"{name:<24} {support.fidelity:<8} {support.how}")
+        if secrets:
+            say("", "# who reads each secret")
+        for ref in secrets:
+            say(f"{ref['name']:<24} {ref['read_by']:<8} {ref['source']}: {ref['how']}")
         for text in plan.notes:
             note(text)
 
 
-def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
+def _describe_secrets(prepared: Prepared) -> list[dict[str, str]]:
+    """How each secret of the job reaches its command; no value is read."""
+    from runtime.jobs.spec import secret_refs
+
+    schemes = prepared.launcher.secret_schemes
+    return [
+        {"name": ref.name, "source": ref.source, "read_by": schemes[ref.scheme].reader, "how": schemes[ref.scheme].how}
+        for ref in secret_refs(prepared.plan.spec)
+    ]
+
+
+def _plan_fields(prepared: Prepared) -> dict[str, Any]:
     from runtime.jobs.spec_fields import spec_fields
 
+    plan = prepared.plan
     return {
         "job": plan.job.id,
         "name": plan.job.name,
@@ -301,6 +317,7 @@ def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
         "artefacts": plan.artefacts,
         "parts": [{"name": part.name, "offset": part.offset, "count": part.count} for part in plan.parts],
         "fidelity": {name: {"kept": each.fidelity, "how": each.how} for name, each in plan.fidelity.items()},
+        "secrets": _describe_secrets(prepared),
         "notes": plan.notes,
     }
 

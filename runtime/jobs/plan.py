@@ -131,7 +131,7 @@ class LaunchPlan:
 
     @property
     def secrets(self) -> list[SecretRef]:
-        """Secrets whose values the launch reads and brings in files; the backend itself brings the others."""
+        """Secrets whose values the launch reads and brings in files."""
         files = self.order.get("secrets")
         return [ref for ref in secret_refs(self.spec) if ref.name in files] if files else []
 

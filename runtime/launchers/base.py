@@ -22,6 +22,7 @@ from runtime.jobs.plan import (
     Started,
     Target,
 )
+from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import JobSpec
 from runtime.reasons import Explanation
 
@@ -35,6 +36,9 @@ class Launcher(Protocol):
     kind: ClassVar[str]
     keeps: ClassVar[Mapping[str, FieldSupport]]
     """Every leaf field of `JobSpec`, dotted → its support here; a test holds that none is missing."""
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]]
+    """Scheme of a secret's source → how the value reaches the command here. The default for launchers of other packages is
+    `COMMON_SCHEMES`."""
     takes_up: ClassVar[bool]
     """True if the backend restarts nothing by itself: a repeated launch of a job whose native job is gone without a result
     then starts its shim again. The default for launchers of other packages is False."""

@@ -22,12 +22,13 @@ from runtime.jobs.plan import (
     Target,
     owner_name,
 )
+from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.kubernetes import render
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
-from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
+from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS, SECRET_SCHEMES
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
 from runtime.launchers.kubernetes.gpu_leases import Gpu, Share, deal, is_waiting, take_slots
 from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, Place, check_settings, read_place
@@ -73,6 +74,7 @@ class NoFreeSlot(NotPossible):
 class KubernetesLauncher:
     kind: ClassVar[str] = "kubernetes"
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = SECRET_SCHEMES
     takes_up: ClassVar[bool] = False
     interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
@@ -397,14 +399,14 @@ def _order(
         backend["gpu_check"] = {"count": max(1, int(count)), "share": min(1.0, count)}
     # A pod that Kubernetes makes again begins with the shim of the job's folder, which folding removes.
     backend["fold"] = False
-    order = make_order(spec, job, indices, context, retries="backend", environ=context.environ, **backend)
+    order = make_order(
+        spec, job, indices, context, retries="backend", environ=context.environ, schemes=SECRET_SCHEMES, **backend
+    )
     if spec.code.mode is CodeMode.IMAGE:
         order["code"] = {"path": "."}
-    # The pod gets these itself; only the cluster reads them.
-    mine = {each.name for each in spec.secrets if each.source.startswith("kubernetes://")}
-    if kept := {name: path for name, path in order.pop("secrets", {}).items() if name not in mine}:
-        # With a bucket the Job brings them, beside its shim.
-        order["secrets"] = {name: f"{SECRETS_MOUNT}/{name}" for name in kept} if place.bucket else kept
+    if place.bucket and "secrets" in order:
+        # The Job brings them, beside its shim.
+        order["secrets"] = {name: f"{SECRETS_MOUNT}/{name}" for name in order["secrets"]}
     return order
 
 

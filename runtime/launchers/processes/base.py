@@ -29,6 +29,7 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.settings import read_target_settings
@@ -301,6 +302,7 @@ def _read_gpus(given: Any, target: Target) -> list[str] | None:
 class ProcessLauncher:
     """The calls that are the same on this machine and on a machine behind ssh."""
 
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = COMMON_SCHEMES
     takes_up: ClassVar[bool] = True
     interrupts: ClassVar[Mapping[str, FieldSupport]] = {
         "preempt": by_client("TERM to the shim, which this command then starts anew"),

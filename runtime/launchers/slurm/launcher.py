@@ -29,6 +29,7 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, When
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.slurm import render, states
@@ -60,6 +61,7 @@ _FOLDERS: Final = ("SCRATCH", "WORK", "PSCRATCH", "SCRATCHDIR")
 class SlurmLauncher:
     kind: ClassVar[str] = "slurm"
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = COMMON_SCHEMES
     takes_up: ClassVar[bool] = False
     interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
