@@ -18,8 +18,8 @@ from runtime.jobs.plan import (
     NativePart,
     NativeStart,
     NativeState,
+    Owned,
     PlanContext,
-    Started,
     Target,
 )
 from runtime.jobs.secret_schemes import SecretScheme
@@ -133,14 +133,22 @@ class RemembersStarts(Protocol):
 
 
 @runtime_checkable
-class Sweeps(Protocol):
-    """A launcher that finds its jobs by labels, independent of the ledger."""
+class ListsOwned(Protocol):
+    """A launcher that finds what its backend holds of ours without the ledger and without any state of this machine."""
 
-    def list_started(self, target: Target, host: Host, *, owner: str | None = None) -> list[Started]:
-        """Every job of the target's record root, of one owner or of all, that the backend has objects of."""
+    keeps_ended: ClassVar[bool]
+    """True if the backend holds a job that has ended until it is removed, and then forgets how it ended."""
 
-    def sweep(self, target: Target, job: str, host: Host) -> list[str]:
-        """Remove all objects of a job and wait until they are gone. Returns what is left, in words."""
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        """List everything of the jobs of the target's record root: of one owner or of all, of one job or of all."""
+
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        """End and remove these, and all else of their jobs; return when it is gone. Returns what is left, in words."""
+
+
+def find_keeper(launcher: Launcher) -> ListsOwned | None:
+    """The launcher, if its backend holds jobs that have ended until they are removed."""
+    return launcher if isinstance(launcher, ListsOwned) and launcher.keeps_ended else None
 
 
 @runtime_checkable

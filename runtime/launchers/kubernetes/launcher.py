@@ -17,8 +17,8 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
+    Owned,
     PlanContext,
-    Started,
     Target,
     owner_name,
 )
@@ -44,7 +44,7 @@ from runtime.launchers.kubernetes.states import (
     pod_index,
     read_states,
 )
-from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_started, sweep, wait_until_gone
+from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_owned, remove_owned, wait_until_gone
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.program import build_shim
 
@@ -76,6 +76,7 @@ class KubernetesLauncher:
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
     secret_schemes: ClassVar[Mapping[str, SecretScheme]] = SECRET_SCHEMES
     takes_up: ClassVar[bool] = False
+    keeps_ended: ClassVar[bool] = True
     interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
@@ -169,11 +170,11 @@ class KubernetesLauncher:
             return []
         return _delete_jobs([native.partition("/")[2] for native in native_ids], _opened(host))
 
-    def list_started(self, target: Target, host: Host, *, owner: str | None = None) -> list[Started]:
-        return list_started(_opened(host).cluster, _opened(host).place, owner)
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        return list_owned(_opened(host).cluster, _opened(host).place, owner, job)
 
-    def sweep(self, target: Target, job: str, host: Host) -> list[str]:
-        return sweep(_opened(host).cluster, _opened(host).place, job)
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        return remove_owned(_opened(host).cluster, _opened(host).place, owned)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         cluster = _opened(host).cluster
