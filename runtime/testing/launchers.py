@@ -17,20 +17,21 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from runtime.client.jobs.gc import Garbage, find_garbage, remove
 from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
 from runtime.client.jobs.status import read_attempts
-from runtime.client.jobs.targets import RootLost
+from runtime.client.jobs.targets import OpenTarget, RootLost
 from runtime.jobs import ledger
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan
+from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan, owner_name
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SchemeRefused, SecretReader, SecretScheme
 from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry, SecretRef
 from runtime.jobs.spec_fields import leaf_fields, set_fields
@@ -426,6 +427,31 @@ class LauncherSuite:
         assert (again.id, again.new) == (job.id, True), "no ledger tells of it"
         assert [(each.name, each.native_id) for each in again.entry().natives] == natives
         assert again.cancel() == []
+
+    def test_running_job_without_a_record_is_found_by_the_backend_and_ended_and_others_are_left(
+        self, bench: Bench
+    ) -> None:
+        bench.require_owned()
+        command = "echo runs; exec sleep"
+        kept, stray = (bench.start("sh", "-c", f"{command} {seconds}") for seconds in (600, 601))
+        for job in (kept, stray):
+            _wait_for(lambda job=job: read_log(job) == "runs\n", bench.case.patience_s)  # type: ignore[misc]
+        stray.files.remove(ledger.job_folder(stray.id))
+        place = OpenTarget(bench.target, bench.launcher, bench.open_host())
+
+        def find() -> list[Garbage]:
+            now = datetime.now(UTC)
+            found = find_garbage(place, owner=owner_name(), older_than=timedelta(0), now=now)
+            return [each for each in found if each.kind == "native"]
+
+        found = find()
+        left = [remove(each, place, owner=owner_name()) for each in found]
+
+        assert [(each.name, each.state) for each in found] == [(stray.id, JobState.RUNNING)]
+        assert (left, find()) == ([[]], [])
+        assert stray.id not in ledger.list_jobs(place.files)
+        assert kept.state() is JobState.RUNNING
+        assert kept.cancel() == []
 
     def test_record_root_that_was_used_and_is_another_one_now_is_no_answer(self, bench: Bench) -> None:
         job = bench.start("true")

@@ -164,7 +164,8 @@ def _find_strays(
     for job, each in sorted(unknown.items()):
         live, since = _lives(each), min(one.since for one in each)
         age = min(older_than, SETTLED) if live else older_than
-        if now - since >= age and not _is_known(files, job):
+        # The backend's clock may be ahead of ours.
+        if max(now - since, timedelta(0)) >= age and not _is_known(files, job):
             what = f"{each[0].what} {each[0].native_id}, of no job that is known"
             state, ended_at = (JobState.RUNNING, None) if live else (None, since)
             yield Garbage(kind="native", name=job, target=place.target.name, what=what, state=state, ended_at=ended_at)

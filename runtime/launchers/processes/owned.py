@@ -111,7 +111,7 @@ def _find(processes: Mapping[int, _Process], root: str, marks: Mapping[int, str]
         match = shim.search(each.line) if each.is_shim else None
         if match is not None:
             yield _Found(each, match[1], match[2])
-        elif pid in marks and not any(one in spared or processes[one].is_shim for one in _line_of(pid, processes)):
+        elif pid in marks.keys() - spared and not any(processes[one].is_shim for one in _line_of(pid, processes)):
             yield _Found(each, marks[pid], "")
 
 

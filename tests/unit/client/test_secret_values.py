@@ -419,7 +419,9 @@ def test_value_in_place_of_a_source_is_refused_and_not_repeated(run: Terminal) -
 
 
 def test_dry_run_says_how_each_secret_travels(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    (run.tree / "runtime.toml").write_text('[targets.lab]\nkind = "kubernetes"\nnamespace = "lab"\nrecords = "claim://data/runtime"\n')
+    (run.tree / "runtime.toml").write_text(
+        '[targets.lab]\nkind = "kubernetes"\nnamespace = "lab"\nrecords = "claim://data/runtime"\n'
+    )
     monkeypatch.setenv("MINE", CANARY)
     words = ("--secret", "HF_TOKEN=kubernetes://login/token", "--secret", "OTHER=env://MINE", "--image", "debian:12")
     words = ("launch", "--on", "lab", *words, "--set", "code.mode=image", "--dry-run")
