@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +12,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.printing import note, note_block, say, write_log, write_text
+from runtime.cli.printing import ask, note, note_block, say, write_log, write_text
 from runtime.cli.show import Output, describe_state, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.units import count_noun
@@ -67,6 +68,7 @@ def launch(
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
     export: Annotated[Path | None, Option(metavar="DIR", help="Write a bundle to copy over and run there.")] = None,
     follow: Annotated[bool, Option("--follow", help="Print the log until the job has ended.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask whether a job that costs money is to start.")] = False,
     again: Annotated[bool, Option("--again", help="A new job, though the same was launched before.")] = False,
     schema: Annotated[bool, Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
     output: OutputOption = Output.TEXT,
@@ -111,7 +113,13 @@ def launch(
         "after": [_whole(each) for each in after] if after else None,
     }
     base = file.parent.absolute() if file is not None and file != STDIN else None
-    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=base)
+    options = LaunchOptions(
+        again=again,
+        ignore=tuple(ignore or ()),
+        base=base,
+        assume_yes=yes,
+        agree=_agree if sys.stdin.isatty() else None,
+    )
     request = build_request(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
@@ -122,6 +130,10 @@ def launch(
 
     with start(request, targets, settings=settings, options=options, progress=note) as job:
         return _tell(job, follow=follow, output=output)
+
+
+def _agree() -> bool:
+    return ask("start it? [y/N] ").strip().lower() in {"y", "yes"}
 
 
 def _whole(after: str) -> str:
@@ -270,6 +282,9 @@ def _print_plans(plans: Sequence[Prepared], output: Output) -> None:
     if output is Output.JSON:
         print_json([_plan_fields(each) for each in plans])
         return
+    from runtime.client.jobs.priced import find_price
+    from runtime.jobs.price import LIMIT, describe_price, exceeds
+
     for each in plans:
         plan, secrets = each.plan, _describe_secrets(each)
         say(f"# job {plan.job.id} `{plan.job.name}` on {plan.target.name} ({plan.target.kind})")
@@ -282,6 +297,11 @@ def _print_plans(plans: Sequence[Prepared], output: Output) -> None:
         say("", "# who keeps each field")
         for name, support in plan.fidelity.items():
             say(f"{name:<24} {support.fidelity:<8} {support.how}")
+        if price := find_price(each):
+            say("", f"# price: {describe_price(price, each.context.now.date())}")
+            limit = each.context.settings.project.limits.max_hourly_cost
+            if limit is not None and exceeds(price, limit):
+                note(f"`{LIMIT}` would refuse it on `{plan.target.name}`")
         if secrets:
             say("", "# who reads each secret")
         for ref in secrets:
@@ -301,6 +321,16 @@ def _describe_secrets(prepared: Prepared) -> list[dict[str, str]]:
     ]
 
 
+def _describe_price(prepared: Prepared) -> dict[str, Any] | None:
+    from runtime.client.jobs.priced import find_price
+
+    price = find_price(prepared)
+    if price is None:
+        return None
+    fields = {name: getattr(price, name) for name in ("what", "hourly", "currency", "at_most")}
+    return {**fields, "listed_on": price.listed_on.isoformat() if price.listed_on else None}
+
+
 def _plan_fields(prepared: Prepared) -> dict[str, Any]:
     from runtime.jobs.spec_fields import spec_fields
 
@@ -318,6 +348,7 @@ def _plan_fields(prepared: Prepared) -> dict[str, Any]:
         "parts": [{"name": part.name, "offset": part.offset, "count": part.count} for part in plan.parts],
         "fidelity": {name: {"kept": each.fidelity, "how": each.how} for name, each in plan.fidelity.items()},
         "secrets": _describe_secrets(prepared),
+        "price": _describe_price(prepared),
         "notes": plan.notes,
     }
 

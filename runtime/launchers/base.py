@@ -22,6 +22,7 @@ from runtime.jobs.plan import (
     PlanContext,
     Target,
 )
+from runtime.jobs.price import Price
 from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import JobSpec
 from runtime.reasons import Explanation
@@ -149,6 +150,14 @@ class ListsOwned(Protocol):
 def find_keeper(launcher: Launcher) -> ListsOwned | None:
     """The launcher, if its backend holds jobs that have ended until they are removed."""
     return launcher if isinstance(launcher, ListsOwned) and launcher.keeps_ended else None
+
+
+@runtime_checkable
+class Prices(Protocol):
+    """A launcher whose jobs cost money by the hour."""
+
+    def price(self, plan: LaunchPlan) -> Price | None:
+        """The price of a launch by a dated list, without the network; None for a job that costs nothing."""
 
 
 @runtime_checkable

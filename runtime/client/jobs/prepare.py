@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,10 @@ class LaunchOptions:
     """Folder that the spec's relative paths start from; the working directory by default."""
     lifetime: timedelta | None = None
     """Time after which the backend ends and removes the job, if it can."""
+    assume_yes: bool = False
+    """Start a job that costs money without asking; the project's limit holds all the same."""
+    agree: Callable[[], bool] | None = None
+    """Asks a person whether a job that costs money is to start; None if nobody is there."""
 
 
 class Request:
