@@ -25,6 +25,14 @@ Durability = Literal["full", "normal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds that a project sets to its launches."""
+
+    max_hourly_cost: float | None = None
+    """The most that one launch may cost in dollars an hour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
     """The table `[tool.runtime]` of pyproject.toml, or all of runtime.toml."""
 
@@ -43,6 +51,7 @@ class Project:
     """Dotenv files loaded before that; variables that are already set stay."""
     targets: Mapping[str, Any] = field(default_factory=dict)
     """Named places to launch, as written."""
+    limits: Limits = Limits()
     snapshot: bool = True
     """Whether tasks carry the code of the folder that they are submitted from."""
     snapshot_secrets: tuple[str, ...] = ()
@@ -233,6 +242,7 @@ _LISTS: Final = ("workflow_packages", "env_files", "snapshot_secrets")
 _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "snapshot": (bool, "true or false"),
     "targets": (dict, "a table for each target"),
+    "limits": (dict, "a table"),
 }
 
 
@@ -250,7 +260,19 @@ def _parse_project(table: Mapping[str, Any], file: Path) -> Project:
         else:
             kind, allowed = _KINDS.get(name, (str, "a string"))
             values[name] = _checked(value, kind, f"{name} {where}", allowed)
+    if "limits" in values:
+        values["limits"] = _parse_limits(values["limits"], where)
     return Project(root=file.parent, file=file, **values)
+
+
+def _parse_limits(table: Mapping[str, Any], where: str) -> Limits:
+    known = [each.name for each in fields(Limits)]
+    for name, value in table.items():
+        if name not in known:
+            raise UnknownName("setting", f"limits.{name}", [f"limits.{each}" for each in known], where=where)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise InvalidValue(f"limits.{name} {where}", value, "a number of dollars, 0 or more")
+    return Limits(**table)
 
 
 def _checked(value: object, kind: type, what: str, allowed: str) -> Any:

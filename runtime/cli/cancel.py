@@ -104,7 +104,7 @@ def _cancel_job(
     from runtime.client.jobs.handle import check_owner
     from runtime.jobs.indices import choose_indices
     from runtime.jobs.spec import JobState
-    from runtime.launchers.base import Sweeps
+    from runtime.launchers.base import find_keeper
     from runtime.reasons import EndReason
 
     with open_job(text, on, acting=True) as job:
@@ -113,7 +113,7 @@ def _cancel_job(
         indices = choose_indices(status.entry, index)
         # A run that was lost may have left processes.
         gone = {each.index for each in status.indices if each.reason is EndReason.LOST} - set(status.entry.outcomes)
-        gone = set() if isinstance(job.launcher, Sweeps) else gone  # there `sweep` finds it by its labels
+        gone = set() if find_keeper(job.launcher) else gone  # there its labels find it
         left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
         ended = not [each for each in left_runs if each.index in indices or not indices]
         made = functools.partial(CancelledJob, name=job.id, kind="job", indices=indices)

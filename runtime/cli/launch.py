@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,16 +12,15 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.printing import note, note_block, say, write_log, write_text
+from runtime.cli.printing import ask, note, note_block, say, write_log, write_text
 from runtime.cli.show import Output, describe_state, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.units import count_noun
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
-    from runtime.client.jobs.prepare import LaunchOptions, Request
+    from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request
     from runtime.config import Settings
-    from runtime.jobs.plan import LaunchPlan
 
 TIMED_OUT: Final = 124
 STDIN: Final = Path("-")
@@ -51,7 +51,7 @@ def launch(
         list[str] | None, Option(metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.")
     ] = None,
     secret: Annotated[
-        list[str] | None, Option(metavar="NAME=SOURCE", help="By reference: secret-manager://N, env://N, file://P.")
+        list[str] | None, Option(metavar="NAME=SOURCE", help="By reference: secret-manager://N, env://N, file://P …")
     ] = None,
     grid: Annotated[list[str] | None, Option(metavar="NAME=A,B", help="An array of every combination.")] = None,
     seeds: Annotated[int | None, Option(help="An array of N seeds.")] = None,
@@ -68,6 +68,7 @@ def launch(
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
     export: Annotated[Path | None, Option(metavar="DIR", help="Write a bundle to copy over and run there.")] = None,
     follow: Annotated[bool, Option("--follow", help="Print the log until the job has ended.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask whether a job that costs money is to start.")] = False,
     again: Annotated[bool, Option("--again", help="A new job, though the same was launched before.")] = False,
     schema: Annotated[bool, Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
     output: OutputOption = Output.TEXT,
@@ -112,7 +113,13 @@ def launch(
         "after": [_whole(each) for each in after] if after else None,
     }
     base = file.parent.absolute() if file is not None and file != STDIN else None
-    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=base)
+    options = LaunchOptions(
+        again=again,
+        ignore=tuple(ignore or ()),
+        base=base,
+        assume_yes=yes,
+        agree=_agree if sys.stdin.isatty() else None,
+    )
     request = build_request(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
@@ -123,6 +130,10 @@ def launch(
 
     with start(request, targets, settings=settings, options=options, progress=note) as job:
         return tell_started(job, follow=follow, output=output)
+
+
+def _agree() -> bool:
+    return ask("start it? [y/N] ").strip().lower() in {"y", "yes"}
 
 
 def _whole(after: str) -> str:
@@ -143,11 +154,11 @@ def print_dry_run(
     """Print the plan of each target that accepts, and why the others refuse. Raises the last refusal if all refuse."""
     from runtime.client.jobs.prepare import FieldsRefused, prepare
 
-    plans: list[LaunchPlan] = []
+    plans: list[Prepared] = []
     refusals: dict[str, RequestRefused] = {}
     for target in request.choose_targets(names, settings):
         try:
-            plans.append(prepare(request, target, settings, options).plan)
+            plans.append(prepare(request, target, settings, options))
         except (FieldsRefused, NotPossible) as problem:
             refusals[target.name] = problem
     if not plans:
@@ -269,11 +280,15 @@ def _read_yaml(text: str) -> Any:
         return text
 
 
-def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
+def _print_plans(plans: Sequence[Prepared], output: Output) -> None:
     if output is Output.JSON:
-        print_json([_plan_fields(plan) for plan in plans])
+        print_json([_plan_fields(each) for each in plans])
         return
-    for plan in plans:
+    from runtime.client.jobs.priced import find_price
+    from runtime.jobs.price import LIMIT, describe_price, exceeds
+
+    for each in plans:
+        plan, secrets = each.plan, _describe_secrets(each)
         say(f"# job {plan.job.id} `{plan.job.name}` on {plan.target.name} ({plan.target.kind})")
         say(
             f"# code {plan.job.snapshot or 'none'}, {count_noun(len(plan.indices), 'run')}, {count_noun(len(plan.parts), 'native job')}"
@@ -284,13 +299,44 @@ def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
         say("", "# who keeps each field")
         for name, support in plan.fidelity.items():
             say(f"{name:<24} {support.fidelity:<8} {support.how}")
+        if price := find_price(each):
+            say("", f"# price: {describe_price(price, each.context.now.date())}")
+            limit = each.context.settings.project.limits.max_hourly_cost
+            if limit is not None and exceeds(price, limit):
+                note(f"`{LIMIT}` would refuse it on `{plan.target.name}`")
+        if secrets:
+            say("", "# who reads each secret")
+        for ref in secrets:
+            say(f"{ref['name']:<24} {ref['read_by']:<8} {ref['source']}: {ref['how']}")
         for text in plan.notes:
             note(text)
 
 
-def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
+def _describe_secrets(prepared: Prepared) -> list[dict[str, str]]:
+    """How each secret of the job reaches its command; no value is read."""
+    from runtime.jobs.spec import secret_refs
+
+    schemes = prepared.launcher.secret_schemes
+    return [
+        {"name": ref.name, "source": ref.source, "read_by": schemes[ref.scheme].reader, "how": schemes[ref.scheme].how}
+        for ref in secret_refs(prepared.plan.spec)
+    ]
+
+
+def _describe_price(prepared: Prepared) -> dict[str, Any] | None:
+    from runtime.client.jobs.priced import find_price
+
+    price = find_price(prepared)
+    if price is None:
+        return None
+    fields = {name: getattr(price, name) for name in ("what", "hourly", "currency", "at_most")}
+    return {**fields, "listed_on": price.listed_on.isoformat() if price.listed_on else None}
+
+
+def _plan_fields(prepared: Prepared) -> dict[str, Any]:
     from runtime.jobs.spec_fields import spec_fields
 
+    plan = prepared.plan
     return {
         "job": plan.job.id,
         "name": plan.job.name,
@@ -303,6 +349,8 @@ def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
         "artefacts": plan.artefacts,
         "parts": [{"name": part.name, "offset": part.offset, "count": part.count} for part in plan.parts],
         "fidelity": {name: {"kept": each.fidelity, "how": each.how} for name, each in plan.fidelity.items()},
+        "secrets": _describe_secrets(prepared),
+        "price": _describe_price(prepared),
         "notes": plan.notes,
     }
 

@@ -71,10 +71,10 @@ def _text(value: object) -> str:
 def show(
     target: Annotated[str, Argument(metavar="TARGET", help="Its name.")], output: OutputOption = Output.TEXT
 ) -> None:
-    """Settings and defaults of a target, and how each field of a job is kept there.
+    """Settings and defaults of a target, how each field of a job is kept there, and who reads its secrets.
 
     `native` is the backend's own, `shim` lasts as long as the job, `client` as long as a command follows it, and what
-    is `refused` stops a launch.
+    is `refused` stops a launch. Secrets are read at `launch`, by the `backend`, or by the `machine` that runs the job.
 
     \b
     Examples:
@@ -89,12 +89,14 @@ def show(
     settings = load_settings()
     found = find_target(target, settings)
     launcher = get_launcher(found.kind)
+    schemes = launcher.secret_schemes
     interrupts = launcher.interrupts if isinstance(launcher, Interrupts) else {}
     fields = {
         **_row(found, find_definition(target, settings)),
         "settings": dict(found.settings),
         "defaults": dict(found.defaults),
         "fields": _describe_fields(launcher.keeps),
+        "secrets": {name: {"read_by": each.reader, "how": each.how} for name, each in sorted(schemes.items())},
         "interrupts": _describe_fields(interrupts),
     }
     if output is Output.JSON:
@@ -108,6 +110,9 @@ def show(
             say("", paint(title, "bold"))
             for name, support in sorted(table.items()):
                 say(f"  {name:<28} {support.fidelity:<8} {support.how}")
+    say("", paint("sources of secrets", "bold"))
+    for name, scheme in sorted(schemes.items()):
+        say(f"  {f'{name}://':<28} {scheme.reader:<8} {scheme.how}")
 
 
 def _describe_fields(table: Mapping[str, FieldSupport]) -> dict[str, Any]:

@@ -82,10 +82,14 @@ class Lock:
                 hint="run the same command again: it finds the job",
             )
 
-    def release(self) -> None:
+    def stop(self) -> None:
+        """Write no more, so that the lock's folder can be removed, and the lock with it."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+
+    def release(self) -> None:
+        self.stop()
         for number in range(1, self._number + 1):
             self._files.remove(self._name(number))
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs.array import fill_command
 from runtime.jobs.plan import JobIdentity, PlanContext
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
 from runtime.jobs.spec import LOG_LIMIT, BuildOn, CodeMode, EnvironmentManager, JobSpec, OnTaskFailure, secret_refs
 
 ORDER_SCHEMA: Final = 1
@@ -25,16 +26,18 @@ def make_order(
     environ: Mapping[str, str],
     live_tree: str | None = None,
     meets: bool = False,
+    schemes: Mapping[str, SecretScheme] = COMMON_SCHEMES,
     **backend: Any,
 ) -> dict[str, Any]:
     """The order of a job. `retries` is `shim`, `requeue` or `backend`; `null` variables take their values from `environ`.
 
     The command runs in `live_tree` for `code.mode: none`. `meets` if the backend starts a shim for each node of a run, which
-    then meet in the record root. `backend` adds the launcher's own keys: `wrap`, `setup`,
+    then meet in the record root. Of the secrets, the order has those that the launch reads by the launcher's `schemes`.
+    `backend` adds the launcher's own keys: `wrap`, `setup`,
     `requeue`, `pack`, `output_dir`.
     """
     offset = spec.array.offset if spec.array else 0
-    secrets = [each.name for each in secret_refs(spec)]
+    secrets = secret_refs(spec)
     order: dict[str, Any] = {
         "schema": ORDER_SCHEMA,
         "job": job.id,
@@ -43,7 +46,7 @@ def make_order(
         "runs": {str(offset + place): _run(spec, params, offset + place) for place, params in enumerate(indices)},
         "nodes": spec.nodes,
         "tasks_per_node": spec.tasks_per_node,
-        "env": _variables(spec, secrets, environ),
+        "env": _variables(spec, [each.name for each in secrets], environ),
         "grace_s": spec.grace_period.total_seconds(),
         "retry": {
             "failure": spec.retry.failure,
@@ -83,8 +86,8 @@ def make_order(
         }
     elif spec.code.mode is CodeMode.NONE and live_tree:
         order["code"] = {"path": live_tree}
-    if secrets:
-        order["secrets"] = {name: f"secrets/{name}" for name in secrets}
+    if brought := [each.name for each in secrets if schemes[each.scheme].reader is SecretReader.LAUNCH]:
+        order["secrets"] = {name: f"secrets/{name}" for name in brought}
     setup = [*backend.get("setup", ()), *spec.environment.setup]
     if setup:
         order["setup"] = setup

@@ -92,14 +92,18 @@ class JobIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """A job that the backend has objects of, found by their labels."""
+class Owned:
+    """Something of a job that the backend holds, found by the backend's own labels or names."""
 
     job: str
+    """`j-…`"""
+    native_id: str
+    what: str
+    """In the backend's words: `Job`, `pod`, `slurm job`, `process`."""
     live: bool
-    """Whether any of them has not ended."""
-    at: datetime
-    """When the oldest of them was made."""
+    """False once it has ended."""
+    since: datetime
+    """When it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +135,7 @@ class LaunchPlan:
 
     @property
     def secrets(self) -> list[SecretRef]:
-        """Secrets whose values the launch reads and brings in files; the backend itself brings the others."""
+        """Secrets whose values the launch reads and brings in files."""
         files = self.order.get("secrets")
         return [ref for ref in secret_refs(self.spec) if ref.name in files] if files else []
 

@@ -192,16 +192,27 @@ class SecretRef:
     name: str
     """Variable that carries it."""
     source: str
-    """`secret-manager://NAME` of the stack, `file://PATH` or `env://NAME` of the launching machine, `kubernetes://SECRET/KEY`"""
+    """`SCHEME://REST`, never the value. Every target has `secret-manager://NAME` of the stack, and `file://PATH` and `env://NAME`
+    of the launching machine; some have more, such as `kubernetes://SECRET/KEY`."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(_VARIABLE, self.name):
             raise ValueError(f"has `name` {describe(self.name)}, expected the name of a variable")
-        if self.source.partition("://")[0] not in ("secret-manager", "file", "env", "kubernetes"):
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\0\n]+", self.source):
+            # It may be the value itself, so it is not repeated.
             raise ValueError(
-                f"has `source` {describe(self.source)}, expected secret-manager://NAME, file://PATH, env://NAME or "
-                "kubernetes://SECRET/KEY"
+                "has a `source` that is no reference, expected SCHEME://REST, such as secret-manager://NAME, file://PATH or "
+                "env://NAME"
             )
+
+    @property
+    def scheme(self) -> str:
+        return self.source.partition("://")[0]
+
+    @property
+    def place(self) -> str:
+        """The source without its scheme."""
+        return self.source.partition("://")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

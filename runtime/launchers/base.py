@@ -18,10 +18,12 @@ from runtime.jobs.plan import (
     NativePart,
     NativeStart,
     NativeState,
+    Owned,
     PlanContext,
-    Started,
     Target,
 )
+from runtime.jobs.price import Price
+from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import JobSpec
 from runtime.reasons import Explanation
 
@@ -35,6 +37,9 @@ class Launcher(Protocol):
     kind: ClassVar[str]
     keeps: ClassVar[Mapping[str, FieldSupport]]
     """Every leaf field of `JobSpec`, dotted → its support here; a test holds that none is missing."""
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]]
+    """Scheme of a secret's source → how the value reaches the command here. The default for launchers of other packages is
+    `COMMON_SCHEMES`."""
     takes_up: ClassVar[bool]
     """True if the backend restarts nothing by itself: a repeated launch of a job whose native job is gone without a result
     then starts its shim again. The default for launchers of other packages is False."""
@@ -137,14 +142,30 @@ class RemembersStarts(Protocol):
 
 
 @runtime_checkable
-class Sweeps(Protocol):
-    """A launcher that finds its jobs by labels, independent of the ledger."""
+class ListsOwned(Protocol):
+    """A launcher that finds what its backend holds of ours without the ledger and without any state of this machine."""
 
-    def list_started(self, target: Target, host: Host, *, owner: str | None = None) -> list[Started]:
-        """Every job of the target's record root, of one owner or of all, that the backend has objects of."""
+    keeps_ended: ClassVar[bool]
+    """True if the backend holds a job that has ended until it is removed, and then forgets how it ended."""
 
-    def sweep(self, target: Target, job: str, host: Host) -> list[str]:
-        """Remove all objects of a job and wait until they are gone. Returns what is left, in words."""
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        """List everything of the jobs of the target's record root: of one owner or of all, of one job or of all."""
+
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        """End and remove these, and all else of their jobs; return when it is gone. Returns what is left, in words."""
+
+
+def find_keeper(launcher: Launcher) -> ListsOwned | None:
+    """The launcher, if its backend holds jobs that have ended until they are removed."""
+    return launcher if isinstance(launcher, ListsOwned) and launcher.keeps_ended else None
+
+
+@runtime_checkable
+class Prices(Protocol):
+    """A launcher whose jobs cost money by the hour."""
+
+    def price(self, plan: LaunchPlan) -> Price | None:
+        """The price of a launch by a dated list, without the network; None for a job that costs nothing."""
 
 
 @runtime_checkable

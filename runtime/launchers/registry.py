@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final, cast
 
 from runtime.errors import MissingExtra, UnknownName
+from runtime.jobs.secret_schemes import COMMON_SCHEMES
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -45,8 +46,9 @@ def get_launcher(kind: str) -> Launcher:
             raise MissingExtra(f"launcher `{kind}`", _EXTRAS[kind]) from problem
         raise
     launcher = made()
-    if not hasattr(launcher, "takes_up"):
-        type(launcher).takes_up = False
+    for name, default in (("takes_up", False), ("secret_schemes", COMMON_SCHEMES)):
+        if not hasattr(launcher, name):
+            setattr(type(launcher), name, default)
     return cast("Launcher", launcher)
 
 

@@ -20,7 +20,7 @@ from runtime.jobs import ledger, lock
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import Fidelity, LaunchPlan, Target
 from runtime.jobs.spec import JobSpec, SecretRef
-from runtime.launchers.base import Launcher
+from runtime.launchers.base import Launcher, ListsOwned
 from runtime.launchers.registry import get_launcher
 from runtime.values import dataclass, field, replace
 
@@ -99,6 +99,11 @@ class Bench:
             _skip("its backend starts what is gone again by itself")
         assert self.case.break_job is not None, "the case of a launcher with `takes_up` needs `break_job`"
         return self.case.break_job
+
+    def require_owned(self) -> None:
+        """Skip the test if the launcher does not list what its backend holds of ours."""
+        if not isinstance(self.launcher, ListsOwned):
+            _skip("its backend has no labels")
 
     def start(self, *command: str, ignore: tuple[str, ...] = (), **changes: Any) -> JobHandle:
         spec = replace(JobSpec(command=command), **changes)

@@ -11,26 +11,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from runtime.client.jobs.gc import Garbage, find_garbage, remove
 from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
 from runtime.client.jobs.status import read_attempts
-from runtime.client.jobs.targets import RootLost
+from runtime.client.jobs.targets import OpenTarget, RootLost
 from runtime.jobs import ledger
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan
-from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry
+from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan, owner_name
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SchemeRefused, SecretReader, SecretScheme
+from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry, SecretRef
 from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
@@ -71,6 +74,21 @@ def check_keeps(keeps: Mapping[str, FieldSupport]) -> list[str]:
         if not support.how.strip():
             wrong.append(f"`{name}` does not say how it is kept, or why not")
     return wrong
+
+
+def check_schemes(schemes: Mapping[str, SecretScheme]) -> list[str]:
+    """The faults of a launcher's table of secret schemes, in words."""
+    wrong = [f"`{name}` does not say how a value travels" for name, each in schemes.items() if not each.how.strip()]
+    wrong += [f"`{name}` can be in no source" for name in schemes if not re.fullmatch(r"[a-z][a-z0-9+.-]*", name)]
+    wrong += [
+        f"`{name}` has the reader {each.reader!r}"
+        for name, each in schemes.items()
+        if each.reader not in list(SecretReader)
+    ]
+    read = [name for name, each in schemes.items() if each.reader is SecretReader.LAUNCH]
+    return wrong + [
+        f"`{name}` is read at launch, which knows no such source" for name in read if name not in COMMON_SCHEMES
+    ]
 
 
 def check_plan(plan: LaunchPlan) -> list[str]:
@@ -168,6 +186,22 @@ class LauncherSuite:
             bench.start("true", **changes)
 
         assert list(refused.value.refused) == [name]
+        assert ledger.list_jobs(bench.open_host().files) == []
+
+    def test_every_scheme_of_secrets_says_how_a_value_travels(self, bench: Bench) -> None:
+        assert check_schemes(bench.launcher.secret_schemes) == []
+
+    def test_secret_of_a_scheme_that_is_not_declared_is_refused_and_nothing_is_left(self, bench: Bench) -> None:
+        bench.require("secrets")
+        known = sorted(bench.launcher.secret_schemes)
+        before = _look(bench.folder)
+
+        with pytest.raises(SchemeRefused) as refused:
+            bench.start("true", secrets=(SecretRef(name="TOKEN", source="no-such-scheme://canary-4711"),))
+
+        assert (refused.value.scheme, refused.value.known) == ("no-such-scheme", known)
+        assert "canary-4711" not in refused.value.render()
+        assert _look(bench.folder) == before
         assert ledger.list_jobs(bench.open_host().files) == []
 
     # a job's life
@@ -410,6 +444,31 @@ class LauncherSuite:
         assert (again.id, again.new) == (job.id, True), "no ledger tells of it"
         assert [(each.name, each.native_id) for each in again.entry().natives] == natives
         assert again.cancel() == []
+
+    def test_running_job_without_a_record_is_found_by_the_backend_and_ended_and_others_are_left(
+        self, bench: Bench
+    ) -> None:
+        bench.require_owned()
+        command = "echo runs; exec sleep"
+        kept, stray = (bench.start("sh", "-c", f"{command} {seconds}") for seconds in (600, 601))
+        for job in (kept, stray):
+            _wait_for(lambda job=job: read_log(job) == "runs\n", bench.case.patience_s)  # type: ignore[misc]
+        stray.files.remove(ledger.job_folder(stray.id))
+        place = OpenTarget(bench.target, bench.launcher, bench.open_host())
+
+        def find() -> list[Garbage]:
+            now = datetime.now(UTC)
+            found = find_garbage(place, owner=owner_name(), older_than=timedelta(0), now=now)
+            return [each for each in found if each.kind == "native"]
+
+        found = find()
+        left = [remove(each, place, owner=owner_name()) for each in found]
+
+        assert [(each.name, each.state) for each in found] == [(stray.id, JobState.RUNNING)]
+        assert (left, find()) == ([[]], [])
+        assert stray.id not in ledger.list_jobs(place.files)
+        assert kept.state() is JobState.RUNNING
+        assert kept.cancel() == []
 
     def test_record_root_that_was_used_and_is_another_one_now_is_no_answer(self, bench: Bench) -> None:
         job = bench.start("true")

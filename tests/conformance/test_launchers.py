@@ -18,6 +18,7 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.prepare import read_fidelity
 from runtime.errors import UnknownName
 from runtime.jobs.plan import Fidelity, FieldSupport
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
 from runtime.jobs.spec import (
     Array,
     BuildOn,
@@ -41,7 +42,7 @@ from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers import registry
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.testing.launcher_bench import LauncherCase
-from runtime.testing.launchers import LauncherSuite, check_keeps, check_plan
+from runtime.testing.launchers import LauncherSuite, check_keeps, check_plan, check_schemes
 from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all
 from tests.ssh_support import SshServer
@@ -103,13 +104,14 @@ def test_every_field_of_a_spec_is_in_exactly_one_class_of_every_launcher(kind: s
 
 
 class OldLauncher:
-    """A launcher from another package, written before the Protocol had `takes_up`."""
+    """A launcher from another package, written before the Protocol had `takes_up` and `secret_schemes`."""
 
 
 def test_launcher_that_does_not_say_whether_it_takes_up_takes_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._OWN, "old", f"{__name__}:OldLauncher")  # type: ignore[misc]
 
     assert get_launcher("old").takes_up is False
+    assert get_launcher("old").secret_schemes is COMMON_SCHEMES
 
 
 def test_check_of_a_table_finds_what_is_missing_unknown_or_unexplained() -> None:
@@ -126,6 +128,29 @@ def test_check_of_a_table_finds_what_is_missing_unknown_or_unexplained() -> None
         "`node` is no field of a spec",
         "`name` does not say how it is kept, or why not",
         "`env` has the class 'sometimes'",
+    ]
+
+
+@pytest.mark.parametrize("kind", list_kinds())
+def test_every_scheme_of_every_launcher_says_how_a_value_travels(kind: str) -> None:
+    assert check_schemes(get_launcher(kind).secret_schemes) == []
+
+
+def test_check_of_secret_schemes_finds_what_no_source_can_have_and_nobody_reads() -> None:
+    fine = {"vault": SecretScheme(reader=SecretReader.MACHINE, how="the machine's role"), **COMMON_SCHEMES}
+    broken = {
+        "env": SecretScheme(reader=SecretReader.LAUNCH, how=" "),
+        "My Vault": fine["vault"],
+        "vault": SecretScheme(reader=SecretReader.LAUNCH, how="by whom?"),
+        "odd": SecretScheme(reader="nobody", how="x"),  # type: ignore[arg-type]
+    }
+
+    assert check_schemes(fine) == []
+    assert check_schemes(broken) == [
+        "`env` does not say how a value travels",
+        "`My Vault` can be in no source",
+        "`odd` has the reader 'nobody'",
+        "`vault` is read at launch, which knows no such source",
     ]
 
 

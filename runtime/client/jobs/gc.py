@@ -3,6 +3,8 @@ and trees that no job uses any more.
 
 `find_garbage` looks and decides, `remove` acts; `tidy` clears away what killed shims left, at each look of `status`. Jobs
 that run are never touched, nor jobs of other people unless asked for; a job whose backend does not answer counts as running.
+A job that the backend has and the ledger does not, a stray, is found by the backend's labels alone. It goes even if it runs,
+since nothing else would ever end it: a launch writes its intent before it calls the backend, so no launch makes a stray.
 """
 
 from __future__ import annotations
@@ -17,24 +19,29 @@ from typing import Final
 from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.jobs import ledger, open_index
-from runtime.jobs.hosts.base import Files
+from runtime.jobs.hosts.agent import MARKER
+from runtime.jobs.hosts.base import AccessDenied, Files
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.jobs.lock import Lock
-from runtime.jobs.plan import Started
+from runtime.jobs.plan import Owned
 from runtime.jobs.spec import JobState
-from runtime.launchers.base import Clears, Sweeps
+from runtime.launchers.base import Clears, ListsOwned, find_keeper
 from runtime.launchers.standing import ask, judge_jobs
 from runtime.shim.files import FOLDED
 from runtime.shim.program import build_shim
 from runtime.values import dataclass
 
+SETTLED: Final = timedelta(minutes=2)
+"""Age from which a running stray is taken for one: every cache of a shared folder shows its intent by then."""
 LIST_TREES: Final = (
     'own="${TMPDIR:-/tmp}/research-runtime-$(id -u)"; for folder in "$own" "$own"-*; do '
     # Another user may have taken the name, also with a link to a folder that is not to be cleared.
     '[ ! -L "$folder" ] && [ -d "$folder" ] && [ -O "$folder" ] || continue; '
     'find "$folder" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true; done'
 )
+_LAUNCHED_S: Final = 15.0
+"""How long to wait for a launch of a stray; a dead one's lock is taken over in this time."""
 _CODE: Final = (
     'cd "$0/snapshots" 2>/dev/null || exit 0; '
     'find . -type f -user "$(id -u)" -name "*.tar" -exec du -k {} + 2>/dev/null || true'
@@ -45,14 +52,15 @@ _REMOVE: Final = 'chmod -R u+rwx "$0" && rm -rf "$0"'
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
     kind: str
-    """`job`, `native`, `tree`, `code`, `processes` or `secrets`; `native` is a job of the backend that no ledger has, the
-    last two are left by a killed shim."""
+    """`job`, `native`, `tree`, `code`, `processes` or `secrets`; `native` is a stray, the last two are left by a killed
+    shim."""
     name: str
     """The job's id, the tree's path on the target, or the snapshot's name in the record root."""
     target: str
     what: str
     """The job's name, or the content id of a tree or a snapshot."""
     state: JobState | None = None
+    """`running` for a stray that has not ended, and None for one that has."""
     ended_at: datetime | None = None
     size_bytes: int = 0
 
@@ -61,13 +69,13 @@ def find_garbage(place: OpenTarget, *, owner: str | None, older_than: timedelta,
     """List garbage of `owner`, or of everybody if None, that ended longer than `older_than` ago on this target."""
     files, target = place.files, place.target.name
     # Before the ledger, which has every job by the time its backend does.
-    started = _list_started(place, owner)
+    owned = _list_owned(place, owner)
     known = ledger.list_jobs(files)
     entries = ledger.read_many_entries(files, known)
     mine = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
     ended = _read_ends(files, mine)
     old = [status for status in mine if status.state.terminal and now - ended[status.entry.id] >= older_than]
-    living = _find_living(old, place, started)
+    living = _find_living(old, place, owned)
     old = [status for status in old if status.entry.id not in living]
     # Processes come first: nothing would find them without the folder.
     found = list(_find_left(place, mine, [status for status in mine if status not in old]))
@@ -83,15 +91,11 @@ def find_garbage(place: OpenTarget, *, owner: str | None, older_than: timedelta,
         )
         for status in old
     ]
-    taken = {each.name for each in found if each.kind == "job"} | {
-        job for job, each in (started or {}).items() if each.live
-    }
+    found += _find_strays(place, owned, {entry.id for entry in entries}, older_than=older_than, now=now)
+    taken = {each.name for each in found if each.kind in ("job", "native")}
+    if find_keeper(place.launcher):
+        taken |= {job for job, each in owned.items() if _lives(each)}
     found += _find_half_removed(place, owner, taken)
-    found += [
-        Garbage(kind="native", name=job, target=target, what="of no job that is known", ended_at=each.at)
-        for job, each in (started or {}).items()
-        if not each.live and job not in known and now - each.at >= older_than
-    ]
     gone = {each.name for each in found if each.kind == "job"}
     used = {entry.snapshot for entry in entries if entry.id not in gone}
     common = itertools.chain(_find_trees(place, older_than), _find_code(place))
@@ -136,17 +140,49 @@ def _remover(mark: bytes) -> str:
         return mark.decode()
 
 
-def _list_started(place: OpenTarget, owner: str | None) -> Mapping[str, Started] | None:
-    """List the backend's jobs by its own labels; None for a backend without labels."""
-    if not isinstance(place.launcher, Sweeps):
-        return None
-    return {each.job: each for each in place.launcher.list_started(place.target, place.host, owner=owner)}
+def _list_owned(place: OpenTarget, owner: str | None) -> Mapping[str, list[Owned]]:
+    """Job → what the backend holds of it by its own labels; empty for a backend without any."""
+    found: dict[str, list[Owned]] = {}
+    if isinstance(place.launcher, ListsOwned):
+        for each in place.launcher.owned(place.target, place.host, owner=owner):
+            found.setdefault(each.job, []).append(each)
+    return found
 
 
-def _find_living(statuses: Sequence[JobStatus], place: OpenTarget, started: Mapping[str, Started] | None) -> set[str]:
+def _lives(owned: Iterable[Owned]) -> bool:
+    return any(each.live for each in owned)
+
+
+def _find_strays(
+    place: OpenTarget, owned: Mapping[str, list[Owned]], known: set[str], *, older_than: timedelta, now: datetime
+) -> Iterator[Garbage]:
+    """List jobs of the backend that the ledger does not have. A root without its marker proves nothing missing."""
+    files = place.files
+    unknown = {job: each for job, each in owned.items() if job not in known}
+    if not unknown or files.read(MARKER) is None:
+        return
+    for job, each in sorted(unknown.items()):
+        live, since = _lives(each), min(one.since for one in each)
+        age = min(older_than, SETTLED) if live else older_than
+        # The backend's clock may be ahead of ours.
+        if max(now - since, timedelta(0)) >= age and not _is_known(files, job):
+            what = f"{each[0].what} {each[0].native_id}, of no job that is known"
+            state, ended_at = (JobState.RUNNING, None) if live else (None, since)
+            yield Garbage(kind="native", name=job, target=place.target.name, what=what, state=state, ended_at=ended_at)
+
+
+def _is_known(files: Files, job: str) -> bool:
+    """Whether the ledger has the job, also one that we may not read."""
+    try:
+        return "intent.json" in files.names(job_folder(job))
+    except AccessDenied:
+        return True
+
+
+def _find_living(statuses: Sequence[JobStatus], place: OpenTarget, owned: Mapping[str, list[Owned]]) -> set[str]:
     """Find jobs with a living native job, though every run has its result."""
-    if started is not None:
-        return {job for status in statuses if (job := status.entry.id) in started and started[job].live}
+    if find_keeper(place.launcher):
+        return {job for status in statuses if _lives(owned.get(job := status.entry.id, ()))}
     homes = {
         native.native_id: job
         for job, natives in ledger.read_natives(place.files, [status.entry for status in statuses]).items()
@@ -162,12 +198,12 @@ def fold(place: OpenTarget, *, owner: str | None) -> int:
 
     Jobs of earlier versions are among them. Nothing is lost by it, and `runtime retry` takes the file apart again.
     """
-    if isinstance(place.launcher, Sweeps):
+    if find_keeper(place.launcher):
         return 0  # its pods alone see the record root, and fold it themselves
     entries = ledger.read_many_entries(place.files, ledger.list_jobs(place.files))
     statuses = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
     ended = [each for each in statuses if each.state.terminal and len(each.entry.outcomes) >= each.entry.indices]
-    jobs = sorted({each.entry.id for each in ended} - _find_living(ended, place, None))
+    jobs = sorted({each.entry.id for each in ended} - _find_living(ended, place, {}))
     python = find_python(place.target.settings, place.host)
     done = 0
     for first in range(0, len(jobs), 1000):
@@ -224,7 +260,7 @@ def _read_sizes(lines: Iterable[str]) -> Iterator[tuple[str, str, int]]:
 
 def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
     """Remove it, and return descriptions of leftovers. Interrupted and run again, it removes the rest."""
-    files, launcher, job = place.files, place.launcher, garbage.name
+    files, job = place.files, garbage.name
     match garbage.kind:
         case "tree":
             place.host.run(["sh", "-c", _REMOVE, garbage.name], timeout_s=600)
@@ -239,10 +275,40 @@ def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
             return [f"the files of secrets of job `{job}`: it is being started again"] if kept else []
         case "processes":
             return _end_processes(job, place)
+        case "native":
+            return _remove_stray(job, place, owner)
     # First, for without the ledger nobody would look for it.
-    if isinstance(launcher, Sweeps) and (left := launcher.sweep(place.target, job, place.host)):
+    keeper = find_keeper(place.launcher)
+    if keeper and (left := keeper.remove(place.target, keeper.owned(place.target, place.host, job=job), place.host)):
         return left
-    return [] if garbage.kind == "native" else _remove_job(job, place, owner)
+    return _remove_job(job, place, owner)
+
+
+def _remove_stray(job: str, place: OpenTarget, owner: str) -> list[str]:
+    """End and remove a job that the ledger does not have, and what its shim wrote since; no launch of it begins meanwhile."""
+    files, launcher = place.files, place.launcher
+    assert isinstance(launcher, ListsOwned)
+    lock = Lock(files, job, owner)
+    try:
+        lock.take(patience_s=_LAUNCHED_S)
+    except NotPossible:
+        return [f"job `{job}`: it is being launched again"]
+    try:
+        left = [f"job `{job}`: it is known again"] if _is_known(files, job) else []
+        left = left or launcher.remove(place.target, launcher.owned(place.target, place.host, job=job), place.host)
+    except BaseException:
+        lock.release()
+        raise
+    if left:
+        lock.release()
+        return left
+    for name in files.names("done", f"{job}."):
+        files.remove(f"done/{name}")
+    open_index.drop_open(files, job)
+    # The lock goes with the folder: after that, a lock in it would be another's.
+    lock.stop()
+    files.remove(job_folder(job))
+    return []
 
 
 def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:

@@ -19,7 +19,7 @@ from runtime.jobs.hosts.base import Host, read_tail
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.spec import JobState
-from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, Sweeps
+from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, find_keeper
 from runtime.launchers.standing import judge_job
 from runtime.reasons import EndReason
 from runtime.units import format_time
@@ -137,7 +137,7 @@ class JobHandle(OpenTarget):
         if len(entry.outcomes) >= entry.indices:
             return []
         left: list[str] = []
-        if indices is None and isinstance(self.launcher, Sweeps):
+        if indices is None and find_keeper(self.launcher):
             left += self.sweep()
         elif natives := [each.native_id for each in newest_natives(entry)]:
             if refused and indices is None and isinstance(self.launcher, Stops):
@@ -178,13 +178,14 @@ class JobHandle(OpenTarget):
     def end_strays(self) -> list[str]:
         """End native jobs that are still at work although the job has ended, after recording how it ended. Returns
         descriptions of leftovers."""
-        if not isinstance(self.launcher, Sweeps):
+        keeper = find_keeper(self.launcher)
+        if keeper is None:
             return []
-        started = self.launcher.list_started(self.target, self.host)
-        if not any(each.live for each in started if each.job == self.id):
+        owned = keeper.owned(self.target, self.host, job=self.id)
+        if not any(each.live for each in owned):
             return []
         self._record_ends()
-        if left := self.sweep():
+        if left := keeper.remove(self.target, owned, self.host):
             return left
         entry = self.entry()
         if len(entry.outcomes) >= entry.indices:
@@ -197,12 +198,15 @@ class JobHandle(OpenTarget):
             open_index.drop_if_ended(self.files, entry.target, self.id, lambda: self.entry().natives == entry.natives)
 
     def sweep(self) -> list[str]:
-        """End and remove all native objects with the job's label. Returns descriptions of leftovers."""
-        return self.launcher.sweep(self.target, self.id, self.host) if isinstance(self.launcher, Sweeps) else []
+        """End and remove all that a backend with labels still holds of the job. Returns descriptions of leftovers."""
+        keeper = find_keeper(self.launcher)
+        return (
+            keeper.remove(self.target, keeper.owned(self.target, self.host, job=self.id), self.host) if keeper else []
+        )
 
     def _record_ends(self) -> None:
         """Record the ends that only the backend knows. If it or the record root does not answer, none is recorded."""
-        if not isinstance(self.launcher, Sweeps):
+        if find_keeper(self.launcher) is None:
             return
         with contextlib.suppress(InfrastructureFailure):
             status = self.status(indices=True)

@@ -20,6 +20,7 @@ from runtime.client.jobs import last_launch
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.known import count_gpus, forget_job, remember_job
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, prepare
+from runtime.client.jobs.priced import agree_to_price
 from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
@@ -131,6 +132,8 @@ def _carry_out(
         last_launch.tell_difference(prepared, launched, progress)
     for note in () if known else plan.notes:
         progress(note)
+    if not known:
+        agree_to_price(prepared, options, progress)
     if not known and isinstance(launcher, ChecksHost):
         for note in launcher.check_host(plan.target, place.host):
             progress(note)

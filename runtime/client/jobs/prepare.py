@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from runtime.client.jobs.typed_secrets import refuse_secrets
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
-from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec
+from runtime.jobs.secret_schemes import check_schemes
+from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec, secret_refs
 from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
@@ -42,6 +43,10 @@ class LaunchOptions:
     """Folder that the spec's relative paths start from; the working directory by default."""
     lifetime: timedelta | None = None
     """Time after which the backend ends and removes the job, if it can."""
+    assume_yes: bool = False
+    """Start a job that costs money without asking; the project's limit holds all the same."""
+    agree: Callable[[], bool] | None = None
+    """Asks a person whether a job that costs money is to start; None if nobody is there."""
 
 
 class Request:
@@ -122,6 +127,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
         request = Request(request)
     launcher, base = get_launcher(target.kind), options.base or Path.cwd()
     spec = _drop_refused(request.spec_on(target), target, launcher, options.ignore)
+    check_schemes(secret_refs(spec), launcher.secret_schemes, target.name)
     snapshot = _take_code(spec, base, list_own_places(settings, *_record_folder(target)))
     code, owner = snapshot.id if snapshot else None, owner_name()
     if spec.name == "last":
@@ -138,10 +144,6 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     context = make_context(settings, base)
     plan = launcher.plan(spec, target, identity, context)
     refuse_secrets(plan, source=request.source)
-    if plan.order.get("secrets"):
-        from runtime.client.jobs.secrets import check_sources
-
-        check_sources(plan.secrets)
     return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot)
 
 

@@ -152,7 +152,7 @@ def _run_probe(
         cleanup = None
         try:
             try:
-                job = carry_out(prepared, LaunchOptions())
+                job = carry_out(prepared, LaunchOptions(assume_yes=True))
             except RuntimeFailure as problem:
                 yield _failed("launch", problem)
                 return

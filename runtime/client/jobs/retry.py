@@ -300,7 +300,8 @@ def _as_new_job(
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
     _carry_over(job, identity.id, done)
     prepared = Prepared(plan=plan, target=job.target, launcher=job.launcher, context=context, snapshot=snapshot)
-    with carry_out(prepared, LaunchOptions(), progress) as made:
+    # The price of the job was agreed to when it was launched.
+    with carry_out(prepared, LaunchOptions(assume_yes=True), progress) as made:
         natives = made.entry().natives
     return Rerun(
         job=identity.id, indices=tuple(indices), native_id=natives[0].native_id if natives else "", new=True, epoch=1

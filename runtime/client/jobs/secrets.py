@@ -24,16 +24,6 @@ MOST_BYTES: Final = 1 << 20
 _OF_STACK: Final = "secret-manager"
 
 
-def check_sources(refs: Sequence[SecretRef]) -> None:
-    """Raise `NotPossible` for a reference that the launching machine cannot read; reads nothing."""
-    for ref in refs:
-        if _scheme(ref) not in ("env", "file", _OF_STACK):
-            raise NotPossible(
-                f"secret `{ref.name}` is to come from `{ref.source}`, which this target cannot read",
-                hint="env://NAME, file://PATH and secret-manager://NAME are read where the job is launched",
-            )
-
-
 def read_values(refs: Sequence[SecretRef], target: Target, context: PlanContext) -> dict[str, str]:
     """Return the values of all references by variable, or raise.
 
@@ -41,21 +31,16 @@ def read_values(refs: Sequence[SecretRef], target: Target, context: PlanContext)
     that is missing, unreadable or no text; `UnknownName` for a secret that the stack does not have;
     `InfrastructureFailure` if Secret Manager does not answer.
     """
-    check_sources(refs)
-    of_stack = [ref for ref in refs if _scheme(ref) == _OF_STACK]
+    of_stack = [ref for ref in refs if ref.scheme == _OF_STACK]
     values = {ref.name: _as_text(ref, _read_here(ref, context)) for ref in refs if ref not in of_stack}
     if of_stack:
         values |= _read_of_stack(of_stack, target, context.settings)
     return values
 
 
-def _scheme(ref: SecretRef) -> str:
-    return ref.source.partition("://")[0]
-
-
 def _read_here(ref: SecretRef, context: PlanContext) -> bytes:
-    scheme, _, rest = ref.source.partition("://")
-    if scheme == "env":
+    rest = ref.place
+    if ref.scheme == "env":
         if rest not in context.environ:
             raise NotPossible(
                 f"secret `{ref.name}` is to come from the variable `{rest}`, which is not set here",
@@ -96,7 +81,7 @@ def _read_of_stack(refs: Sequence[SecretRef], target: Target, settings: Settings
             facts=[f"target `{target.name}` names {'no stack' if target.stack is None else 'the built-in one'}"],
             hint=f'set stack = "…" in [tool.runtime.targets.{target.name}], or RUNTIME_STACK',
         )
-    names = {ref: ref.source.partition("://")[2] for ref in refs}
+    names = {ref: ref.place for ref in refs}
     found = {ref: find_secret(outputs, name) for ref, name in names.items()}
     with GoogleApi(server=settings.google_api) as api:
         return {ref.name: _as_text(ref, read_newest(names[ref], found[ref], outputs.stack, api)) for ref in refs}

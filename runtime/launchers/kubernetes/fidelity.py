@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from runtime.jobs.plan import FieldSupport
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
 from runtime.launchers.support import ALARM, COMMON, by_shim, native, refused
 
 _NO_BUILD: Final = refused("build it into the image, or name an environment that is there: environment.name")
@@ -18,7 +19,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     **COMMON,
     "name": native("an annotation of the Job, whose own name is a hash"),
     "image": native("image"),
-    "secrets": native("secretKeyRef of kubernetes://; others are read at launch, into a file in the record root"),
+    "secrets": native("by the scheme of each source"),
     "mounts": native("volumes of claims"),
     **dict.fromkeys([f"environment.{name}" for name in ("manager", "lock", "extras", "build_on")], _NO_BUILD),
     "resources.cpus": native("requests and limits of cpu"),
@@ -51,6 +52,14 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "retry.backoff.min": _NO_BACKOFF,
     "retry.backoff.max": _NO_BACKOFF,
     "after": refused("nothing in Kubernetes waits for another Job"),
+}
+
+OF_CLUSTER: Final = "kubernetes"
+"""Scheme of secrets that are in the namespace: `kubernetes://SECRET/KEY`."""
+
+SECRET_SCHEMES: Final[Mapping[str, SecretScheme]] = {
+    **COMMON_SCHEMES,
+    OF_CLUSTER: SecretScheme(reader=SecretReader.BACKEND, how="secretKeyRef: the pod reads a Secret of its namespace"),
 }
 
 INTERRUPTS: Final[Mapping[str, FieldSupport]] = {

@@ -17,17 +17,18 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
+    Owned,
     PlanContext,
-    Started,
     Target,
     owner_name,
 )
+from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.kubernetes import render
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
-from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS, WAITS
+from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS, SECRET_SCHEMES, WAITS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
 from runtime.launchers.kubernetes.gpu_leases import Gpu, Share, deal, is_waiting, take_slots
 from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, Place, check_settings, read_place
@@ -48,7 +49,7 @@ from runtime.launchers.kubernetes.states import (
     read_states,
     run_of,
 )
-from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_started, sweep, wait_until_gone
+from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_owned, remove_owned, wait_until_gone
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.program import build_shim
 
@@ -78,7 +79,9 @@ class NoFreeSlot(NotPossible):
 class KubernetesLauncher:
     kind: ClassVar[str] = "kubernetes"
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = SECRET_SCHEMES
     takes_up: ClassVar[bool] = False
+    keeps_ended: ClassVar[bool] = True
     interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
@@ -178,11 +181,11 @@ class KubernetesLauncher:
             return []
         return _delete_jobs([native.partition("/")[2] for native in native_ids], _opened(host))
 
-    def list_started(self, target: Target, host: Host, *, owner: str | None = None) -> list[Started]:
-        return list_started(_opened(host).cluster, _opened(host).place, owner)
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        return list_owned(_opened(host).cluster, _opened(host).place, owner, job)
 
-    def sweep(self, target: Target, job: str, host: Host) -> list[str]:
-        return sweep(_opened(host).cluster, _opened(host).place, job)
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        return remove_owned(_opened(host).cluster, _opened(host).place, owned)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         cluster = _opened(host).cluster
@@ -418,14 +421,22 @@ def _order(
         backend["gpu_check"] = {"count": max(1, int(count)), "share": min(1.0, count)}
     # A pod that Kubernetes makes again begins with the shim of the job's folder, which folding removes.
     backend["fold"] = False
-    order = make_order(spec, job, indices, context, retries="backend", environ=context.environ, meets=True, **backend)
+    order = make_order(
+        spec,
+        job,
+        indices,
+        context,
+        retries="backend",
+        environ=context.environ,
+        meets=True,
+        schemes=SECRET_SCHEMES,
+        **backend,
+    )
     if spec.code.mode is CodeMode.IMAGE:
         order["code"] = {"path": "."}
-    # The pod gets these itself; only the cluster reads them.
-    mine = {each.name for each in spec.secrets if each.source.startswith("kubernetes://")}
-    if kept := {name: path for name, path in order.pop("secrets", {}).items() if name not in mine}:
-        # With a bucket the Job brings them, beside its shim.
-        order["secrets"] = {name: f"{SECRETS_MOUNT}/{name}" for name in kept} if place.bucket else kept
+    if place.bucket and "secrets" in order:
+        # The Job brings them, beside its shim.
+        order["secrets"] = {name: f"{SECRETS_MOUNT}/{name}" for name in order["secrets"]}
     return order
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs.plan import JobIdentity
 from runtime.jobs.spec import CodeMode, JobSpec, Mount, MountMode, OnTaskFailure, Priority, secret_refs
+from runtime.launchers.kubernetes.fidelity import OF_CLUSTER
 from runtime.launchers.kubernetes.settings import (
     CLAIM_SCHEME,
     MOUNT,
@@ -382,9 +383,9 @@ def _labels(owner: str) -> dict[str, str]:
 def _secrets(spec: JobSpec) -> list[dict[str, Any]]:
     found = []
     for ref in secret_refs(spec):
-        if not ref.source.startswith("kubernetes://"):
+        if ref.scheme != OF_CLUSTER:
             continue
-        name, _, key = ref.source.removeprefix("kubernetes://").partition("/")
+        name, _, key = ref.place.partition("/")
         if not name or not key:
             raise NotPossible(
                 f"secret `{ref.name}` is to come from `{ref.source}`", hint="write kubernetes://SECRET/KEY"
@@ -420,7 +421,7 @@ def _volumes(
             {"name": "shim", "configMap": {"name": f"{name}-shim"}},
         ]
         mounts.append({"name": "shim", "mountPath": SHIM_MOUNT, "readOnly": True})
-        if any(not each.source.startswith("kubernetes://") for each in secret_refs(spec)):
+        if any(each.scheme != OF_CLUSTER for each in secret_refs(spec)):
             volumes.append({"name": "secrets", "secret": {"secretName": f"{name}-secrets"}})
             mounts.append({"name": "secrets", "mountPath": SECRETS_MOUNT, "readOnly": True})
     else:

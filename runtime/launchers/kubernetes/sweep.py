@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from runtime.jobs.plan import Started
+from runtime.jobs.plan import Owned
 from runtime.launchers.kubernetes.client import Cluster, Object
 from runtime.launchers.kubernetes.render import JOB, MANAGED, MANAGED_BY, OWNER, label_value, root_mark
 from runtime.launchers.kubernetes.settings import Place
@@ -18,31 +18,39 @@ MANAGED_JOBS: Final = f"{MANAGED_BY}={MANAGED},{JOB}"
 """Selects every object of a job."""
 END_S: Final = 30
 """How long to wait, beyond the grace of the pods, until all is gone."""
+_KINDS: Final[Sequence[tuple[str, str, Callable[[Object], bool]]]] = (
+    ("jobs", "Job", is_unfinished),
+    ("pods", "pod", lambda pod: not has_ended(pod)),
+    ("configmaps", "ConfigMap", lambda found: False),
+)
 _LOOK_S: Final = 0.2
 _GRACE_S: Final = 30
 """The grace of pods that name none."""
 
 
-def list_started(cluster: Cluster, place: Place, owner: str | None) -> list[Started]:
-    """Each job of this record root, and of an owner, that still has a Job or a pod."""
-    found: dict[str, list[tuple[Object, bool]]] = {}
-    labels = MANAGED_JOBS if owner is None else f"{MANAGED_JOBS},{OWNER}={label_value(owner)}"
-    for each in _list_own(cluster, "jobs", place, labels):
-        found.setdefault(each["metadata"]["labels"][JOB], []).append((each, is_unfinished(each)))
-    for each in _list_own(cluster, "pods", place, labels):
-        found.setdefault(each["metadata"]["labels"][JOB], []).append((each, not has_ended(each)))
+def list_owned(cluster: Cluster, place: Place, owner: str | None, job: str | None) -> list[Owned]:
+    """Each Job, pod and ConfigMap of this record root's jobs."""
+    labels = MANAGED_JOBS if job is None else f"{MANAGED_BY}={MANAGED},{JOB}={job}"
+    labels += f",{OWNER}={label_value(owner)}" if owner is not None else ""
     return [
-        Started(
-            job=job,
-            live=any(live for _, live in objects),
-            at=min(parse_time(each["metadata"]["creationTimestamp"]) for each, _ in objects),
+        Owned(
+            job=each["metadata"]["labels"][JOB],
+            native_id=f"{place.namespace}/{each['metadata']['name']}",
+            what=what,
+            live=lives(each),
+            since=parse_time(each["metadata"]["creationTimestamp"]),
         )
-        for job, objects in sorted(found.items())
+        for kind, what, lives in _KINDS
+        for each in _list_own(cluster, kind, place, labels)
     ]
 
 
-def sweep(cluster: Cluster, place: Place, job: str) -> list[str]:
-    """Remove the Jobs of a job and all that they own; returns what is left, in words. Safe to repeat."""
+def remove_owned(cluster: Cluster, place: Place, owned: Sequence[Owned]) -> list[str]:
+    """Remove the Jobs of these jobs and all that they own; returns what is left, in words. Safe to repeat."""
+    return [line for job in sorted({each.job for each in owned}) for line in _sweep(cluster, place, job)]
+
+
+def _sweep(cluster: Cluster, place: Place, job: str) -> list[str]:
     namespace, labels = place.namespace, f"{MANAGED_BY}={MANAGED},{JOB}={job}"
     jobs, pods = (_list_own(cluster, kind, place, labels) for kind in ("jobs", "pods"))
     for each in jobs:

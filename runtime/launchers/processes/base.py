@@ -25,12 +25,15 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
+    Owned,
     PlanContext,
     Target,
     check_record_folder,
 )
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.processes.owned import list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
 from runtime.launchers.support import ALARM, COMMON, by_client, by_shim, fields_of, native, refused
 from runtime.reasons import EndReason, Explanation
@@ -301,7 +304,9 @@ def _read_gpus(given: Any, target: Target) -> list[str] | None:
 class ProcessLauncher:
     """The calls that are the same on this machine and on a machine behind ssh."""
 
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = COMMON_SCHEMES
     takes_up: ClassVar[bool] = True
+    keeps_ended: ClassVar[bool] = False
     interrupts: ClassVar[Mapping[str, FieldSupport]] = {
         "preempt": by_client("TERM to the shim, which this command then starts anew"),
         "timeout": ALARM,
@@ -346,6 +351,13 @@ class ProcessLauncher:
         marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
         said = host.run(["sh", "-c", _BEARING, *marks]).out.splitlines()
         return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said]
+
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        """Shims and what killed ones left. A machine knows processes by account, so those of an owner are this account's."""
+        return list_owned(host, everybody=owner is None, job=job)
+
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        return remove_owned(host, owned)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         return None

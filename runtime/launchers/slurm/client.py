@@ -115,6 +115,16 @@ class SlurmClient:
     def queue_named(self, names: Sequence[str]) -> list[states.Row]:
         return self._queue("--name", names, "--local")
 
+    def queue_owned(self, *, everybody: bool) -> str:
+        """The queue's lines in `OWNED_FORMAT` of the user who runs the commands, or of all users."""
+        whose = "" if everybody else '-u "$(id -u)" '
+        script = f'exec env SLURM_TIME_FORMAT=%s squeue {whose}"$@"'
+        words = ("-h", "--local", "-t", "all", "-o", states.OWNED_FORMAT)
+        answer = self.run("sh", "-c", script, "squeue", *words, timeout_s=LOOK_S)
+        if answer.code != 0:
+            raise _unavailable("squeue", answer)
+        return answer.out
+
     def _queue(self, option: str, values: Sequence[str], *more: str) -> list[states.Row]:
         rows: list[states.Row] = []
         for some in _chunks(values):

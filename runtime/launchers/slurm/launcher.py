@@ -25,10 +25,12 @@ from runtime.jobs.plan import (
     NativePart,
     NativeStart,
     NativeState,
+    Owned,
     PlanContext,
     Target,
     check_record_folder,
 )
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, When
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.slurm import render, states
@@ -60,7 +62,9 @@ _FOLDERS: Final = ("SCRATCH", "WORK", "PSCRATCH", "SCRATCHDIR")
 class SlurmLauncher:
     kind: ClassVar[str] = "slurm"
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = COMMON_SCHEMES
     takes_up: ClassVar[bool] = False
+    keeps_ended: ClassVar[bool] = False
     interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
@@ -110,7 +114,7 @@ class SlurmLauncher:
         parts = []
         for number, piece in enumerate(slices):
             name = states.native_name(job.id, root, number, piece.layout)
-            words = render.sbatch_words(spec, settings, profile, name, piece, times)
+            words = render.sbatch_words(spec, settings, profile, name, job.owner, piece, times)
             parts.append(_part(name, number, piece.layout, "job.sh", words, render.script_words(number, piece)))
         return LaunchPlan(
             job=job,
@@ -395,6 +399,16 @@ class SlurmLauncher:
             for row in client.queue(native_ids)
             if row.layout and not row.has_ended and wanted.issuperset(row.layout.indices(row.task))
         ]
+
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        """Slurm's jobs that have not ended; nothing is to be removed of the others."""
+        rows = self._client(target, host).queue_owned(everybody=owner is None)
+        # The root as `plan` has it, which the names are made of.
+        root = str(target.records).rstrip("/") if read_settings(target).host else host.files.root
+        return states.to_owned(rows, root, owner, job)
+
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        return self.cancel(target, [each.native_id for each in owned], None, host)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         client = self._client(target, host)

@@ -12,7 +12,7 @@ from runtime.errors import NotPossible
 from runtime.jobs.plan import NativePart
 from runtime.jobs.spec import JobSpec, Mount, PackPer, Priority, When, secret_refs
 from runtime.launchers.slurm.settings import GpuOption, Profile, SlurmSettings
-from runtime.launchers.slurm.states import Layout
+from runtime.launchers.slurm.states import MARK, Layout
 from runtime.units import divide, format_duration
 from runtime.values import dataclass
 
@@ -139,7 +139,7 @@ def _rounds(spec: JobSpec, piece: Slice) -> int:
 
 
 def sbatch_words(
-    spec: JobSpec, settings: SlurmSettings, profile: Profile, name: str, piece: Slice, times: Times
+    spec: JobSpec, settings: SlurmSettings, profile: Profile, name: str, owner: str, piece: Slice, times: Times
 ) -> list[str]:
     """The words of sbatch. In the script, variables of the submitting shell would beat the options."""
     if spec.start_deadline is not None and times.minutes is None:
@@ -155,6 +155,7 @@ def sbatch_words(
         )
     array, capacity = piece.layout is not None, spec.placement.capacity or ""
     words = ["sbatch", "--parsable", f"--job-name={name}", "--requeue", "--open-mode=append", "--export=NONE"]
+    words += [f"--comment={MARK}{owner}"]
     words += [f"--output={FOLDER}/slurm/{'%A_%a' if array else '%j'}.log", f"--chdir={FOLDER}"]
     for option, value in (
         ("account", spec.account or profile.account),

@@ -11,12 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from runtime.jobs.plan import NativeStart, NativeState
+from runtime.jobs.plan import NativeStart, NativeState, Owned
 from runtime.jobs.spec import JobState
 from runtime.reasons import EndReason
 from runtime.values import dataclass
 
 SQUEUE_FORMAT: Final = "%F|%K|%j|%T|%N|%S|%r"
+OWNED_FORMAT: Final = "%F|%T|%V|%u|%j|%k"
+"""Columns of a listing of our own jobs: id, state, time of submission in seconds since 1970, user, name, comment."""
+MARK: Final = "research-runtime/"
+"""Begins the comment of our jobs; the owner follows."""
 SACCT_FORMAT: Final = "JobID,JobName,State,ExitCode,NodeList,Start,Reason"
 STARTS_FORMAT: Final = "JobID,State,Start,End"
 """Columns of `sacct --duplicates`, with times in seconds since 1970."""
@@ -242,15 +246,37 @@ def native_name(job: str, root: str, part: int, layout: Layout | None) -> str:
 
     The same launch into another record root is another job.
     """
-    place = hashlib.sha256(root.encode()).hexdigest()[:8]
     served = "" if layout is None else f".{layout.offset}x{layout.each}x{layout.count}"
-    return f"{job}.{place}.{part}{served}"
+    return f"{job}.{_mark_of(root)}.{part}{served}"
+
+
+def _mark_of(root: str) -> str:
+    return hashlib.sha256(root.encode()).hexdigest()[:8]
 
 
 def read_layout(name: str) -> Layout | None:
     """The layout in an array's name that `native_name` made; None for any other name."""
     match = _NAME.fullmatch(name)
     return Layout(int(match[1]), int(match[2]), int(match[3])) if match and match[1] is not None else None
+
+
+def to_owned(text: str, root: str, owner: str | None, job: str | None) -> list[Owned]:
+    """Our jobs of a record root that have not ended, from lines in `OWNED_FORMAT`, each array once.
+
+    A job without our comment, which a site may have replaced, is its user's.
+    """
+    found: dict[str, Owned] = {}
+    for line in text.splitlines():
+        number, _, rest = line.partition("|")
+        state, submitted, user, name, comment = [*rest.split("|", 4), "", "", "", ""][:5]
+        if not (number.isdecimal() and submitted.isdecimal() and _NAME.fullmatch(name)) or state in ENDED:
+            continue
+        ours, place, *_ = name.split(".")
+        whose = comment.removeprefix(MARK) if comment.startswith(MARK) else user
+        if place == _mark_of(root) and job in (None, ours) and owner in (None, whose):
+            since = datetime.fromtimestamp(int(submitted), UTC)
+            found[number] = Owned(job=ours, native_id=number, what="slurm job", live=True, since=since)
+    return list(found.values())
 
 
 # from rows to states

@@ -20,6 +20,7 @@ from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, MissingExtra, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.plan import Target
 from runtime.jobs.spec import SecretRef
+from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.outputs import MissingOutput, SecretOutput, StackOutputs, encode_outputs
 from runtime.stack import google_api
@@ -314,7 +315,6 @@ def test_value_that_no_variable_can_carry_is_refused_and_not_said(
         ("file:///no/such/key", "cannot read the secret `A` from `/no/such/key`: no such file or directory"),
         ("file:///", "cannot read the secret `A` from `/`: is a directory"),
         ("file:///dev/zero", "cannot read the secret `A` from `/dev/zero`: it is longer than 1,048,576 bytes"),
-        ("kubernetes://s/k", "secret `A` is to come from `kubernetes://s/k`, which this target cannot read"),
     ],
 )
 def test_source_that_has_no_value_is_refused_with_a_next_step(read: Read, source: str, message: str) -> None:
@@ -394,9 +394,51 @@ def test_dry_run_refuses_a_secret_that_the_target_cannot_read(run: Terminal) -> 
     said = run("launch", *words)
 
     assert (said.code, said.out) == (2, "")
-    assert said.err.splitlines()[0] == (
-        "error: secret `HF_TOKEN` is to come from `kubernetes://login/token`, which this target cannot read"
+    assert said.err.splitlines() == [
+        "error: target `local` cannot bring secret `HF_TOKEN`: it knows no sources that begin with `kubernetes://`",
+        "  known there: env://, file://, secret-manager://",
+        "hint: `runtime targets show local` says what each does",
+    ]
+
+
+def test_scheme_that_is_misspelt_names_the_nearest_and_not_what_follows_it(run: Terminal) -> None:
+    said = run("launch", "--on", "local", "--secret", f"HF_TOKEN=secrets-manager://{CANARY}", "--", "true")
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err.splitlines()[-1] == "hint: did you mean `secret-manager://`?"
+    assert CANARY not in said.err
+    assert not run.data.exists()
+
+
+def test_value_in_place_of_a_source_is_refused_and_not_repeated(run: Terminal) -> None:
+    said = run("launch", "--on", "local", "--secret", f"HF_TOKEN={CANARY}", "--", "true")
+
+    assert (said.code, said.out) == (2, "")
+    assert "expected SCHEME://REST" in said.err
+    assert CANARY not in said.err
+
+
+def test_dry_run_says_how_each_secret_travels(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.tree / "runtime.toml").write_text(
+        '[targets.lab]\nkind = "kubernetes"\nnamespace = "lab"\nrecords = "claim://data/runtime"\n'
     )
+    monkeypatch.setenv("MINE", CANARY)
+    words = ("--secret", "HF_TOKEN=kubernetes://login/token", "--secret", "OTHER=env://MINE", "--image", "debian:12")
+    words = ("launch", "--on", "lab", *words, "--set", "code.mode=image", "--dry-run")
+
+    said = run(*words, "--", "true")
+    (plan,) = run(*words, "-o", "json", "--", "true").json
+
+    of_cluster, common = (KubernetesLauncher.secret_schemes[name].how for name in ("kubernetes", "env"))
+    assert said.out.split("# who reads each secret\n")[1].splitlines() == [
+        f"HF_TOKEN                 backend  kubernetes://login/token: {of_cluster}",
+        f"OTHER                    launch   env://MINE: {common}",
+    ]
+    assert [(each["name"], each["read_by"]) for each in plan["secrets"]] == [
+        ("HF_TOKEN", "backend"),
+        ("OTHER", "launch"),
+    ]
+    assert CANARY not in said.out + said.err
 
 
 def test_dry_run_asks_neither_the_stack_nor_google(run: Terminal, google: GoogleServer, published: Path) -> None:

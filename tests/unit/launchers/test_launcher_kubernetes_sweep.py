@@ -20,6 +20,7 @@ from runtime.client.jobs.targets import OpenTarget, find_target, make_context
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs import ledger
+from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import PlanContext, Target, owner_name
@@ -389,16 +390,45 @@ def test_gc_that_cannot_end_everything_keeps_the_record_and_says_what_is_left(
     assert stands(job)[0] is JobState.SUCCEEDED
 
 
-def test_gc_takes_ended_jobs_that_are_written_down_nowhere(lab: Lab) -> None:
+def test_gc_takes_jobs_that_are_written_down_nowhere_and_says_which_run(lab: Lab) -> None:
+    kept = lab.launch("echo", "kept")
     ended, lives = lab.launch("true"), lab.launch("false")
     lab.api.end_job(lab.native(ended), "Complete", completedIndexes="0")
     shutil.rmtree(lab.record(ended))
     shutil.rmtree(lab.record(lives))
 
-    assert [(each.kind, each.name) for each in lab.garbage(owner_name())] == [("native", ended.id)]
+    listed = {(each.kind, each.name, each.state) for each in lab.garbage(owner_name())}
+    assert listed == {("native", ended.id, None), ("native", lives.id, JobState.RUNNING)}
     assert lab.garbage("somebody else") == []
     assert lab.run("gc", "--on", "lab", "--older-than", "0s", "--yes").code == 0
-    assert lab.api.names("jobs") == [lab.native(lives)]
+    assert lab.api.names("jobs", "pods") == [lab.native(kept)]
+    assert lab.garbage(owner_name()) == []
+
+
+def test_configmap_without_a_job_is_found_and_removed_like_one(lab: Lab) -> None:
+    job = lab.launch()
+    native, labels = lab.native(job), labels_of(lab, lab.native(job))
+    lab.api.create("configmaps", "lab", {"metadata": {"name": f"{native}-shim-1", "labels": labels}})
+    lab.api.orphan(native)
+    shutil.rmtree(lab.record(job))
+    host = lab.launch_host()
+
+    owned = KubernetesLauncher().owned(job.target, host)
+
+    assert [(each.job, each.native_id, each.what, each.live) for each in owned] == [
+        (job.id, f"lab/{native}-shim-1", "ConfigMap", False)
+    ]
+    assert [(each.kind, each.name, each.state) for each in lab.garbage()] == [("native", job.id, None)]
+    assert KubernetesLauncher().remove(job.target, owned, host) == []
+    assert lab.api.names("configmaps") == []
+
+
+def test_job_of_a_root_without_its_marker_is_no_stray(lab: Lab) -> None:
+    job = lab.launch()
+    shutil.rmtree(lab.record(job))
+    (lab.root / "data" / "runtime" / MARKER).unlink()
+
+    assert lab.garbage() == []
 
 
 # causes of failure

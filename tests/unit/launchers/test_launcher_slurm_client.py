@@ -27,6 +27,7 @@ from runtime.launchers.slurm.client import SCRUB, SlurmClient, SlurmUnavailable,
 from runtime.launchers.slurm.explain import SubmitRefused
 from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.launchers.slurm.settings import SlurmSettings
+from runtime.launchers.slurm.states import OWNED_FORMAT, native_name
 from runtime.reasons import EndReason, Explanation
 from tests.shim_support import signal_all, wait_for
 
@@ -420,3 +421,45 @@ def test_limits_of_an_account_are_those_of_the_user_and_of_all(cluster: Cluster)
 
 def test_limits_that_nobody_tells_change_nothing(cluster: Cluster) -> None:
     assert explain_waiting(cluster, "QOSMaxCpuPerUserLimit", "").sentence == "a limit of its QOS is reached"
+
+
+# what is ours
+
+STRAY = "j-89abcdef0123456789abcdef"
+
+
+def test_owned_jobs_are_asked_for_by_user_and_removed_by_scancel(cluster: Cluster) -> None:
+    name = native_name(STRAY, cluster.host.files.root, 0, None)
+    cluster.set(
+        "squeue", f'[ -e {cluster.folder}/gone ] || echo "7|RUNNING|$SLURM_TIME_FORMAT|u1|{name}|research-runtime/ada"'
+    )
+    cluster.set("scancel", f"touch {cluster.folder}/gone")
+    launcher = SlurmLauncher()
+
+    assert launcher.owned(cluster.target, cluster.host, owner="ada") == [], "a time that cannot be read is no age"
+    row = f"7|RUNNING|1769860800|u1|{name}|research-runtime/ada"
+    cluster.set("squeue", f'[ -e {cluster.folder}/gone ] || echo "{row}"')
+    (owned,) = launcher.owned(cluster.target, cluster.host, owner="ada")
+    everybody = launcher.owned(cluster.target, cluster.host)
+    left = launcher.remove(cluster.target, [owned], cluster.host)
+
+    assert (owned.job, owned.native_id, everybody, left) == (STRAY, "7", [owned], [])
+    assert cluster.calls("squeue")[1:3] == [
+        f"-u {os.getuid()} -h --local -t all -o {OWNED_FORMAT}",
+        f"-h --local -t all -o {OWNED_FORMAT}",
+    ]
+    assert cluster.calls("scancel") == ["7"]
+    assert launcher.owned(cluster.target, cluster.host) == []
+
+
+def test_owned_jobs_of_a_slurm_that_does_not_answer_are_not_none(cluster: Cluster) -> None:
+    cluster.set("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+
+    with pytest.raises(SlurmUnavailable):
+        SlurmLauncher().owned(cluster.target, cluster.host)
+
+
+def test_submission_carries_the_owner_in_its_comment(cluster: Cluster) -> None:
+    (part,) = cluster.plan().parts
+
+    assert "--comment=research-runtime/ada" in part.native["words"]

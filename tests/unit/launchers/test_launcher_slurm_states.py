@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.client.jobs.status import AttemptView, join_starts
-from runtime.jobs.plan import NativeState
+from runtime.jobs.plan import NativeState, Owned
 from runtime.jobs.spec import JobState
 from runtime.launchers.slurm.client import is_no_answer, read_id
 from runtime.launchers.slurm.explain import (
@@ -38,6 +38,7 @@ from runtime.launchers.slurm.states import (
     parse_squeue,
     parse_starts,
     read_layout,
+    to_owned,
     to_states,
 )
 from runtime.reasons import EndReason
@@ -420,3 +421,36 @@ def test_limit_that_a_job_keeps_to_by_itself_may_be_met_later() -> None:
 )
 def test_times_of_slurm_are_read_as_minutes(text: str, minutes: float | None) -> None:
     assert read_minutes(text) == minutes
+
+
+# what is ours, by name and comment
+
+OURS = "j-0123456789abcdef01234567"
+
+
+def test_jobs_of_a_record_root_that_have_not_ended_are_ours_each_array_once() -> None:
+    single, other = native_name(OURS, "/r", 0, None), native_name(OURS, "/elsewhere", 0, None)
+    array = native_name("j-aa", "/r", 1, Layout(0, 1, 8))
+    text = (
+        f"11|RUNNING|1769860800|u1|{single}|research-runtime/ada\n"
+        f"12|PENDING|1769860860|u1|{array}|research-runtime/ada\n"
+        f"12|RUNNING|1769860860|u1|{array}|research-runtime/ada\n"
+        f"13|RUNNING|1769860800|u1|{other}|research-runtime/ada\n"
+        f"14|COMPLETED|1769860800|u1|{single}|research-runtime/ada\n"
+        f"15|RUNNING|1769860800|u1|train|research-runtime/ada\n"
+        f"16|RUNNING|1769860800|u1|{single}.e2|research-runtime/eve\n"
+        f"17|RUNNING|1769860800|ada|{single}|what | a site wrote\n"
+        f"18|RUNNING|N/A|u1|{single}|research-runtime/ada\n"
+        "slurm_load_jobs error\n"
+    )
+    start = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+    found = to_owned(text, "/r", "ada", None)
+
+    assert found == [
+        Owned(job=OURS, native_id="11", what="slurm job", live=True, since=start),
+        Owned(job="j-aa", native_id="12", what="slurm job", live=True, since=start.replace(minute=1)),
+        Owned(job=OURS, native_id="17", what="slurm job", live=True, since=start),
+    ]
+    assert [each.native_id for each in to_owned(text, "/r", None, OURS)] == ["11", "16", "17"]
+    assert to_owned(text, "/r", "bob", None) == []

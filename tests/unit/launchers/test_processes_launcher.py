@@ -33,6 +33,7 @@ from runtime.jobs.spec import (
     SecretRef,
 )
 from runtime.launchers.local.launcher import LocalLauncher
+from runtime.launchers.processes import owned
 from runtime.launchers.processes.base import end_processes, spawn_shim
 from runtime.launchers.ssh.launcher import SshLauncher
 from runtime.reasons import EndReason
@@ -277,3 +278,93 @@ def test_shim_of_a_twin_that_was_first_is_the_one_that_counts(tmp_path: Path) ->
     host.files.create(f"jobs/{JOB.id}/owners/1.0", b"first@01234567")
 
     assert spawn_shim(plan, plan.parts[0], host) == "first@01234567"
+
+
+# what is ours, by the process list alone
+
+OTHER = "j-89abcdef0123456789abcdef"
+
+
+def list_ours(tmp_path: Path, processes: str, marks: str = "", *, user: int = 1000) -> list[tuple[str, str, str]]:
+    """Return job, native id and kind of what is ours on a machine with these processes; this shell is 90, below 80."""
+    root = LocalFiles(str(tmp_path)).root
+    listing = f"90 {user}\n{processes}   80     1 1000 S 00:09 bash\n   90    80 1000 S 00:01 sh\n\n{marks}"
+    found = SshLauncher().owned(BOX, ScriptedHost(tmp_path, listing.replace("ROOT", root)), owner="kim")
+    return [(each.job, each.native_id, each.what) for each in found]
+
+
+def shim_line(pid: int, parent: int, job: str, native: str, root: str = "ROOT", uid: int = 1000) -> str:
+    return f"{pid} {parent} {uid} Ss 01:00 python3 {root}/jobs/{job}/shim.py {root}/jobs/{job} --native {native} --indices 0-3\n"
+
+
+def test_shims_of_this_root_and_this_user_are_ours_once_with_their_copies(tmp_path: Path) -> None:
+    processes = (
+        shim_line(11, 1, JOB.id, "aaaa@0123")
+        + shim_line(12, 11, JOB.id, "aaaa@0123")
+        + shim_line(13, 1, OTHER, "bbbb@0123", root="/elsewhere")
+        + shim_line(14, 1, OTHER, "cccc@0123", root="ROOT/deeper")
+        + shim_line(15, 1, OTHER, "dddd@0123", uid=1001)
+        + f"16 1 1000 S 01:00 vi ROOT/jobs/{OTHER}/shim.py\n"
+        + "17 1 1000 Z 01:00 [python3] <defunct>\n"
+    )
+
+    assert list_ours(tmp_path, processes) == [(JOB.id, "aaaa@0123", "shim")]
+    assert list_ours(tmp_path, processes, user=1001) == [(OTHER, "dddd@0123", "shim")]
+
+
+def test_marked_processes_are_ours_unless_a_shim_looks_after_them_or_they_are_looking(tmp_path: Path) -> None:
+    processes = (
+        shim_line(11, 1, JOB.id, "aaaa@0123")
+        + "12 11 1000 S 01:00 python train.py\n13 1 1000 S 01:00 daemon\n14 13 1000 S 01:00 child\n15 1 1000 S 01:00 other\n"
+    )
+    marks = "".join(
+        f"/proc/{pid}/environ:RUNTIME_PREEMPTED_NOTE={root}/jobs/{OTHER}/runs/0/a0001/preempted\n"
+        for pid, root in (
+            (11, "ROOT"),
+            (12, "ROOT"),
+            (13, "ROOT"),
+            (14, "ROOT"),
+            (15, "/x"),
+            (80, "ROOT"),
+            (90, "ROOT"),
+            (99, "ROOT"),
+        )
+    )
+
+    assert list_ours(tmp_path, processes, marks) == [
+        (JOB.id, "aaaa@0123", "shim"),
+        (OTHER, "pid 13", "process"),
+        (OTHER, "pid 14", "process"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("00:07", 7), ("03:02", 182), ("02:00:01", 7201), ("10-00:00:00", 864_000), ("-", 0)]
+)
+def test_age_of_a_process_is_read_as_ps_writes_it(text: str, seconds: int) -> None:
+    assert owned.read_age(text) == timedelta(seconds=seconds)
+
+
+def test_processes_that_nothing_ends_are_killed_after_their_grace_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owned, "GRACE_S", 0.0)
+    monkeypatch.setattr(owned, "KILLED_S", 0.5)
+    root, sent = LocalFiles(str(tmp_path)).root, []
+    host = ScriptedHost(tmp_path, f"90 1000\n{shim_line(11, 1, JOB.id, 'aaaa@0123', root).replace(' Ss ', ' T ')}\n")
+    answer = host.run
+
+    def run(words: Sequence[str], **more: Any) -> Answer:
+        if "kill" in words[2]:
+            sent.append(list(words[3:]))
+        return answer(words, **more)
+
+    monkeypatch.setattr(host, "run", run)
+    ours = SshLauncher().owned(BOX, host)
+
+    left = SshLauncher().remove(BOX, ours, host)
+
+    assert sent[:3] == [["CONT", "11"], ["TERM", "11"], ["KILL", "11"]]
+    assert sent.count(["TERM", "11"]) == 1
+    assert len(left) == 1
+    assert left[0].startswith(f"process 11 of job `{JOB.id}` still runs on `gpu1`: python3 ")

@@ -1,0 +1,145 @@
+"""Our jobs as the process list of a machine shows them, without any ledger: shims by their command lines, and processes
+that killed shims left by their variables, if the system shows these."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.plan import Owned
+from runtime.values import dataclass
+
+GRACE_S: Final = 70.0
+"""How long shims may take to end their commands, whose grace nobody can read without the ledger; then all is killed."""
+KILLED_S: Final = 10.0
+LOOK_S: Final = 0.1
+LOOK_MOST_S: Final = 2.0
+_NOTE: Final = "RUNTIME_PREEMPTED_NOTE"
+"""A variable of every command of ours: a file in its job's folder."""
+# First this shell and the user, then all processes, then the variables of those that are open to us.
+_LIST: Final = (
+    'echo "$$ $(id -u)"; ps -ww -A -o pid=,ppid=,uid=,stat=,etime=,args=; echo; '
+    f'grep -aHzsF -e "{_NOTE}=$0/jobs/" /proc/[0-9]*/environ | tr "\\0" "\\n"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    parent: int
+    uid: int
+    state: str
+    age: timedelta
+    line: str
+
+    @property
+    def is_shim(self) -> bool:
+        return "shim.py" in self.line and "--native" in self.line
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    process: _Process
+    job: str
+    native: str
+    """The shim's native id; empty for a process that a killed shim left."""
+
+
+def list_owned(host: Host, *, everybody: bool, job: str | None) -> list[Owned]:
+    """Each shim that serves a job of this record root, and each process that a killed one left; of all users, or of ours."""
+    now = datetime.now(UTC)
+    owned: dict[str, Owned] = {}
+    for each in _look(host, everybody=everybody):
+        # Copies of a shim have its native id; the oldest is the one that was launched.
+        name = each.native or f"pid {each.process.pid}"
+        since = now - each.process.age
+        if job in (None, each.job) and (name not in owned or since < owned[name].since):
+            owned[name] = Owned(
+                job=each.job, native_id=name, what="shim" if each.native else "process", live=True, since=since
+            )
+    return list(owned.values())
+
+
+def remove_owned(host: Host, owned: Sequence[Owned]) -> list[str]:
+    """End all processes of these jobs, shims with their grace; returns what is left, in words."""
+    jobs = {each.job for each in owned}
+    kill_at = time.monotonic() + GRACE_S
+    asked: set[int] = set()
+    pause = LOOK_S
+    while found := [each for each in _look(host, everybody=True) if each.job in jobs]:
+        now = time.monotonic()
+        shims = {each.process.pid: each.process for each in found if each.native}
+        if now >= kill_at + KILLED_S:
+            return [
+                f"process {each.process.pid} of job `{each.job}` still runs on `{host.name}`: {each.process.line[:80]}"
+                for each in found
+            ]
+        _signal(host, "CONT", [pid for pid, each in shims.items() if each.state.startswith("T")])
+        tops = [pid for pid, each in shims.items() if each.parent not in shims and pid not in asked]
+        _signal(host, "TERM", tops)
+        asked.update(tops)
+        _signal(host, "KILL", [each.process.pid for each in found if now >= kill_at or not each.native])
+        time.sleep(pause)
+        pause = min(LOOK_MOST_S, pause * 1.5)
+    return []
+
+
+def _signal(host: Host, name: str, pids: Sequence[int]) -> None:
+    if pids:
+        host.run(["sh", "-c", 'kill -s "$0" "$@" 2>/dev/null || true', name, *map(str, pids)])
+
+
+def _look(host: Host, *, everybody: bool) -> list[_Found]:
+    root = host.files.root
+    own, listed = host.run(["sh", "-c", _LIST, root]).out.split("\n", 1)
+    lines, _, marks = listed.partition("\n\n")
+    here, uid = map(int, own.split())
+    processes = {each.pid: each for each in _read_processes(lines) if not each.state.startswith("Z")}
+    found = _find(processes, root, _read_marks(marks, root), set(_line_of(here, processes)))
+    return [each for each in found if everybody or each.process.uid == uid]
+
+
+def _find(processes: Mapping[int, _Process], root: str, marks: Mapping[int, str], spared: set[int]) -> Iterator[_Found]:
+    """Yield shims of this root, and marked processes that no shim looks after: neither its own nor that of another job,
+    which a command of the first launched."""
+    shim = re.compile(rf"\s{re.escape(root)}/jobs/(j-[0-9a-f]+) --native (\S+)")
+    for pid, each in processes.items():
+        match = shim.search(each.line) if each.is_shim else None
+        if match is not None:
+            yield _Found(each, match[1], match[2])
+        elif pid in marks.keys() - spared and not any(processes[one].is_shim for one in _line_of(pid, processes)):
+            yield _Found(each, marks[pid], "")
+
+
+def _line_of(pid: int, processes: Mapping[int, _Process]) -> Iterator[int]:
+    """Yield a process and those that it descends from."""
+    seen: set[int] = set()
+    while pid in processes and pid not in seen:
+        seen.add(pid)
+        yield pid
+        pid = processes[pid].parent
+
+
+def _read_processes(lines: str) -> Iterator[_Process]:
+    for line in lines.splitlines():
+        words = line.split(None, 5)
+        if len(words) == 6 and words[0].isdecimal() and words[1].isdecimal() and words[2].isdecimal():
+            pid, parent, uid = map(int, words[:3])
+            yield _Process(pid, parent, uid, words[3], read_age(words[4]), words[5])
+
+
+def _read_marks(lines: str, root: str) -> dict[int, str]:
+    """Process → the job of this root whose command it is, or descends from."""
+    mark = re.compile(rf"/proc/(\d+)/environ:{_NOTE}={re.escape(root)}/jobs/(j-[0-9a-f]+)/")
+    return {int(match[1]): match[2] for line in lines.splitlines() if (match := mark.match(line))}
+
+
+def read_age(text: str) -> timedelta:
+    """The age in the words of `ps`, `[[DAYS-]HOURS:]MINUTES:SECONDS`; none for other words."""
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
