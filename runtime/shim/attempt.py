@@ -193,13 +193,14 @@ class Attempt(object):
             if any(codes) and not (over and self.meeting is None):
                 # One rank's end ends the others, which would wait for it for ever.
                 self._end(self.order["grace_s"])
-                return self._judge(codes)
+                return (self.meeting and self.meeting.find_preempted()) or self._judge(codes)
             if over and (self.meeting is None or self.meeting.is_complete()):
                 return self._judge(codes)
             elsewhere = self.meeting and self.meeting.find_end()
             if elsewhere:
                 self._end(self.order["grace_s"])
-                return elsewhere
+                # Ranks fail when they lose a peer, so a notice here explains a failure elsewhere.
+                return self.asked.end() if self.asked.notice else elsewhere
             now = time.time()
             reap_orphans()
             if self.asked.due:

@@ -147,6 +147,10 @@ class Meeting(object):
         """The end of the attempt because of another node, None while there is no reason for one."""
         raise NotImplementedError
 
+    def find_preempted(self):
+        """The end of the attempt because another node's machine will be taken away, None if that is not so."""
+        return None
+
     def is_complete(self):
         """Whether the attempt has succeeded as far as other nodes are concerned."""
         return True
@@ -267,8 +271,14 @@ class Leader(Meeting):
         return "no_capacity", 1, {"message": said}
 
     def find_end(self):
+        return self._find(lambda reason: reason != "succeeded")
+
+    def find_preempted(self):
+        return self._find(lambda reason: reason == "preempted")
+
+    def _find(self, fits):
         for node, end in sorted(dict(self.ends).items()):
-            if end["reason"] != "succeeded":
+            if fits(end["reason"]):
                 return end["reason"], end["code"], dict(_details(end), node=node)
         return None
 

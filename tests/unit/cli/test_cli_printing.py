@@ -50,7 +50,7 @@ def find_writes(source: str) -> Iterator[int]:
         match node:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if name in WRITERS.get(module, ()):
                 yield node.lineno
-            case ast.Name(id="print" | "input"):
+            case ast.Name(id="print" | "input", ctx=ast.Load()):  # a field of that name prints nothing
                 yield node.lineno
             case ast.Constant(value="/dev/tty" | "/dev/stdout" | "/dev/stderr"):
                 yield node.lineno

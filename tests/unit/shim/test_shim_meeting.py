@@ -311,6 +311,28 @@ def test_notice_on_one_node_has_all_make_a_checkpoint_and_ends_the_attempt(
     assert sorted(path.name for path in said.glob("asked.*")) == ["asked.0", "asked.1"]
 
 
+@pytest.mark.parametrize("warned", [0, 1])
+def test_rank_that_fails_because_its_peer_makes_way_for_a_notice_is_preempted_with_it(
+    make: MakeGang, warned: int, said: Path
+) -> None:
+    """The other node's command crashes as soon as its peer has heard of the notice, long before that node has ended."""
+    other = 1 - warned
+    script = (
+        f'touch {said}/$RANK; [ "$RANK" = {other} ] && while [ ! -e {said}/asked ]; do sleep 0.05; done && exit 1; '
+        f'trap "touch {said}/asked; sleep 1; exit 1" TERM USR1; while :; do sleep 0.1; done'
+    )
+    gang = make(script, checkpoint={"signal": "USR1", "lead_s": 600}, notices={"clouds": ["gce"]}, retries="backend")
+    gang.job.constants["GCE_NOTICE_S"] = 25.0
+    with MetadataServer() as server, MetadataServer() as quiet:
+        nodes = [gang.start(node, **(server if node == warned else quiet).environment) for node in (0, 1)]
+        wait_for(lambda: len(list(said.iterdir())) == 2, "both commands")
+
+        server.preempted = "TRUE"
+
+        assert [gang.job.finish(each) for each in nodes] == [10, 10]
+    assert gang.job.ends() == ["preempted"]
+
+
 def test_nodes_that_are_killed_and_stopped_at_random_end_with_one_result(make: MakeGang, said: Path) -> None:
     """A backend starts each shim again until it ends for good; whatever happens to them, all nodes end alike."""
     dice = random.Random(5)
