@@ -5,13 +5,15 @@ import os
 import signal
 import time
 
-from runtime.shim.files import make_folder, read_system, write_whole
+from runtime.shim.files import create_whole, make_folder, read_system, write_whole
 from runtime.shim.processes import ASKING, ENDING, end_orphans, reap_orphans
 from runtime.shim.ranks import PREEMPTED_NOTE, SETUP_FAILED, Ranks, make_command
 from runtime.shim.retry import TEMPORARY_FAILURE, pod_failures
 from runtime.shim.usage import DiskUse, disk_limit, memory_share, ran_out_of_memory
-from runtime.shim.words import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, say, shell_code
+from runtime.shim.words import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, Taken, say, shell_code
 
+FAILED_RANK = "failed"
+"""File of an attempt's folder with the first rank that failed by itself, and its exit code, if a starter runs the ranks."""
 HEAR_S = 1.0
 """How long to wait for a signal to this shim if a command ended by one."""
 MEMORY_S = 0.5
@@ -179,6 +181,11 @@ class Attempt(object):
         if failure is not None:
             write_whole(os.path.join(self.folder, SETUP_FAILED), failure)
             return shell_code(code) or 1
+        if code and not stopped and not self.asked.stop:
+            try:
+                create_whole(os.path.join(self.folder, FAILED_RANK), "%d %d" % (rank, shell_code(code)))
+            except (Taken, IOError, OSError):
+                pass  # another rank failed before; without the file the starter's own exit code counts
         return shell_code(code)
 
     def _watch(self):
@@ -293,7 +300,9 @@ class Attempt(object):
         if self.asked.stop:
             return self._stop(0.0)
         first = next((code for code in codes if code), 0)
-        code = shell_code(first)
+        code, failed = shell_code(first), read_system(os.path.join(self.folder, FAILED_RANK)).split()
+        if first and len(failed) == 2:
+            code = int(failed[1])  # the starter has the highest code, such as that of a rank that it ended
         checkpoint = self.order.get("checkpoint") if self.signalled else None
         died_of = code - 128 if first < 0 or self.ranks.leads else 0  # shims of ranks report signals as shells do
         asked = died_of == getattr(signal, "SIG%s" % (checkpoint or {}).get("signal"), None)
@@ -323,7 +332,9 @@ class Attempt(object):
         elif asked:
             # The backend warned of another end than the time limit: a preemption.
             return "stopped", code, {"message": "ended by the signal that asked it for a checkpoint"}
-        return "app_failed", code, {"rank": self.ranks.here[codes.index(first)]} if self.ranks.count > 1 else {}
+        if self.ranks.count == 1:
+            return "app_failed", code, {}
+        return "app_failed", code, {"rank": int(failed[0]) if failed else self.ranks.here[codes.index(first)]}
 
     def _hear(self, codes):
         """Wait for the signal that ended a command: a backend that signals all processes may reach the command first."""

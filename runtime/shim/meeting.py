@@ -149,7 +149,6 @@ class Meeting(object):
 
     def find_preempted(self):
         """The end of the attempt because another node's machine will be taken away, None if that is not so."""
-        return None
 
     def is_complete(self):
         """Whether the attempt has succeeded as far as other nodes are concerned."""

@@ -275,6 +275,16 @@ def test_rank_that_a_starter_runs_and_whose_setup_never_comes_to_the_command_end
     assert made.results() == {0: ("setup_failed", 1, 1)}
 
 
+def test_rank_that_failed_first_gives_its_code_though_the_starter_has_that_of_a_rank_it_ended(job: MakeJob) -> None:
+    starter = 'SLURM_PROCID=0 "$@" & first=$!; SLURM_PROCID=1 "$@"; kill $first; wait $first; exit $?'
+    made = job('[ "$RANK" = 1 ] && exit 7; exec sleep 600', nodes=2, launch_ranks=["sh", "-c", starter, "starter"])
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("app_failed", 7, 1)}
+    assert json.loads((made.folder / "runs/0/result").read_text())["rank"] == 1
+
+
 def test_shim_whose_disk_takes_no_mark_of_setup_lines_believes_the_command(job: MakeJob) -> None:
     made = job("true", setup=["true"])
     (made.folder / "runs/0/a0001").mkdir(parents=True)
