@@ -184,18 +184,18 @@ def find_spent(resources: Iterable[QueuedResource], cluster: str) -> list[Dead]:
 
 
 def find_deleting(view: ZoneView, cluster: str) -> list[Suspect]:
-    nodes = [each for each in view.nodes if each.cluster == cluster and each.state == "DELETING"]
-    queued = [each for each in view.queued if each.belongs_to(cluster) and each.state == "DELETING"]
-    return [
-        Suspect(
-            resource=each.resource,
-            suspicion=Suspicion.DELETING,
-            what="is being deleted",
-            pool=each.pool if isinstance(each, TpuNode) else None,
-            state=each.state,
-        )
-        for each in (*nodes, *queued)
+    what = "is being deleted"
+    nodes = [
+        _suspect(each, Suspicion.DELETING, what)
+        for each in view.nodes
+        if each.cluster == cluster and each.state == "DELETING"
     ]
+    queued = [
+        Suspect(resource=each.resource, suspicion=Suspicion.DELETING, what=what, state=each.state)
+        for each in view.queued
+        if each.belongs_to(cluster) and each.state == "DELETING"
+    ]
+    return [*nodes, *queued]
 
 
 def find_incomplete_slices(nodes: Iterable[TpuNode], cluster: str) -> list[Suspect]:
@@ -238,9 +238,7 @@ def split_suspects(
         since, bound = seen.get(each.key, now), bounds.of(each.suspicion)
         if now - since >= bound:
             why = f"{each.what} for {format_duration(timedelta(seconds=int((now - since).total_seconds())))}"
-            overdue.append(
-                Dead(resource=each.resource, why=why, kind=each.suspicion, pool=each.pool, state=each.state)
-            )
+            overdue.append(Dead(resource=each.resource, why=why, kind=each.suspicion, pool=each.pool, state=each.state))
         else:
             waiting.append(Waiting(suspect=each, until=since + bound))
     return overdue, waiting

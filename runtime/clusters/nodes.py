@@ -95,9 +95,7 @@ def parse_node(item: Mapping[str, Any]) -> TpuNode:
         labels=dict(item.get("labels", {})),
         created_at=_parse_time(item.get("createTime")),
         accelerator=str(item.get("acceleratorType", "")),
-        addresses=tuple(
-            str(each["ipAddress"]) for each in item.get("networkEndpoints", ()) if each.get("ipAddress")
-        ),
+        addresses=tuple(str(each["ipAddress"]) for each in item.get("networkEndpoints", ()) if each.get("ipAddress")),
         queued_resource=item.get("queuedResource"),
     )
 

@@ -23,7 +23,9 @@ class Pool:
 
 def read_pools(cluster: ClusterOutput) -> list[Pool]:
     """Return the pools by name. A value that is missing or of another kind is unknown, or 0."""
-    return [_read(name, values if isinstance(values, Mapping) else {}) for name, values in sorted(cluster.pools.items())]
+    return [
+        _read(name, values if isinstance(values, Mapping) else {}) for name, values in sorted(cluster.pools.items())
+    ]
 
 
 def _read(name: str, values: Mapping[str, Any]) -> Pool:

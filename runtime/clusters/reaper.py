@@ -67,9 +67,7 @@ class Removal:
 class Reaper:
     """Reads and deletes in one project and zone; the only place that does."""
 
-    def __init__(
-        self, api: GoogleApi, *, project: str, zone: str, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, api: GoogleApi, *, project: str, zone: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self._api = api
         self._sleep = sleep
         self._instances = f"compute/v1/projects/{project}/zones/{zone}/instances"
@@ -78,7 +76,7 @@ class Reaper:
     def look(self) -> ZoneView:
         """List nodes, queued resources and heads. Raises `GoogleRefused` or `GoogleUnreachable`; heads that cannot be listed
         are only noted."""
-        nodes, queued = self._nodes(), self._queued()
+        nodes, queued = self.list_nodes(), self._queued()
         try:
             heads = parse_heads(
                 self._api.pages("compute", self._instances, "items", filter=f"labels.{KIND_LABEL} = head")
@@ -149,12 +147,12 @@ class Reaper:
     def _states(self, dead: Iterable[Dead]) -> dict[str, str]:
         kinds = {each.is_queued for each in dead}
         listed: list[TpuNode | QueuedResource] = [
-            *(self._nodes() if False in kinds else ()),
+            *(self.list_nodes() if False in kinds else ()),
             *(self._queued() if True in kinds else ()),
         ]
         return {each.resource: each.state for each in listed}
 
-    def _nodes(self) -> tuple[TpuNode, ...]:
+    def list_nodes(self) -> tuple[TpuNode, ...]:
         return tuple(parse_node(item) for item in self._list("nodes", _NODE_FIELDS))
 
     def _queued(self) -> tuple[QueuedResource, ...]:

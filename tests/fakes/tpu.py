@@ -25,6 +25,7 @@ DOCUMENTS = {"tpu.googleapis.com": "tpu.v2alpha1", "compute.googleapis.com": "co
 
 PERMISSIONS = {
     "compute.instances.get": "compute.instances.get",
+    "compute.instances.getGuestAttributes": "compute.instances.getGuestAttributes",
     "compute.instances.list": "compute.instances.list",
     "compute.instances.setLabels": "compute.instances.setLabels",
     "compute.zoneOperations.get": "compute.zoneOperations.get",
@@ -58,6 +59,8 @@ class TpuServer(FaultyServer):
         self.created: list[Answer] = []
         """Bodies of the requests that created nodes."""
         self.instances: dict[str, Answer] = {}
+        self.guest_attributes: dict[str, dict[str, str]] = {}
+        """Instance → what it says of itself in the namespace `runtime`."""
         self.queued: dict[str, Answer] = {}
         self.permissions: set[str] | None = None
         """The caller's permissions; None is all."""
@@ -279,6 +282,16 @@ class TpuServer(FaultyServer):
     def _get_instance(self, path: str, query: Query, body: Answer) -> Answer:
         return self._instance(path.rpartition("/")[2])
 
+    def _get_guest_attributes(self, path: str, query: Query, body: Answer) -> Answer:
+        name, wanted = path.split("/")[-2], query.get("queryPath", [""])[0]
+        self._instance(name)
+        namespace = wanted.partition("/")[0]
+        known = self.guest_attributes.get(name)
+        if not known:
+            raise Refusal(404, "notFound", f"The resource '{wanted}' of type 'Guest Attribute' was not found")
+        items = [{"namespace": namespace, "key": key, "value": value} for key, value in known.items()]
+        return {"queryPath": wanted, "queryValue": {"items": items}}
+
     def _set_labels(self, path: str, query: Query, body: Answer) -> Answer:
         instance = self._instance(path.split("/")[-2])
         if body.get("labelFingerprint") != instance["labelFingerprint"]:
@@ -297,6 +310,7 @@ class TpuServer(FaultyServer):
 
     _handlers: ClassVar[Mapping[str, Callable[..., Answer]]] = {
         "compute.instances.get": _get_instance,
+        "compute.instances.getGuestAttributes": _get_guest_attributes,
         "compute.instances.list": _list_instances,
         "compute.instances.setLabels": _set_labels,
         "compute.zoneOperations.get": _zone_operation,

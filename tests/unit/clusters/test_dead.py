@@ -195,9 +195,7 @@ def test_find_incomplete_slices_takes_running_slices_with_fewer_hosts_than_their
         ({}, ["mine", "destroyed"]),
     ],
 )
-def test_find_headless_takes_nodes_of_ours_alone(
-    heads: dict[str, datetime | None] | None, found: list[str]
-) -> None:
+def test_find_headless_takes_nodes_of_ours_alone(heads: dict[str, datetime | None] | None, found: list[str]) -> None:
     nodes = (
         node("READY", "mine"),
         node("READY", "destroyed", labels=ours("dev-main")),
@@ -264,9 +262,7 @@ def test_plan_names_each_thing_once_and_leaves_nodes_to_their_queued_resource() 
 def test_plan_with_other_bounds_waits_for_them() -> None:
     view = ZoneView(nodes=(node("CREATING", age=20 * MINUTE), node("READY", "l", accelerator="v4-16")))
 
-    plan = plan_reaping(
-        view, "marin-main", NOW, seen={}, bounds=Bounds(creation=10 * MINUTE, incomplete=timedelta())
-    )
+    plan = plan_reaping(view, "marin-main", NOW, seen={}, bounds=Bounds(creation=10 * MINUTE, incomplete=timedelta()))
 
     assert [each.name for each in plan.dead] == ["l", "n"]
 

@@ -153,9 +153,7 @@ def test_reaper_takes_a_deletion_that_google_began_as_done_and_asks_again_if_it_
     assert pauses.taken == []
 
 
-def test_reaper_removes_queued_resources_that_give_no_node_with_their_nodes(
-    server: TpuServer, reaper: Reaper
-) -> None:
+def test_reaper_removes_queued_resources_that_give_no_node_with_their_nodes(server: TpuServer, reaper: Reaper) -> None:
     name = f"{server.parent}/queuedResources/q"
     spec = {"parent": server.parent, "node": {"labels": labels()}}
     server.queued[name] = {"name": name, "state": {"state": "SUSPENDED"}, "tpu": {"nodeSpec": [spec]}}
