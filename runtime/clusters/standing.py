@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from runtime.clusters.dead import Suspicion
 from runtime.clusters.nodes import ALIVE, TpuNode, ZoneView, count_hosts
 from runtime.units import count_noun
 from runtime.values import dataclass, field
@@ -132,6 +133,9 @@ def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator
 def _suspects(key: str, plan: ReapPlan) -> Iterator[Mismatch]:
     groups: dict[tuple[str | None, str], list[str]] = {}
     for each in plan.waiting:
+        # A deletion that is under way is no mismatch yet.
+        if each.suspect.suspicion is Suspicion.DELETING:
+            continue
         groups.setdefault((each.suspect.pool, each.suspect.what), []).append(each.suspect.name)
     for (pool, what), names in groups.items():
         yield Mismatch(

@@ -83,7 +83,7 @@ def cluster(ssh_server: SshServer, server: TpuServer, dashboard: Dashboard, tmp_
     kept = [line for line in lines if not line.startswith(("HostName", "Port"))]
     ssh_server.config.write_text("\n".join([f"Host {CLUSTER.head}", *kept[1:]]) + "\n")
     contract = tmp_path / "contract.json"
-    each = replace(CLUSTER, ports={"dashboard": dashboard.port})
+    each = replace(CLUSTER, ports={"dashboard": int(dashboard.url.rpartition(":")[2])})
     contract.write_text(encode_outputs(replace(OUTPUTS, clusters={"main": each})))
 
     def call(verb: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -37,7 +37,7 @@ def config(
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Print the settings of a cluster that its stack's contract has.
+    """Print what the contract says of a cluster, and check its head.
 
     With `--check`, the head is asked for the digest of the autoscaler file that it uses, and whether Ray has to be restarted
     for newer files. Exit code 1 if the digest is not the contract's.

@@ -65,7 +65,7 @@ def attach(
 
 
 def exec_(
-    command: Annotated[list[str], Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
+    command: Annotated[list[str], Argument(metavar="COMMAND...", help="The command and its arguments.")],
     node: NodeOption = None,
     cluster: OneClusterOption = None,
     user: UserOption = None,
@@ -95,7 +95,9 @@ def dashboard(
     dry_run: DryRunOption = False,
     stack: StackOption = None,
 ) -> None:
-    """Make Ray's dashboard reachable at a port of this machine, until it is interrupted.
+    """Forward Ray's dashboard to a port of this machine.
+
+    The port stays until the command is interrupted.
 
     \b
     Examples:

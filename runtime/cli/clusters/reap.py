@@ -14,6 +14,7 @@ from runtime.cli.clusters.common import ClusterOption, open_clusters
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, format_count, print_list
+from runtime.clusters.dead import Suspicion
 from runtime.clusters.pools import read_pools
 from runtime.units import count_noun, format_time, parse_duration
 from runtime.values import dataclass
@@ -85,9 +86,9 @@ def reap(
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Remove TPU nodes that will never work again, and that Ray does not remove.
+    """Remove TPU nodes that will never work again.
 
-    These are nodes that were preempted, that never came up, that an older head or a destroyed stack left behind, slices
+    Ray does not remove them: nodes that were preempted, that never came up, that an older head or a destroyed stack left behind, slices
     that lack a host, deletions that hang, and queued resources that failed. The head of each cluster does this every 45
     seconds. Exit code 3 if something could not be removed.
 
@@ -157,6 +158,8 @@ def _report(name: str, run: ReapRun, most: Mapping[str, int], *, dry_run: bool) 
                 until=each.until,
             )
             for each in (plan.waiting if plan else ())
+            # A deletion that is under way is nothing to say.
+            if each.suspect.suspicion is not Suspicion.DELETING
         ),
         live=dict(plan.live) if plan else {},
         max=dict(most),

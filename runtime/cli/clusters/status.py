@@ -95,11 +95,12 @@ def status(
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Show for each pool what the stack wants, what Google has, what Ray sees and what runs.
+    """Show what the stack wants, and what there is.
+
+    That is for each pool what Google has, what Ray sees and what runs, and each mismatch with its next step.
 
     LIVE counts the nodes that Google makes or runs, DEAD those that the reaper would remove, RAY those that Ray counts on,
-    and BUSY those on which something holds CPUs or TPUs. What does not agree follows, each with its next step. Without
-    `--address` or `--tunnel` Ray is not asked. Exit code 3 if Google could not be asked about a cluster.
+    and BUSY those on which something holds CPUs or TPUs. Without `--address` or `--tunnel` Ray is not asked. Exit code 3 if Google could not be asked about a cluster.
 
     \b
     Examples:

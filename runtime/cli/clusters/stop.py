@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -74,9 +76,9 @@ def stop(
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Remove every TPU node and queued resource of a cluster, as before `pulumi destroy`: no reaper runs after that.
+    """Remove what a cluster would leave billing.
 
-    Ray on the head is stopped first, over ssh, because it would make new nodes. Jobs that run in the cluster end. Exit code
+    That is every TPU node and queued resource, before `pulumi destroy`: no reaper runs after that. Ray on the head is stopped first, over ssh, because it would make new nodes. Jobs that run in the cluster end. Exit code
     3 if something is left.
 
     \b
@@ -131,14 +133,13 @@ def _has_head(view: ZoneView, cluster: str) -> bool:
 
 
 def _stop_ray(way: HeadWay) -> None:
-    import shlex
-
     from runtime.clusters.tunnel import render_ssh
 
     need_programs()
     flush()
     words = render_ssh(way, STOP_RAY)
-    code = subprocess.run(words, check=False).returncode
+    # What the head prints is no data of this command.
+    code = subprocess.run(words, stdout=sys.stderr.fileno(), check=False).returncode
     if code:
         raise HeadStillRuns(way.head, code, shlex.join(words))
 

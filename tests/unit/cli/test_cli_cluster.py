@@ -183,6 +183,7 @@ def test_reap_says_that_google_still_deletes(server: TpuServer, reap: Run) -> No
     server.slow_deletion = True
 
     assert reap()[:2] == (0, "main\tn-0\tv4\tpreempted\tbeing deleted\n")
+    assert reap() == (0, "", "main: 0 removed; 0 of at most 10 nodes live\n")
 
 
 def test_reap_leaves_a_zone_that_refused_alone_and_says_until_when(
@@ -551,3 +552,18 @@ def test_stop_without_a_yes_does_nothing(server: TpuServer, run: Run, monkeypatc
     assert code == 2
     assert "remove 1 node or queued resource of `marin-main`" in err
     assert names_of(server.nodes) == ["n-1"]
+
+
+# help
+
+
+@pytest.mark.parametrize("verb", ["list", "status", "config", "attach", "exec", "dashboard", "reap", "stop"])
+def test_help_of_each_verb_has_examples(
+    run: Run, monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None], verb: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    code, out, _ = run(verb, "--help")
+
+    assert (code, f"runtime cluster {verb}" in out.partition("Examples:")[2]) == (0, True)
+    golden(f"cli/cluster-{verb}.txt", out)

@@ -95,6 +95,7 @@ def test_cluster_in_order_has_no_mismatch() -> None:
             [("old", "1 node of a pool that the stack does not have")],
         ),
         ([ready("a", accelerator="v4-16")], [("v4", "a: lacks 2 of 2 hosts")]),
+        ([ready("a"), node("DELETING", "going")], []),
     ],
 )
 def test_mismatch_between_stack_and_google_is_named(
