@@ -158,7 +158,8 @@ def render_reaper(cluster: Cluster) -> tuple[str, str]:
     )
     # A preempted node is gone within 120 s. By itself systemd would be up to a minute late.
     timer = _timer(title, first="3min", every="45s", exact=True)
-    return _oneshot(title, command), timer
+    # A container that outlived its client, as after a time-out, would keep the name and stop every later run.
+    return _oneshot(title, command, before="-/usr/bin/docker rm --force runtime-ray-reaper"), timer
 
 
 def render_secrets(cluster: Cluster) -> tuple[str, str]:
@@ -260,8 +261,9 @@ def _docker_run(*options: str, cluster: Cluster, settings: MachineSettings, mach
     )
 
 
-def _oneshot(description: str, command: str, *, needs_docker: bool = True) -> str:
-    body = f"Type=oneshot\nExecStart={command}\nTimeoutStartSec=300"
+def _oneshot(description: str, command: str, *, before: str = "", needs_docker: bool = True) -> str:
+    first = f"ExecStartPre={before}\n" if before else ""
+    body = f"Type=oneshot\n{first}ExecStart={command}\nTimeoutStartSec=300"
     return _service(description, body, needs_docker=needs_docker)
 
 

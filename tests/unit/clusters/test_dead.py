@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from infra.render.cluster import chips_per_host
 from runtime.clusters.dead import (
     Bounds,
     Dead,
@@ -165,6 +166,16 @@ def test_find_orphans_takes_nodes_that_are_older_than_the_head(
 )
 def test_count_hosts_knows_the_machines_of_a_slice(accelerator: str, hosts: int | None) -> None:
     assert count_hosts(accelerator) == hosts
+
+
+@pytest.mark.parametrize(
+    "accelerator", ["v2-8", "v3-32", "v4-8", "v4-64", "v5p-128", "v5litepod-8", "v5litepod-64", "v6e-1", "v6e-16"]
+)
+def test_count_hosts_agrees_with_the_chips_that_a_host_has_in_the_rendered_file(accelerator: str) -> None:
+    family, _, size = accelerator.partition("-")
+    chips = int(size) if family in ("v5litepod", "v6e") else int(size) // 2
+
+    assert (count_hosts(accelerator) or 0) * chips_per_host(accelerator) == chips
 
 
 def test_find_incomplete_slices_takes_running_slices_with_fewer_hosts_than_their_type() -> None:
