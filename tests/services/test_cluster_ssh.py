@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtime.clusters.ray_view import read_ray
 from runtime.outputs import encode_outputs
 from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
 from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.tpu import TpuServer, names_of
+from tests.services_support import find_free_port, wait_until
 from tests.shim_support import PATIENCE_S
 from tests.ssh_support import SshServer
 
@@ -41,7 +46,16 @@ while data := tunnel.recv(65536):
     sys.stdout.buffer.flush()
 """
 
-Cluster = Callable[..., subprocess.CompletedProcess[str]]
+Cluster = Callable[..., Any]
+"""Returns the process that ended, or with `wait=False` the one that runs."""
+
+
+def can_connect(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -86,24 +100,33 @@ def cluster(ssh_server: SshServer, server: TpuServer, dashboard: Dashboard, tmp_
     each = replace(CLUSTER, ports={"dashboard": int(dashboard.url.rpartition(":")[2])})
     contract.write_text(encode_outputs(replace(OUTPUTS, clusters={"main": each})))
 
-    def call(verb: str, *args: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "RUNTIME_GOOGLE_API": server.url,
+        "RUNTIME_OUTPUTS": str(contract),
+    }
+
+    def call(verb: str, *args: str, wait: bool = True) -> Any:
         options = [f"--ssh-option={word}" for word in ssh_server.options]
-        return subprocess.run(
-            [sys.executable, "-m", "runtime", "cluster", verb, *options, *args],
+        words = [sys.executable, "-m", "runtime", "cluster", verb, *options, *args]
+        process = subprocess.Popen(
+            words,
             cwd=tmp_path,
-            env={
-                **os.environ,
-                "PATH": f"{programs}:{os.environ['PATH']}",
-                "XDG_CACHE_HOME": str(tmp_path / "cache"),
-                "RUNTIME_GOOGLE_API": server.url,
-                "RUNTIME_OUTPUTS": str(contract),
-            },
+            env=environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=PATIENCE_S,
-            check=False,
         )
+        if not wait:
+            return process
+        try:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     return call
 
@@ -152,6 +175,29 @@ def test_status_by_a_tunnel_that_fails_shows_google_and_ssh_s_own_words(
 
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "main\tv4\t4\t8\t1\t0\t-\t-\t1 READY")
     assert f"main: no way to head `{CLUSTER.head}`: Host key verification failed." in done.stderr
+
+
+def test_dashboard_forwards_a_port_until_it_is_interrupted(cluster: Cluster, ssh_server: SshServer) -> None:
+    port = find_free_port()
+    running = cluster("dashboard", "--port", str(port), wait=False)
+    try:
+        wait_until(lambda: can_connect(port) or running.poll() is not None)
+        view = read_ray(f"http://127.0.0.1:{port}")
+    finally:
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=PATIENCE_S)
+
+    assert view.alive == {"10.0.0.1"}
+    assert said.splitlines()[0] == f"http://127.0.0.1:{port} is the dashboard of marin-main, until Ctrl-C"
+    assert not can_connect(port)
+
+
+def test_dashboard_at_a_port_that_is_taken_ends_with_ssh_s_own_words(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = cluster("dashboard", "--port", str(taken.getsockname()[1]))
+
+    assert done.returncode == 255
+    assert "Address already in use" in done.stderr
 
 
 def test_stop_stops_ray_on_the_head_before_it_removes_the_nodes(

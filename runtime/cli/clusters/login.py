@@ -22,7 +22,7 @@ from runtime.cli.clusters.common import (
     open_clusters,
 )
 from runtime.cli.commands import StackOption
-from runtime.cli.printing import flush, note, say
+from runtime.cli.printing import flush, is_terminal, note, say
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def exec_(
       runtime cluster exec -- sudo docker exec ray ray status
       runtime cluster exec --node ray-marin-main-worker-0123abcd-tpu -- uptime
     """
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    terminal = sys.stdin.isatty() and is_terminal()
     _go(stack, cluster, node, command, user, ssh_option, dry_run=dry_run, terminal=terminal)
 
 
@@ -171,7 +171,6 @@ def run_ssh(words: list[str]) -> NoReturn:
     program is missing."""
     need_programs()
     flush()
-    sys.stderr.flush()
     os.execvp(words[0], words)
 
 

@@ -61,6 +61,8 @@ class ReapReport:
     max: Mapping[str, int]
     error: str | None = None
     """Why the lists could not be read."""
+    no_heads: str | None = None
+    """Why heads cannot be listed; then no node was looked at for its head."""
     waits_until: datetime | None = None
     """The time until which the zone is left alone, because Google refused."""
 
@@ -164,6 +166,7 @@ def _report(name: str, run: ReapRun, most: Mapping[str, int], *, dry_run: bool) 
         live=dict(plan.live) if plan else {},
         max=dict(most),
         error=run.error.message if run.error else None,
+        no_heads=run.view.no_heads if run.view else None,
         waits_until=run.waits_until,
     )
 
@@ -200,6 +203,8 @@ def _notes(report: ReapReport) -> Iterator[str]:
         yield f"{rows[0].name}{others}: {why}; removed after {until} unless that changes"
     if report.error is not None:
         yield report.error
+    if report.no_heads is not None:
+        yield f"nodes of an older head or of none are not looked for: {report.no_heads}"
     if report.waits_until is not None:
         yield f"google refused: left alone until {format_time(report.waits_until)}"
     if report.error is not None or (report.waits_until is not None and not (report.removed or report.failed)):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
 
@@ -32,9 +31,11 @@ if TYPE_CHECKING:
     from runtime.clusters.reaper import Removal
     from runtime.clusters.tunnel import HeadWay
 
-STOP_RAY = ("sudo", "systemctl", "stop", "runtime-ray-watch.service", "runtime-ray-head.service")
+STDERR: Final = 2
+"""The descriptor."""
+STOP_RAY: Final = ("sudo", "systemctl", "stop", "runtime-ray-watch.service", "runtime-ray-head.service")
 """The watcher first: it starts Ray again when settings change."""
-ROUNDS = 3
+ROUNDS: Final = 3
 """A node that Ray asked for just before it was stopped shows only in a later list."""
 
 
@@ -139,7 +140,7 @@ def _stop_ray(way: HeadWay) -> None:
     flush()
     words = render_ssh(way, STOP_RAY)
     # What the head prints is no data of this command.
-    code = subprocess.run(words, stdout=sys.stderr.fileno(), check=False).returncode
+    code = subprocess.run(words, stdout=STDERR, check=False).returncode
     if code:
         raise HeadStillRuns(way.head, code, shlex.join(words))
 

@@ -107,6 +107,7 @@ def test_reap_as_json_is_one_object_for_each_cluster(server: TpuServer, reap: Ru
                 "live": {"v5e": 1},
                 "max": {"v4": 8, "v5e": 2},
                 "error": None,
+                "no_heads": None,
                 "waits_until": None,
             }
         ],
@@ -176,6 +177,16 @@ def test_reap_says_what_it_will_remove_unless_it_changes(server: TpuServer, reap
         0,
         [f"main\tn-{number}\tv4\tlacks 2 of 2 hosts for 0ms\tremoved" for number in (0, 1)],
     )
+
+
+def test_reap_without_the_right_to_list_heads_says_what_it_leaves_out(server: TpuServer, reap: Run) -> None:
+    server.permissions = {"tpu.nodes.list", "tpu.nodes.delete"}
+    server.add_node("old", "READY", labels=labels(), createTime="2026-11-20T08:59:59Z")
+
+    code, out, err = reap()
+
+    assert (code, out) == (0, "")
+    assert "main: nodes of an older head or of none are not looked for: google refused `GET" in err
 
 
 def test_reap_says_that_google_still_deletes(server: TpuServer, reap: Run) -> None:
