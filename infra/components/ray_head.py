@@ -42,8 +42,12 @@ HEAD_PERMISSIONS: Final = (
 nodes, and refuses a role that names a permission it does not know.
 https://cloud.google.com/iam/docs/roles-permissions/tpu"""
 
-REAPER_PERMISSIONS: Final = tuple(
-    each for each in HEAD_PERMISSIONS if each.startswith("tpu.") and each != "tpu.nodes.update"
+REAPER_PERMISSIONS: Final = (
+    # What the head says of itself, for `runtime cluster config --check`.
+    "compute.instances.getGuestAttributes",
+    # To tell the nodes of this head from those of an older one, or of none.
+    "compute.instances.list",
+    *(each for each in HEAD_PERMISSIONS if each.startswith("tpu.") and each != "tpu.nodes.update"),
 )
 
 RAY_WRITES: Final = ("ray-file-mounts-contents", "ray-launch-config", "ray-node-status", "ray-runtime-config")

@@ -138,7 +138,7 @@ _MANAGE: Final = ("create", *_READ, "setIamPolicy", "update")
 
 PERMISSIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     HEAD: {
-        "compute.instances": ("get", "list", "setLabels"),
+        "compute.instances": ("get", "getGuestAttributes", "list", "setLabels"),
         "compute.zoneOperations": ("get",),
         "tpu.nodes": ("create", "delete", "get", "list", "update"),
         "tpu.operations": ("get", "list"),

@@ -16,6 +16,8 @@ RUN_SETUP: Final = "/opt/runtime-ray/run-setup"
 AUTOSCALER_FILE: Final = "/etc/runtime-ray/config/autoscaler.yaml"
 CONTRACT_FILE: Final = "/etc/runtime-ray/config/contract.json"
 PRIVATE_KEY: Final = "/etc/runtime-ray/ssh/id_ed25519"
+REAPER_FOLDER: Final = "/var/lib/runtime-ray-reaper"
+"""On the head: what the reaper has to know in its next run, and its numbers for Prometheus."""
 
 HEAD_UNIT: Final = "runtime-ray-head.service"
 WATCH_UNIT: Final = "runtime-ray-watch.service"
@@ -149,10 +151,15 @@ def render_reaper(cluster: Cluster) -> tuple[str, str]:
     command = (
         f"/usr/bin/docker run --rm --name=runtime-ray-reaper --network=host --user=0 {_logs(cluster)} "
         "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro "
+        f"--volume={REAPER_FOLDER}:{REAPER_FOLDER} "
         f"--env=RUNTIME_OUTPUTS={CONTRACT_FILE} --entrypoint=runtime {shlex.quote(cluster.image)} "
-        f"cluster reap --cluster {shlex.quote(cluster.key)}"
+        f"cluster reap --cluster {shlex.quote(cluster.key)} --state {REAPER_FOLDER} "
+        f"--metrics-file {REAPER_FOLDER}/reaper.prom"
     )
-    return _oneshot(title, command), _timer(title, first="3min", every="2min")
+    # A preempted node is gone within 120 s. By itself systemd would be up to a minute late.
+    timer = _timer(title, first="3min", every="45s", exact=True)
+    # A container that outlived its client, as after a time-out, would keep the name and stop every later run.
+    return _oneshot(title, command, before="-/usr/bin/docker rm --force runtime-ray-reaper"), timer
 
 
 def render_secrets(cluster: Cluster) -> tuple[str, str]:
@@ -254,8 +261,9 @@ def _docker_run(*options: str, cluster: Cluster, settings: MachineSettings, mach
     )
 
 
-def _oneshot(description: str, command: str, *, needs_docker: bool = True) -> str:
-    body = f"Type=oneshot\nExecStart={command}\nTimeoutStartSec=300"
+def _oneshot(description: str, command: str, *, before: str = "", needs_docker: bool = True) -> str:
+    first = f"ExecStartPre={before}\n" if before else ""
+    body = f"Type=oneshot\n{first}ExecStart={command}\nTimeoutStartSec=300"
     return _service(description, body, needs_docker=needs_docker)
 
 
@@ -274,7 +282,9 @@ StartLimitIntervalSec=0
 """
 
 
-def _timer(description: str, *, first: str, every: str) -> str:
+def _timer(description: str, *, first: str, every: str, exact: bool = False) -> str:
+    """Render a timer that counts from the end of the last run; unless `exact`, machines of many stacks spread theirs."""
+    when = "AccuracySec=1s" if exact else "RandomizedDelaySec=15s"
     return f"""\
 [Unit]
 Description={description}
@@ -282,5 +292,5 @@ Description={description}
 [Timer]
 OnActiveSec={first}
 OnUnitInactiveSec={every}
-RandomizedDelaySec=15s
+{when}
 """

@@ -77,7 +77,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Look after": {
         "queue": ("runtime.cli.queue", "Pause, purge or repair queues; redrive dead letters."),
-        "cluster": ("runtime.cli.cluster", "Remove TPU nodes that Ray lost sight of."),
+        "cluster": ("runtime.cli.cluster", "Look after Ray clusters on TPUs."),
         "targets": ("runtime.cli.targets", "Places to launch on, and whether they work."),
         "keep": ("runtime.cli.keep", "Start jobs again whose machine went, if their backend does not."),
         "import": ("runtime.cli.import_", "Know the jobs that a bundle submitted."),

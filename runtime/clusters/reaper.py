@@ -3,145 +3,210 @@
 Ray's Google node provider counts nodes that are being created or run. It neither counts nor deletes a node that Google
 has preempted: the node stays, holds its share of the quota, and nothing takes its place. The reaper finds such nodes by
 the cluster's label and deletes them; the autoscaler then creates new ones. The reaper reads every page of the list, which
-Ray does not, so its count is the true one.
+Ray does not, so its count is the true one. `runtime.clusters.dead` decides; only the class here reads and deletes.
 """
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.errors import InfrastructureFailure
+from runtime.clusters.dead import BOUNDS, Bounds, Dead, ReapPlan, plan_reaping
+from runtime.clusters.memory import Memory, back_off, forgive, waits_until
+from runtime.clusters.nodes import (
+    KIND_LABEL,
+    QueuedResource,
+    TpuNode,
+    ZoneView,
+    parse_heads,
+    parse_node,
+    parse_queued,
+)
+from runtime.errors import InfrastructureFailure, explain_briefly
 from runtime.stack.google_api import GoogleRefused
-from runtime.units import format_duration
-from runtime.values import dataclass, field
+from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.stack.google_api import GoogleApi
 
 API: Final = "v2alpha1"
-CLUSTER_LABEL: Final = "ray-cluster-name"
-KIND_LABEL: Final = "ray-node-type"
-POOL_LABEL: Final = "ray-user-node-type"
+PAGE: Final = 1000
+"""Members of a list that one request asks for; Google may send fewer."""
+AT_ONCE: Final = 16
+"""Deletions under way at the same time."""
+READ_BACK_AFTER_S: Final = (0.0, 2.0, 5.0, 10.0)
+"""Pauses before each look at what was deleted."""
 
-ALIVE: Final = frozenset({"CREATING", "STARTING", "RESTARTING", "READY"})
-"""States that Ray counts."""
-DEAD: Final = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "UNKNOWN"})
-"""States that a node does not leave by itself; Ray stops no node that it means to start again. A node in any other state,
-such as DELETING, REPAIRING or REIMAGING, is changing."""
-SPENT: Final = frozenset({"FAILED", "SUSPENDED"})
-"""States of a queued resource that gives no more nodes."""
-
-LONGEST_CREATION: Final = timedelta(hours=1)
-"""A node that has been in creation for longer will never run."""
+# A node's metadata holds its boot script; 1,024 of them would be 30 MB.
+_NODE_FIELDS: Final = (
+    "nextPageToken,nodes(name,state,labels,createTime,acceleratorType,networkEndpoints,queuedResource)"
+)
+_QUEUED_FIELDS: Final = "nextPageToken,queuedResources(name,state,tpu)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TpuNode:
-    resource: str
-    """`projects/P/locations/Z/nodes/N`"""
-    state: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    created_at: datetime | None = None
+class Removal:
+    """What became of one resource."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dead:
-    """A node that will never run again, or a queued resource that gives no more nodes and whose nodes were all one
-    cluster's."""
-
-    resource: str
-    why: str
-    pool: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.resource.rpartition("/")[2]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReapPlan:
-    dead: tuple[Dead, ...]
-    """Nodes, then queued resources, to remove from one cluster."""
-    live: Mapping[str, int]
-    """Pool → nodes that Ray counts or should."""
-
-
-def find_dead(
-    nodes: Iterable[TpuNode], cluster: str, now: datetime, *, longest_creation: timedelta = LONGEST_CREATION
-) -> list[Dead]:
-    """Return the nodes that belong to `cluster`, are no head, and will never run again."""
-    return [
-        Dead(resource=node.resource, why=why, pool=node.labels.get(POOL_LABEL))
-        for node in nodes
-        if _is_worker_of(node, cluster) and (why := _why_dead(node, now, longest_creation))
-    ]
-
-
-def count_live(nodes: Iterable[TpuNode], cluster: str) -> dict[str, int]:
-    """Return pool → nodes of `cluster` in creation or running. A node without a pool's label counts under the empty name."""
-    mine = (node for node in nodes if _is_worker_of(node, cluster) and node.state in ALIVE)
-    return dict(Counter(node.labels.get(POOL_LABEL, "") for node in mine))
-
-
-def find_spent(resources: Iterable[Mapping[str, Any]], cluster: str) -> list[Dead]:
-    """Return queued resources of the API's shape that failed or were suspended and asked for nodes of `cluster` alone."""
-    found = []
-    for each in resources:
-        state = str(each.get("state", {}).get("state", ""))
-        specs = each.get("tpu", {}).get("nodeSpec", [])
-        clusters = {spec.get("node", {}).get("labels", {}).get(CLUSTER_LABEL) for spec in specs}
-        if state in SPENT and clusters == {cluster}:
-            found.append(Dead(resource=str(each["name"]), why=f"queued resource {state}"))
-    return found
-
-
-def parse_node(item: Mapping[str, Any]) -> TpuNode:
-    created = item.get("createTime")
-    return TpuNode(
-        resource=str(item["name"]),
-        state=str(item.get("state", "STATE_UNSPECIFIED")),
-        labels=dict(item.get("labels", {})),
-        created_at=datetime.fromisoformat(created) if created else None,
-    )
+    dead: Dead
+    error: str | None = None
+    """Why it is still there."""
+    gone: bool = False
+    """Whether Google no longer lists it; False while Google deletes it."""
+    postponed: bool = False
+    """Whether its deletion was left to a later run, because Google refused another one for a passing reason."""
+    passing: bool = False
+    """Whether `error` may pass by itself."""
 
 
 class Reaper:
     """Reads and deletes in one project and zone; the only place that does."""
 
-    def __init__(self, api: GoogleApi, *, project: str, zone: str) -> None:
+    def __init__(self, api: GoogleApi, *, project: str, zone: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self._api = api
+        self._sleep = sleep
+        self._instances = f"compute/v1/projects/{project}/zones/{zone}/instances"
         self._parent = f"{API}/projects/{project}/locations/{zone}"
 
-    def plan(self, cluster: str, now: datetime, *, longest_creation: timedelta = LONGEST_CREATION) -> ReapPlan:
-        """Decide what to remove. Raises `GoogleRefused` or `GoogleUnreachable` if the lists cannot be read."""
-        nodes = [parse_node(item) for item in self._api.pages("tpu", f"{self._parent}/nodes", "nodes")]
-        queued = self._api.pages("tpu", f"{self._parent}/queuedResources", "queuedResources")
-        dead = find_dead(nodes, cluster, now, longest_creation=longest_creation)
-        return ReapPlan(dead=(*dead, *find_spent(queued, cluster)), live=count_live(nodes, cluster))
+    def look(self) -> ZoneView:
+        """List nodes, queued resources and heads. Raises `GoogleRefused` or `GoogleUnreachable`; heads that cannot be listed
+        are only noted."""
+        nodes, queued = self.list_nodes(), self._queued()
+        try:
+            heads = parse_heads(
+                self._api.pages("compute", self._instances, "items", filter=f"labels.{KIND_LABEL} = head")
+            )
+        except InfrastructureFailure as problem:
+            return ZoneView(nodes=nodes, queued=queued, no_heads=explain_briefly(problem))
+        return ZoneView(nodes=nodes, queued=queued, heads=heads)
 
-    def remove(self, dead: Dead) -> str | None:
-        """Delete one; returns why that failed. A resource that is gone already counts as removed."""
-        query = {"force": "true"} if "/queuedResources/" in dead.resource else {}
+    def remove(self, dead: Sequence[Dead]) -> list[Removal]:
+        """Delete, and read back whether Google does it.
+
+        A resource that is gone already counts as removed. If Google refuses one for a passing reason, such as too many
+        requests, the rest is postponed.
+        """
+        done: list[Removal] = []
+        rest = iter(dead)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            while batch := list(itertools.islice(rest, AT_ONCE)):
+                answers = list(pool.map(self._delete, batch))
+                done += [
+                    Removal(dead=each)
+                    if problem is None
+                    else Removal(dead=each, error=explain_briefly(problem), passing=problem.retryable)
+                    for each, problem in zip(batch, answers, strict=True)
+                ]
+                if any(problem is not None and problem.retryable for problem in answers):
+                    break
+        accepted = [each.dead for each in done if each.error is None]
+        verdicts = self._read_back(accepted) if accepted else {}
+        return [
+            *(verdicts.get(each.dead.resource, each) for each in done),
+            *(Removal(dead=each, postponed=True, error="left to the next run") for each in rest),
+        ]
+
+    def _delete(self, dead: Dead) -> InfrastructureFailure | None:
+        query = {"force": "true"} if dead.is_queued else {}
         try:
             self._api.delete("tpu", f"{API}/{dead.resource}", **query)
         except InfrastructureFailure as problem:
-            if not (isinstance(problem, GoogleRefused) and problem.status == 404):
-                return problem.message
+            return None if isinstance(problem, GoogleRefused) and problem.status == 404 else problem
         return None
 
+    def _read_back(self, dead: Iterable[Dead]) -> dict[str, Removal]:
+        """List again until Google has begun each deletion; an accepted deletion may still fail later."""
+        left = {each.resource: each for each in dead}
+        verdicts: dict[str, Removal] = {}
+        states: dict[str, str] = {}
+        for pause in READ_BACK_AFTER_S:
+            if pause:
+                self._sleep(pause)
+            try:
+                states = self._states(left.values())
+            except InfrastructureFailure as problem:
+                unknown = f"google accepted the deletion, which could not be read back: {explain_briefly(problem)}"
+                return verdicts | {name: Removal(dead=each, error=unknown) for name, each in left.items()}
+            for name, each in list(left.items()):
+                state = states.get(name)
+                if state in (None, "DELETING", "SUSPENDING"):
+                    verdicts[name] = Removal(dead=each, gone=state is None)
+                    del left[name]
+            if not left:
+                return verdicts
+        waited = f"{sum(READ_BACK_AFTER_S):.0f} s after google accepted its deletion"
+        return verdicts | {
+            name: Removal(dead=each, error=f"still {states[name]} {waited}") for name, each in left.items()
+        }
 
-def _is_worker_of(node: TpuNode, cluster: str) -> bool:
-    return node.labels.get(CLUSTER_LABEL) == cluster and node.labels.get(KIND_LABEL) != "head"
+    def _states(self, dead: Iterable[Dead]) -> dict[str, str]:
+        kinds = {each.is_queued for each in dead}
+        listed: list[TpuNode | QueuedResource] = [
+            *(self.list_nodes() if False in kinds else ()),
+            *(self._queued() if True in kinds else ()),
+        ]
+        return {each.resource: each.state for each in listed}
+
+    def list_nodes(self) -> tuple[TpuNode, ...]:
+        return tuple(parse_node(item) for item in self._list("nodes", _NODE_FIELDS))
+
+    def _queued(self) -> tuple[QueuedResource, ...]:
+        return tuple(parse_queued(item) for item in self._list("queuedResources", _QUEUED_FIELDS))
+
+    def _list(self, kind: str, wanted: str) -> Iterable[dict[str, Any]]:
+        return self._api.pages("tpu", f"{self._parent}/{kind}", kind, pageSize=PAGE, fields=wanted)
 
 
-def _why_dead(node: TpuNode, now: datetime, longest_creation: timedelta) -> str | None:
-    if node.state in DEAD:
-        return node.state.lower()
-    if node.state == "CREATING" and node.created_at is not None:
-        age = now - node.created_at
-        if age > longest_creation:
-            return f"creating for {format_duration(age)}"
-    return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReapRun:
+    """What one run did for one cluster."""
+
+    plan: ReapPlan | None = None
+    """None if Google was not asked, or did not answer."""
+    view: ZoneView | None = None
+    removals: tuple[Removal, ...] = ()
+    error: InfrastructureFailure | None = None
+    """Why the lists could not be read."""
+    waits_until: datetime | None = None
+    """The time until which the zone is left alone."""
+
+
+def reap_once(
+    reaper: Reaper, cluster: str, memory: Memory, now: datetime, *, bounds: Bounds = BOUNDS, dry_run: bool = False
+) -> tuple[ReapRun, Memory]:
+    """Remove what is dead in one cluster and its zone; returns what was done and what the next run has to know.
+
+    A dry run asks a zone that is left alone too, removes nothing, and returns the memory as it was.
+    """
+    until = waits_until(memory, now)
+    if until is not None and not dry_run:
+        return ReapRun(waits_until=until), memory
+    try:
+        view = reaper.look()
+    except InfrastructureFailure as problem:
+        after = back_off(memory, now) if problem.retryable and not dry_run else memory
+        return ReapRun(error=problem, waits_until=after.wait_until), after
+    plan = plan_reaping(view, cluster, now, seen=memory.seen, bounds=bounds)
+    if dry_run:
+        return ReapRun(plan=plan, view=view), memory
+    removals = reaper.remove(plan.dead) if plan.dead else []
+    after = _remember(memory, plan, removals, now)
+    return ReapRun(plan=plan, view=view, removals=tuple(removals), waits_until=after.wait_until), after
+
+
+def _remember(memory: Memory, plan: ReapPlan, removals: Sequence[Removal], now: datetime) -> Memory:
+    tried = {each.dead.resource for each in removals if not each.postponed}
+    removed = Counter(each.dead.kind for each in removals if each.error is None)
+    after = replace(
+        memory,
+        # A deletion that hangs is asked for again only after its time has passed once more.
+        seen={key: at for key, at in plan.seen.items() if key.partition(" ")[2] not in tried},
+        removed=dict(Counter(memory.removed) + removed),
+        failed=memory.failed + sum(each.error is not None and not each.postponed for each in removals),
+    )
+    return back_off(after, now) if any(each.postponed or each.passing for each in removals) else forgive(after)

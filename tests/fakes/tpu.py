@@ -25,6 +25,7 @@ DOCUMENTS = {"tpu.googleapis.com": "tpu.v2alpha1", "compute.googleapis.com": "co
 
 PERMISSIONS = {
     "compute.instances.get": "compute.instances.get",
+    "compute.instances.getGuestAttributes": "compute.instances.getGuestAttributes",
     "compute.instances.list": "compute.instances.list",
     "compute.instances.setLabels": "compute.instances.setLabels",
     "compute.zoneOperations.get": "compute.zoneOperations.get",
@@ -58,6 +59,8 @@ class TpuServer(FaultyServer):
         self.created: list[Answer] = []
         """Bodies of the requests that created nodes."""
         self.instances: dict[str, Answer] = {}
+        self.guest_attributes: dict[str, dict[str, str]] = {}
+        """Instance → what it says of itself in the namespace `runtime`."""
         self.queued: dict[str, Answer] = {}
         self.permissions: set[str] | None = None
         """The caller's permissions; None is all."""
@@ -65,6 +68,14 @@ class TpuServer(FaultyServer):
         """Whether nodes stay in CREATING."""
         self.undeletable: set[str] = set()
         """Short names of nodes whose deletion is refused."""
+        self.slow_deletion = False
+        """Whether nodes and queued resources stay in DELETING once their deletion was asked for."""
+        self.stubborn: set[str] = set()
+        """Short names of nodes whose deletion is accepted and then fails, so that nothing changes."""
+        self.refusals: dict[str, Refusal] = {}
+        """Method → refusal of each of its calls."""
+        self.refuse_paths: list[str] = []
+        """Parts of paths whose calls are refused."""
         self.refused: list[str] = []
         """Requests outside Google's description."""
         self._operations: dict[str, Callable[[], None] | None] = {}
@@ -97,7 +108,7 @@ class TpuServer(FaultyServer):
     def preempt(self, resource: str) -> None:
         self.nodes[resource]["state"] = "PREEMPTED"
 
-    def add_instance(self, inputs: Mapping[str, Any], ip: str = "10.64.0.2") -> None:
+    def add_instance(self, inputs: Mapping[str, Any], ip: str = "10.64.0.2", *, created: str | None = None) -> None:
         """Add the VM that Pulumi would create from these inputs."""
         name = inputs["name"]
         self.instances[name] = {
@@ -106,6 +117,7 @@ class TpuServer(FaultyServer):
             "labels": dict(inputs["labels"]),
             "labelFingerprint": _fingerprint(inputs["labels"]),
             "networkInterfaces": [{"networkIP": ip}],
+            **({"creationTimestamp": created} if created else {}),
         }
 
     def calls(self) -> list[str]:
@@ -137,6 +149,10 @@ class TpuServer(FaultyServer):
             raise Refusal(501, "UNIMPLEMENTED", f"this fake does not do `{method.id}`", ours=True)
         if self.permissions is not None and permission not in self.permissions:
             raise Refusal(403, "PERMISSION_DENIED", f"Permission '{permission}' denied on 'projects/{self.project}'")
+        if any(part in path for part in self.refuse_paths):
+            raise Refusal(403, "PERMISSION_DENIED", f"Permission denied on '{path}'")
+        if method.id in self.refusals:
+            raise self.refusals[method.id]
         value = handler(self, path, query, body)
         if method.response is not None:
             check_fields(value, method.response, method.schemas, "answer")
@@ -207,7 +223,10 @@ class TpuServer(FaultyServer):
         self._node(resource)
         if resource.rpartition("/")[2] in self.undeletable:
             raise Refusal(409, "ABORTED", f"unable to queue the operation on {resource}")
-        del self.nodes[resource]
+        if self.slow_deletion:
+            self.nodes[resource]["state"] = "DELETING"
+        elif resource.rpartition("/")[2] not in self.stubborn:
+            del self.nodes[resource]
         return self._operation(resource.rpartition("/nodes/")[0], None)
 
     def _list_queued(self, path: str, query: Query, body: Answer) -> Answer:
@@ -217,7 +236,15 @@ class TpuServer(FaultyServer):
         resource = _resource(path)
         if resource not in self.queued:
             raise Refusal(404, "NOT_FOUND", f"Resource '{resource}' was not found")
-        del self.queued[resource]
+        asked = [name for name, node in self.nodes.items() if node.get("queuedResource") == resource]
+        if asked and query.get("force") != ["true"]:
+            raise Refusal(400, "FAILED_PRECONDITION", f"Queued resource '{resource}' has nodes; use force")
+        for name in asked:
+            del self.nodes[name]
+        if self.slow_deletion:
+            self.queued[resource]["state"] = {"state": "DELETING"}
+        else:
+            del self.queued[resource]
         return self._operation(resource.rpartition("/queuedResources/")[0], None)
 
     def _get_operation(self, path: str, query: Query, body: Answer) -> Answer:
@@ -243,7 +270,8 @@ class TpuServer(FaultyServer):
         size = min(self.page, int(query.get("pageSize", ["0"])[0]) or self.page)
         start = int(query.get("pageToken", ["0"])[0])
         more = {"nextPageToken": str(start + size)} if start + size < len(items) else {}
-        return {key: items[start : start + size], **more} if items else {}
+        answer = {key: items[start : start + size], **more} if items else {}
+        return _mask(answer, key, query["fields"][0]) if "fields" in query else answer
 
     # Compute Engine
 
@@ -253,6 +281,16 @@ class TpuServer(FaultyServer):
 
     def _get_instance(self, path: str, query: Query, body: Answer) -> Answer:
         return self._instance(path.rpartition("/")[2])
+
+    def _get_guest_attributes(self, path: str, query: Query, body: Answer) -> Answer:
+        name, wanted = path.split("/")[-2], query.get("queryPath", [""])[0]
+        self._instance(name)
+        namespace = wanted.partition("/")[0]
+        known = self.guest_attributes.get(name)
+        if not known:
+            raise Refusal(404, "notFound", f"The resource '{wanted}' of type 'Guest Attribute' was not found")
+        items = [{"namespace": namespace, "key": key, "value": value} for key, value in known.items()]
+        return {"queryPath": wanted, "queryValue": {"items": items}}
 
     def _set_labels(self, path: str, query: Query, body: Answer) -> Answer:
         instance = self._instance(path.split("/")[-2])
@@ -272,6 +310,7 @@ class TpuServer(FaultyServer):
 
     _handlers: ClassVar[Mapping[str, Callable[..., Answer]]] = {
         "compute.instances.get": _get_instance,
+        "compute.instances.getGuestAttributes": _get_guest_attributes,
         "compute.instances.list": _list_instances,
         "compute.instances.setLabels": _set_labels,
         "compute.zoneOperations.get": _zone_operation,
@@ -303,6 +342,23 @@ def _resource(path: str) -> str:
 
 def _fingerprint(labels: Mapping[str, str]) -> str:
     return base64.b64encode(hashlib.sha256(json.dumps(labels, sort_keys=True).encode()).digest()[:8]).decode()
+
+
+def _mask(answer: Answer, key: str, fields: str) -> Answer:
+    """Return the parts of a list's page that `fields` names, such as `nextPageToken,nodes(name,state)`.
+
+    https://cloud.google.com/apis/docs/system-parameters
+    """
+    matched = re.fullmatch(rf"nextPageToken,{key}\(([a-zA-Z,]+)\)", fields)
+    if matched is None:
+        raise _invalid(f"fields={fields}")
+    wanted = matched[1].split(",")
+    schema = {"nodes": "Node", "queuedResources": "QueuedResource"}[key]
+    if unknown := set(wanted) - set(read_document("tpu.v2alpha1")["schemas"][schema]["properties"]):
+        raise _invalid(f"fields: no such field {unknown}")
+    shown = [{name: each[name] for name in wanted if name in each} for each in answer.get(key, ())]
+    token = {"nextPageToken": answer["nextPageToken"]} if "nextPageToken" in answer else {}
+    return {**({key: shown} if shown else {}), **token}
 
 
 def _invalid(what: str) -> Refusal:

@@ -1,155 +1,59 @@
-"""The reaper: the nodes that count as dead, the resources it removes, and `runtime cluster reap`."""
+"""The reaper at work: what it reads, deletes and reads back, and the runs that follow each other."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
-from runtime.cli.main import main
-from runtime.clusters.reaper import (
-    Dead,
-    Reaper,
-    TpuNode,
-    count_live,
-    find_dead,
-    find_spent,
-    parse_node,
-)
-from runtime.outputs import ClusterOutput, StackOutputs, encode_outputs
+from infra.render import units
+from runtime.clusters.dead import Dead
+from runtime.clusters.memory import Memory
+from runtime.clusters.reaper import Reaper, Removal, reap_once
 from runtime.stack.google_api import GoogleApi, GoogleRefused
+from tests.cluster_support import NOW, labels, ours
+from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
-from tests.output_support import differences, documented
+from tests.infra.render_support import sample_cluster
 
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
-HOUR = timedelta(hours=1)
-STATES = [
-    "STATE_UNSPECIFIED",
-    "CREATING",
-    "READY",
-    "RESTARTING",
-    "REIMAGING",
-    "DELETING",
-    "REPAIRING",
-    "STOPPED",
-    "STOPPING",
-    "STARTING",
-    "PREEMPTED",
-    "TERMINATED",
-    "HIDING",
-    "HIDDEN",
-    "UNHIDING",
-    "UNKNOWN",
-]
-"""Every resource in the API."""
-
-Run = Callable[..., tuple[int, str, str]]
+HEAD_MADE = "2026-11-20T09:00:00.000-00:00"
+"""An hour before the nodes of the fake."""
+TOO_MANY = Refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric")
 
 
-def labels(cluster: str = "marin-main", pool: str = "v4", kind: str = "worker") -> dict[str, str]:
-    return {"ray-cluster-name": cluster, "ray-node-type": kind, "ray-user-node-type": pool}
+@dataclass
+class Pauses:
+    """Stands in for `time.sleep`, and notes how long it was asked to wait."""
 
+    taken: list[float] = field(default_factory=list)
 
-def node(state: str, name: str = "n", *, age: timedelta = timedelta(), **kind: str) -> TpuNode:
-    return TpuNode(
-        resource=f"projects/p-1/locations/z/nodes/{name}", state=state, labels=labels(**kind), created_at=NOW - age
-    )
-
-
-# deciding
-
-
-def test_find_dead_takes_exactly_the_states_that_never_come_back() -> None:
-    nodes = [node(state, state) for state in STATES]
-
-    dead = find_dead(nodes, "marin-main", NOW)
-
-    assert {each.name: each.why for each in dead} == {
-        "STOPPED": "stopped",
-        "PREEMPTED": "preempted",
-        "TERMINATED": "terminated",
-        "UNKNOWN": "unknown",
-    }
-
-
-def test_find_dead_leaves_the_head_and_other_clusters_and_nodes_without_labels() -> None:
-    mine = node("PREEMPTED", "mine")
-    others = [
-        node("PREEMPTED", "head", kind="head"),
-        node("PREEMPTED", "other", cluster="marin-main-2"),
-        TpuNode(resource="projects/p-1/locations/z/nodes/bare", state="PREEMPTED"),
-    ]
-
-    assert find_dead([*others, mine], "marin-main", NOW) == [Dead(resource=mine.resource, why="preempted", pool="v4")]
-
-
-@pytest.mark.parametrize(
-    ("age", "why"),
-    [(timedelta(minutes=59), None), (HOUR, None), (HOUR + timedelta(minutes=1), "creating for 1h1m")],
-)
-def test_find_dead_takes_a_node_that_is_made_for_too_long(age: timedelta, why: str | None) -> None:
-    made = node("CREATING", age=age)
-
-    assert find_dead([made], "marin-main", NOW) == ([Dead(resource=made.resource, why=why, pool="v4")] if why else [])
-
-
-def test_find_dead_leaves_a_node_in_creation_whose_age_is_unknown() -> None:
-    made = TpuNode(resource="projects/p-1/locations/z/nodes/n", state="CREATING", labels=labels())
-
-    assert find_dead([made], "marin-main", NOW + timedelta(days=9)) == []
-
-
-def test_count_live_counts_what_ray_counts_by_pool() -> None:
-    nodes = [node(state) for state in STATES] + [node("READY", pool="v5e"), node("READY", cluster="other")]
-
-    assert count_live(nodes, "marin-main") == {"v4": 4, "v5e": 1}
-
-
-def test_find_spent_takes_queued_resources_of_this_cluster_alone() -> None:
-    def queued(name: str, state: str, *clusters: str) -> dict[str, object]:
-        specs = [{"node": {"labels": labels(cluster)}} for cluster in clusters]
-        return {
-            "name": f"projects/p/locations/z/queuedResources/{name}",
-            "state": {"state": state},
-            "tpu": {"nodeSpec": specs},
-        }
-
-    resources = [
-        queued("failed", "FAILED", "marin-main"),
-        queued("active", "ACTIVE", "marin-main"),
-        queued("shared", "SUSPENDED", "marin-main", "other"),
-        queued("other", "FAILED", "other"),
-        queued("bare", "FAILED"),
-    ]
-
-    spent = find_spent(resources, "marin-main")
-
-    assert spent == [Dead(resource="projects/p/locations/z/queuedResources/failed", why="queued resource FAILED")]
-
-
-def test_parse_node_reads_nanoseconds_and_lacks() -> None:
-    assert parse_node({"name": "a/b", "createTime": "2026-11-20T10:00:00.123456789Z"}) == TpuNode(
-        resource="a/b", state="STATE_UNSPECIFIED", created_at=datetime(2026, 11, 20, 10, 0, 0, 123456, tzinfo=UTC)
-    )
-    assert parse_node({"name": "a/b", "state": "READY", "labels": {"a": "b"}}).created_at is None
-
-
-# acting
+    def __call__(self, seconds: float) -> None:
+        self.taken.append(seconds)
 
 
 @pytest.fixture
 def server() -> Iterator[TpuServer]:
-    fake = TpuServer(page=2).start()
+    fake = TpuServer(page=2)
+    fake.add_instance({"name": "head", "labels": labels(kind="head")}, created=HEAD_MADE)
+    fake.start()
     yield fake
     fake.stop()
 
 
 @pytest.fixture
-def reaper(server: TpuServer) -> Reaper:
-    return Reaper(GoogleApi(server=server.url), project=server.project, zone=server.zone)
+def pauses() -> Pauses:
+    return Pauses()
+
+
+@pytest.fixture
+def reaper(server: TpuServer, pauses: Pauses) -> Reaper:
+    return Reaper(GoogleApi(server=server.url, again=False), project=server.project, zone=server.zone, sleep=pauses)
+
+
+def dead(server: TpuServer, name: str, kind: str = "nodes") -> Dead:
+    return Dead(resource=f"{server.parent}/{kind}/{name}", why="w", kind="preempted")
 
 
 def test_reaper_reads_every_page_and_deletes_only_what_is_dead(server: TpuServer, reaper: Reaper) -> None:
@@ -158,176 +62,221 @@ def test_reaper_reads_every_page_and_deletes_only_what_is_dead(server: TpuServer
         server.add_node(f"n-{number}", state, labels=labels())
     server.add_node("theirs", "PREEMPTED", labels=labels("other"))
 
-    plan = reaper.plan("marin-main", datetime(2026, 11, 20, 10, 30, tzinfo=UTC))
+    run, memory = reap_once(reaper, "marin-main", Memory(), datetime(2026, 11, 20, 10, 30, tzinfo=UTC))
 
-    assert [each.name for each in plan.dead] == ["n-0", "n-2", "n-5", "n-6"]
-    assert [reaper.remove(each) for each in plan.dead] == [None] * 4
+    assert [(each.dead.name, each.gone, each.error) for each in run.removals] == [
+        (name, True, None) for name in ("n-0", "n-2", "n-5", "n-6")
+    ]
     assert names_of(server.nodes) == ["n-1", "n-3", "n-4", "theirs"]
-    assert plan.live == {"v4": 3}
+    assert run.plan is not None
+    assert run.plan.live == {"v4": 3}
+    assert memory == Memory(removed={"preempted": 3, "terminated": 1})
     assert server.refused == []
 
 
-def test_reaper_counts_a_node_that_went_by_itself_as_removed(server: TpuServer, reaper: Reaper) -> None:
+def test_reaper_removes_what_an_older_head_and_a_destroyed_stack_left(server: TpuServer, reaper: Reaper) -> None:
+    server.add_node("old", "READY", labels=labels(), createTime="2026-11-20T08:59:59Z")
+    server.add_node("new", "READY", labels=labels())
+    server.add_node("left", "READY", labels=ours("dev-main"))
+    server.add_node("somebodys", "READY", labels=labels("their-own"))
+
+    first, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+    second, memory = reap_once(reaper, "marin-main", memory, NOW + timedelta(minutes=10))
+
+    assert [each.dead.name for each in first.removals] == ["old"]
+    assert [each.dead.why for each in second.removals] == ["cluster `dev-main` of stack `gone` has no head for 10m"]
+    assert names_of(server.nodes) == ["new", "somebodys"]
+    assert memory.seen == {}
+
+
+def test_reaper_that_cannot_list_heads_reaps_without_looking_for_orphans(server: TpuServer, reaper: Reaper) -> None:
+    server.permissions = {"tpu.nodes.list", "tpu.nodes.delete"}
+    server.add_node("old", "READY", labels=labels(), createTime="2026-11-20T08:59:59Z")
     server.add_node("n-0", "PREEMPTED", labels=labels())
-    [dead] = reaper.plan("marin-main", NOW).dead
-    server.nodes.clear()
 
-    assert reaper.remove(dead) is None
+    run, _ = reap_once(reaper, "marin-main", Memory(), NOW)
+
+    assert [each.dead.name for each in run.removals] == ["n-0"]
+    assert run.view is not None
+    assert "compute.instances.list" in str(run.view.no_heads)
 
 
-def test_reaper_returns_why_a_deletion_failed(server: TpuServer, reaper: Reaper) -> None:
+def test_reaper_counts_a_node_that_went_by_itself_as_removed(server: TpuServer, reaper: Reaper) -> None:
+    assert reaper.remove([dead(server, "n-0")]) == [Removal(dead=dead(server, "n-0"), gone=True)]
+
+
+def test_reaper_returns_why_a_deletion_failed_and_removes_the_rest(server: TpuServer, reaper: Reaper) -> None:
     for name in ("n-0", "n-1", "n-2"):
         server.add_node(name, "PREEMPTED", labels=labels())
     server.undeletable.add("n-1")
 
-    errors = [reaper.remove(each) for each in reaper.plan("marin-main", NOW).dead]
+    run, memory = reap_once(reaper, "marin-main", Memory(), NOW)
 
     assert names_of(server.nodes) == ["n-1"]
-    assert [error is None for error in errors] == [True, False, True]
-    assert "unable to queue the operation" in str(errors[1])
+    assert [each.error is None for each in run.removals] == [True, False, True]
+    assert "unable to queue the operation" in str(run.removals[1].error)
+    assert (memory.failed, memory.removed, memory.wait_until) == (1, {"preempted": 2}, None)
 
 
-def test_reaper_removes_queued_resources_that_give_no_node(server: TpuServer, reaper: Reaper) -> None:
+def test_reaper_reads_back_that_an_accepted_deletion_did_nothing(
+    server: TpuServer, reaper: Reaper, pauses: Pauses
+) -> None:
+    for name in ("n-0", "n-1"):
+        server.add_node(name, "PREEMPTED", labels=labels())
+    server.stubborn.add("n-0")
+
+    run, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+
+    assert [(each.dead.name, each.error) for each in run.removals] == [
+        ("n-0", "still PREEMPTED 17 s after google accepted its deletion"),
+        ("n-1", None),
+    ]
+    assert pauses.taken == [2.0, 5.0, 10.0]
+    assert memory.failed == 1
+
+
+def test_reaper_takes_a_deletion_that_google_began_as_done_and_asks_again_if_it_hangs(
+    server: TpuServer, reaper: Reaper, pauses: Pauses
+) -> None:
+    server.add_node("n-0", "PREEMPTED", labels=labels())
+    server.slow_deletion = True
+
+    first, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+    runs = []
+    for minutes in (1, 15, 16, 17, 31, 32):
+        run, memory = reap_once(reaper, "marin-main", memory, NOW + timedelta(minutes=minutes))
+        runs.append([each.dead.why for each in run.removals])
+
+    assert [(each.dead.why, each.gone, each.error) for each in first.removals] == [("preempted", False, None)]
+    hangs = ["is being deleted for 15m"]
+    assert runs == [[], [], hangs, [], [], hangs]
+    assert pauses.taken == []
+
+
+def test_reaper_removes_queued_resources_that_give_no_node_with_their_nodes(server: TpuServer, reaper: Reaper) -> None:
     name = f"{server.parent}/queuedResources/q"
     spec = {"parent": server.parent, "node": {"labels": labels()}}
     server.queued[name] = {"name": name, "state": {"state": "SUSPENDED"}, "tpu": {"nodeSpec": [spec]}}
+    server.add_node("n-0", "PREEMPTED", labels=labels(), queuedResource=name)
 
-    [dead] = reaper.plan("marin-main", NOW).dead
+    run, _ = reap_once(reaper, "marin-main", Memory(), NOW)
 
-    assert dead == Dead(resource=name, why="queued resource SUSPENDED")
-    assert reaper.remove(dead) is None
-    assert server.queued == {}
-    assert server.log[-1].path.endswith("?force=true")
+    assert [(each.dead.why, each.gone) for each in run.removals] == [("queued resource SUSPENDED", True)]
+    assert (server.queued, server.nodes) == ({}, {})
 
 
-def test_reaper_without_the_right_to_list_says_so(server: TpuServer, reaper: Reaper) -> None:
+def test_reaper_without_the_right_to_list_says_so_and_does_not_wait(server: TpuServer, reaper: Reaper) -> None:
     server.permissions = {"tpu.nodes.delete"}
 
-    with pytest.raises(GoogleRefused) as refused:
-        reaper.plan("marin-main", NOW)
-    assert refused.value.status == 403
+    run, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+
+    assert isinstance(run.error, GoogleRefused)
+    assert (run.error.status, run.plan, memory) == (403, None, Memory())
 
 
-# the command
+# a zone that refuses
 
 
-CLUSTER = ClusterOutput(
-    head="ray-marin-main-head-0123abcd-compute",
-    cluster_name="marin-main",
-    zone="us-central2-b",
-    internal_ip="10.64.0.2",
-    image="i@sha256:0",
-    pools={"v4": {"accelerator": "v4-8", "min": 4, "max": 8.0}, "v5e": {"max": 2}},
-    worker_identity="n@p",
-    config_sha256="0",
-)
-OUTPUTS = StackOutputs(stack="marin", project="p-1", clusters={"main": CLUSTER})
+def test_reaper_asks_a_zone_that_refuses_less_often_until_it_answers(server: TpuServer, reaper: Reaper) -> None:
+    server.refusals["tpu.projects.locations.nodes.list"] = TOO_MANY
+    memory, now, waits = Memory(), NOW, []
+    for _ in range(6):
+        run, memory = reap_once(reaper, "marin-main", memory, now)
+        assert memory.wait_until is not None
+        assert run.waits_until == memory.wait_until
+        waits.append((memory.wait_until - now).total_seconds())
+        asked = len(server.log)
+        between, memory = reap_once(reaper, "marin-main", memory, memory.wait_until - timedelta(seconds=1))
+        assert (between.waits_until, between.plan, len(server.log)) == (memory.wait_until, None, asked)
+        assert memory.wait_until is not None
+        now = memory.wait_until
+    server.refusals.clear()
+    run, memory = reap_once(reaper, "marin-main", memory, now)
+
+    assert waits == [45, 90, 180, 360, 600, 600]
+    assert (run.waits_until, memory) == (None, Memory())
 
 
-@pytest.fixture
-def run(server: TpuServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def call(*args: str, outputs: StackOutputs = OUTPUTS) -> tuple[int, str, str]:
-        contract = tmp_path / "contract.json"
-        contract.write_text(encode_outputs(outputs))
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("RUNTIME_GOOGLE_API", server.url)
-        monkeypatch.setenv("RUNTIME_OUTPUTS", str(contract))
-        code = main(["cluster", "reap", *args])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+def test_reaper_that_is_refused_in_between_leaves_the_rest_to_the_next_run(server: TpuServer, reaper: Reaper) -> None:
+    for number in range(40):
+        server.add_node(f"n-{number:02}", "PREEMPTED", labels=labels())
+    server.refusals["tpu.projects.locations.nodes.delete"] = TOO_MANY
 
-    return call
+    run, memory = reap_once(reaper, "marin-main", Memory(), NOW)
+
+    assert [each.postponed for each in run.removals] == [False] * 16 + [True] * 24
+    assert server.calls().count("tpu.projects.locations.nodes.delete") == 16
+    assert memory.wait_until == NOW + timedelta(seconds=45)
+    assert (memory.failed, memory.removed) == (16, {})
 
 
-def test_reap_removes_and_says_what_lives(server: TpuServer, run: Run) -> None:
-    for name, state in (("n-0", "PREEMPTED"), ("n-1", "READY"), ("n-2", "READY")):
-        server.add_node(name, state, labels=labels())
-
-    code, out, err = run()
-
-    assert (code, out) == (0, "main\tn-0\tv4\tpreempted\tremoved\n")
-    assert "main: 1 removed; 2 of at most 10 nodes live\n" in err
-    assert names_of(server.nodes) == ["n-1", "n-2"]
-    assert run()[:2] == (0, "")
-
-
-def test_reap_dry_run_removes_nothing(server: TpuServer, run: Run) -> None:
+def test_dry_run_asks_a_zone_that_is_left_alone_and_remembers_nothing(server: TpuServer, reaper: Reaper) -> None:
     server.add_node("n-0", "PREEMPTED", labels=labels())
+    server.add_node("n-1", "DELETING", labels=labels())
+    memory = Memory(refusals=3, wait_until=NOW + timedelta(minutes=3))
 
-    code, out, err = run("--dry-run")
+    run, after = reap_once(reaper, "marin-main", memory, NOW, dry_run=True)
 
-    assert (code, out) == (0, "main\tn-0\tv4\tpreempted\twould be removed\n")
-    assert "main: 1 to remove; 0 of at most 10 nodes live\n" in err
-    assert names_of(server.nodes) == ["n-0"]
-
-
-def test_reap_as_json_is_one_object_for_each_cluster(server: TpuServer, run: Run) -> None:
-    server.add_node("n-0", "PREEMPTED", labels=labels())
-    server.add_node("n-1", "READY", labels=labels(pool="v5e"))
-
-    code, out, _ = run("-o", "json")
-
-    row = {"cluster": "main", "name": "n-0", "pool": "v4", "why": "preempted", "removed": True, "error": None}
-    assert (code, json.loads(out)) == (
-        0,
-        [
-            {
-                "cluster": "main",
-                "dry_run": False,
-                "removed": [row],
-                "failed": [],
-                "live": {"v5e": 1},
-                "max": {"v4": 8, "v5e": 2},
-            }
-        ],
-    )
-    assert differences(documented()["runtime cluster reap -o json"], json.loads(out)) == []
+    assert run.plan is not None
+    assert [each.name for each in run.plan.dead] == ["n-0"]
+    assert after == memory
+    assert names_of(server.nodes) == ["n-0", "n-1"]
 
 
-def test_reap_that_cannot_remove_one_removes_the_rest_and_exits_with_3(server: TpuServer, run: Run) -> None:
-    for name in ("n-0", "n-1"):
-        server.add_node(name, "PREEMPTED", labels=labels())
-    server.undeletable.add("n-0")
-
-    code, out, err = run()
-
-    assert code == 3
-    assert [line.split("\t")[1] for line in out.splitlines()] == ["n-1", "n-0"]
-    assert "1 could not be removed" in err
-    assert names_of(server.nodes) == ["n-0"]
+# sizes and times
 
 
-def test_reap_says_when_more_live_than_the_pools_allow(server: TpuServer, run: Run) -> None:
-    for number in range(11):
-        server.add_node(f"n-{number}", "READY", labels=labels())
+def test_reaper_reads_a_cluster_of_1024_nodes_in_few_requests(server: TpuServer, reaper: Reaper) -> None:
+    server.page = 500
+    for number in range(1024):
+        server.add_node(
+            f"n-{number:04}",
+            "PREEMPTED" if number % 256 == 0 else "READY",
+            labels=labels(),
+            metadata={"startup-script": "x" * 1000},
+        )
 
-    assert "11 of at most 10 nodes live: more than the pools allow" in run()[2]
+    run, _ = reap_once(reaper, "marin-main", Memory(), NOW)
+
+    calls = server.calls()
+    assert run.plan is not None
+    assert run.plan.live == {"v4": 1020}
+    assert {each: calls.count(each) for each in sorted(set(calls))} == {
+        "compute.instances.list": 1,
+        "tpu.projects.locations.nodes.delete": 4,
+        # Three pages before the deletions, and three to read them back.
+        "tpu.projects.locations.nodes.list": 6,
+        "tpu.projects.locations.queuedResources.list": 1,
+    }
+    assert not any("metadata" in request.path for request in server.log)
 
 
-@pytest.mark.parametrize(
-    ("args", "outputs", "words"),
-    [
-        (["--cluster", "mian"], OUTPUTS, "did you mean `main`?"),
-        ([], StackOutputs(stack="dev", project="p-1"), "stack `dev` has no Ray cluster"),
-        ([], StackOutputs(stack="marin", clusters={"main": CLUSTER}), "names no Google project"),
-        (["--longest-creation", "soon"], OUTPUTS, "--longest-creation"),
-    ],
-)
-def test_reap_that_was_asked_wrongly_is_refused(run: Run, args: list[str], outputs: StackOutputs, words: str) -> None:
-    code, out, err = run(*args, outputs=outputs)
-
-    assert (code, out) == (2, "")
-    assert words in err
+def read_seconds(timer: str, setting: str) -> float:
+    [value] = [line.partition("=")[2] for line in timer.splitlines() if line.startswith(f"{setting}=")]
+    assert value.endswith("s")
+    return float(value.removesuffix("s"))
 
 
-def test_reap_without_rights_is_explained(server: TpuServer, run: Run) -> None:
-    server.permissions = set()
+def test_dead_node_is_gone_within_two_minutes_at_the_cadence_of_the_heads_timer() -> None:
+    _, timer = units.render_reaper(sample_cluster())
+    assert "RandomizedDelaySec" not in timer
+    between = read_seconds(timer, "OnUnitInactiveSec") + read_seconds(timer, "AccuracySec")
+    # Of a run: the container starts, 1,024 nodes are listed (two requests, at most 5 s), the node's deletion is asked
+    # for after those of up to 100 others, 16 at a time with 1 s each, and all is read back at once.
+    start, lists, deletions, read_back = 5.0, 5.0, 7.0, 5.0
 
-    code, out, err = run()
+    def removed_after(death: float) -> float:
+        clock = 0.0
+        while True:
+            listed = clock + start  # A node that dies while the lists are read may be missed.
+            if death <= listed:
+                return listed + lists + deletions - death
+            clock = listed + lists + deletions + read_back + between
 
-    assert (code, out) == (3, "")
-    assert "tpu.nodes.list" in err
-    assert "Traceback" not in err
+    worst = max(removed_after(death / 10) for death in range(3000))
+
+    assert worst <= 120
+    assert worst == pytest.approx(between + start + lists + deletions + read_back + lists + deletions, abs=0.2)
 
 
 # the fake

@@ -1,0 +1,106 @@
+"""What the commands of `runtime cluster` share: the clusters of a stack's contract, and the means to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from runtime.config import load_settings
+from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.stack.find import find_stack
+
+if TYPE_CHECKING:
+    from runtime.clusters.reaper import Reaper
+    from runtime.clusters.tunnel import HeadWay
+    from runtime.config import Settings
+    from runtime.outputs import ClusterOutput, StackOutputs
+    from runtime.stack.google_api import GoogleApi
+
+ClusterOption = Annotated[str | None, Option("--cluster", metavar="NAME", help="Only this one.")]
+OneClusterOption = Annotated[
+    str | None, Option("--cluster", metavar="NAME", help="Which one, if the stack has several.", show_default=False)
+]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Print what would be done, and do nothing.")]
+UserOption = Annotated[
+    str | None,
+    Option(metavar="NAME", help="Name to log in with; by default that of your ssh settings.", show_default=False),
+]
+SshOption = Annotated[
+    list[str] | None, Option("--ssh-option", metavar="WORD", help="A word for ssh; repeat it.", show_default=False)
+]
+
+
+class Chosen:
+    """Clusters of a stack, and the means to look at them, each opened when it is needed."""
+
+    def __init__(self, outputs: StackOutputs, settings: Settings, cluster: str | None) -> None:
+        self.stack = outputs.stack
+        self.settings = settings
+        self.clusters: Mapping[str, ClusterOutput] = _choose_clusters(outputs, cluster)
+        self._outputs = outputs
+
+    @property
+    def project(self) -> str:
+        """Raises `NotPossible` if the contract names none."""
+        return _project(self._outputs)
+
+    @cached_property
+    def api(self) -> GoogleApi:
+        """Raises `GoogleUnreachable` without credentials."""
+        from runtime.stack.google_api import GoogleApi
+
+        return GoogleApi(server=self.settings.google_api)
+
+    def reaper(self, cluster: ClusterOutput) -> Reaper:
+        from runtime.clusters.reaper import Reaper
+
+        return Reaper(self.api, project=self.project, zone=cluster.zone)
+
+
+def open_clusters(stack: str | None, cluster: str | None) -> Chosen:
+    settings = load_settings()
+    return Chosen(find_stack(stack, settings=settings).outputs, settings, cluster)
+
+
+def _choose_clusters(outputs: StackOutputs, name: str | None) -> dict[str, ClusterOutput]:
+    if not outputs.clusters:
+        raise NotPossible(
+            f"stack `{outputs.stack}` has no Ray cluster",
+            hint="`runtime stack list` shows the stacks that can be named",
+        )
+    if name is None:
+        return dict(outputs.clusters)
+    if name not in outputs.clusters:
+        raise UnknownName("cluster", name, outputs.clusters, where=f"in stack `{outputs.stack}`")
+    return {name: outputs.clusters[name]}
+
+
+def _project(outputs: StackOutputs) -> str:
+    if outputs.project is None:
+        raise NotPossible(
+            f"the contract of stack `{outputs.stack}` names no Google project",
+            hint=f"run `pulumi up --stack {outputs.stack}`, then `runtime stack pull`",
+        )
+    return outputs.project
+
+
+def choose_one(chosen: Chosen) -> tuple[str, ClusterOutput]:
+    """Return the only cluster. Raises `RequestRefused` if the stack has several and none was named."""
+    if len(chosen.clusters) > 1:
+        raise RequestRefused(
+            f"stack `{chosen.stack}` has {len(chosen.clusters)} clusters",
+            facts=[f"clusters: {', '.join(sorted(chosen.clusters))}"],
+            hint=f"name one: `--cluster {min(chosen.clusters)}`",
+        )
+    return next(iter(chosen.clusters.items()))
+
+
+def head_way(chosen: Chosen, cluster: ClusterOutput, user: str | None, options: list[str] | None) -> HeadWay:
+    from runtime.clusters.tunnel import HeadWay
+
+    return HeadWay(
+        head=cluster.head, project=chosen.project, zone=cluster.zone, user=user, options=tuple(options or ())
+    )

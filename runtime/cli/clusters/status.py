@@ -1,0 +1,218 @@
+"""`runtime cluster list` and `runtime cluster status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from runtime.cli.clusters.common import ClusterOption, SshOption, UserOption, head_way, open_clusters
+from runtime.cli.clusters.login import DASHBOARD_PORT, need_programs
+from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, print_list
+from runtime.clusters.pools import read_pools
+from runtime.clusters.standing import Mismatch, PoolStanding
+from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.units import count_noun
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.cli.clusters.common import Chosen
+    from runtime.clusters.ray_view import RayView
+    from runtime.outputs import ClusterOutput
+
+NOT_ASKED = "not asked: `--address URL` or `--tunnel` reaches its dashboard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRow:
+    cluster: str
+    cluster_name: str
+    zone: str
+    head: str
+    internal_ip: str
+    pools: Mapping[str, str]
+    """Pool → accelerator and bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    cluster: str
+    zone: str
+    head: bool | None
+    """Whether Google has a head of this cluster; None if heads cannot be listed."""
+    pools: tuple[PoolStanding, ...]
+    queued: Mapping[str, int]
+    """State → queued resources of the cluster."""
+    wanted: Mapping[str, int]
+    """Resources that something waits for in Ray → how often."""
+    mismatches: tuple[Mismatch, ...]
+    ray: str | None
+    """Why Ray's side is not shown; None if it is."""
+
+
+def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+    """List the clusters of the stack, from its contract alone.
+
+    \b
+    Examples:
+      runtime cluster list
+      runtime cluster list --stack marin-us-west4 -o json
+    """
+    chosen = open_clusters(stack, None)
+    rows = [
+        ClusterRow(
+            cluster=name,
+            cluster_name=each.cluster_name,
+            zone=each.zone,
+            head=each.head,
+            internal_ip=each.internal_ip,
+            pools={pool.name: f"{pool.accelerator or '?'}, {pool.min} to {pool.max}" for pool in read_pools(each)},
+        )
+        for name, each in chosen.clusters.items()
+    ]
+    columns: Columns = {
+        "CLUSTER": "cluster",
+        "ZONE": "zone",
+        "HEAD": "head",
+        "POOLS": lambda row: "; ".join(f"{pool}: {text}" for pool, text in row.pools.items()),
+    }
+    print_list(rows, columns, output)
+
+
+def status(
+    cluster: ClusterOption = None,
+    address: Annotated[
+        str | None, Option(metavar="URL", help="Where Ray's dashboard is reachable.", show_default=False)
+    ] = None,
+    tunnel: Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh, for this one look.")] = False,
+    user: UserOption = None,
+    ssh_option: SshOption = None,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Show what the stack wants, and what there is.
+
+    That is for each pool what Google has, what Ray sees and what runs, and each mismatch with its next step.
+
+    LIVE counts the nodes that Google makes or runs, DEAD those that the reaper would remove, RAY those that Ray counts on,
+    and BUSY those on which something holds CPUs or TPUs. Without `--address` or `--tunnel` Ray is not asked. Exit code 3 if Google could not be asked about a cluster.
+
+    \b
+    Examples:
+      runtime cluster status
+      runtime cluster status --tunnel
+      runtime cluster status --address http://127.0.0.1:8265 -o json
+    """
+    if address is not None and tunnel:
+        raise RequestRefused("`--address` and `--tunnel` are two ways to one dashboard", hint="name one of them")
+    chosen = open_clusters(stack, cluster)
+    if address is not None and len(chosen.clusters) > 1:
+        raise RequestRefused(
+            f"`--address` is of one cluster, and stack `{chosen.stack}` has {len(chosen.clusters)}",
+            hint=f"name it: `--cluster {min(chosen.clusters)}`",
+        )
+    shown, failed = [], 0
+    for name, each in chosen.clusters.items():
+        try:
+            with _reach(chosen, each, address, user, ssh_option, tunnel=tunnel) as (ray, why):
+                shown.append(_look(chosen, name, each, ray, why))
+        except InfrastructureFailure as problem:
+            note(f"{name}: {problem.message}")
+            failed += 1
+    _print(shown, output)
+    return 3 if failed else 0
+
+
+@contextmanager
+def _reach(
+    chosen: Chosen,
+    cluster: ClusterOutput,
+    address: str | None,
+    user: str | None,
+    options: list[str] | None,
+    *,
+    tunnel: bool,
+) -> Iterator[tuple[RayView | None, str | None]]:
+    """Yield what Ray says, or why it is not known."""
+    from runtime.clusters.forward import open_forward
+    from runtime.clusters.ray_view import read_ray
+
+    if address is None and not tunnel:
+        yield None, NOT_ASKED
+        return
+    ray, why = None, None
+    try:
+        if address is not None:
+            ray = read_ray(address)
+        else:
+            need_programs()
+            port = cluster.ports.get("dashboard", DASHBOARD_PORT)
+            with open_forward(head_way(chosen, cluster, user, options), port) as url:
+                ray = read_ray(url)
+    except InfrastructureFailure as problem:
+        why = problem.message
+    yield ray, why
+
+
+def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None, why: str | None) -> ClusterStatus:
+    from runtime.clusters.dead import plan_reaping
+    from runtime.clusters.standing import compare_pools, find_mismatches
+
+    now = datetime.now(UTC)
+    view = chosen.reaper(cluster).look()
+    plan = plan_reaping(view, cluster.cluster_name, now, seen={})
+    pools = read_pools(cluster)
+    queued: dict[str, int] = {}
+    for each in view.queued:
+        if each.belongs_to(cluster.cluster_name):
+            queued[each.state] = queued.get(each.state, 0) + 1
+    return ClusterStatus(
+        cluster=name,
+        zone=cluster.zone,
+        head=None if view.heads is None else cluster.cluster_name in view.heads,
+        pools=tuple(compare_pools(pools, view, cluster.cluster_name, plan, ray)),
+        queued=queued,
+        wanted=dict(ray.wanted) if ray else {},
+        mismatches=tuple(find_mismatches(name, pools, view, cluster.cluster_name, plan, ray, now)),
+        ray=why,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    cluster: str
+    pool: PoolStanding
+
+
+def _print(shown: list[ClusterStatus], output: Output) -> None:
+    if output is Output.JSON:
+        print_list(shown, {}, output)
+        return
+    columns: Columns = {
+        "CLUSTER": "cluster",
+        "POOL": lambda line: line.pool.pool or "-",
+        "MIN": lambda line: line.pool.min,
+        "MAX": lambda line: line.pool.max,
+        "LIVE": lambda line: line.pool.live,
+        "DEAD": lambda line: line.pool.dead,
+        "RAY": lambda line: line.pool.ray,
+        "BUSY": lambda line: line.pool.busy,
+        "GOOGLE": lambda line: ", ".join(f"{count} {state}" for state, count in line.pool.states.items()) or "-",
+    }
+    print_list([_Line(cluster=each.cluster, pool=pool) for each in shown for pool in each.pools], columns)
+    for each in shown:
+        if each.ray is not None:
+            note(f"{each.cluster}: Ray was {each.ray}" if each.ray is NOT_ASKED else f"{each.cluster}: {each.ray}")
+        for state, count in each.queued.items():
+            note(f"{each.cluster}: {count_noun(count, 'queued resource')} {state}")
+        for what, count in each.wanted.items():
+            note(f"{each.cluster}: {count_noun(count, 'request')} for {what} without a place")
+        for mismatch in each.mismatches:
+            pool = f" {mismatch.pool}" if mismatch.pool else ""
+            note(f"{each.cluster}{pool}: {mismatch.what}")
+            note(f"  next: {mismatch.next}")

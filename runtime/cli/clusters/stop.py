@@ -1,0 +1,172 @@
+"""`runtime cluster stop`."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Annotated, Final
+
+from typer import Option
+
+from runtime.cli.clusters.common import (
+    DryRunOption,
+    OneClusterOption,
+    SshOption,
+    UserOption,
+    choose_one,
+    head_way,
+    open_clusters,
+)
+from runtime.cli.clusters.login import need_programs
+from runtime.cli.commands import OutputOption, StackOption, YesOption
+from runtime.cli.printing import flush, note
+from runtime.cli.show import Columns, Output, confirm, print_list
+from runtime.errors import InfrastructureFailure
+from runtime.units import count_noun
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.clusters.dead import Dead
+    from runtime.clusters.nodes import ZoneView
+    from runtime.clusters.reaper import Removal
+    from runtime.clusters.tunnel import HeadWay
+
+STDERR: Final = 2
+"""The descriptor."""
+STOP_RAY: Final = ("sudo", "systemctl", "stop", "runtime-ray-watch.service", "runtime-ray-head.service")
+"""The watcher first: it starts Ray again when settings change."""
+ROUNDS: Final = 3
+"""A node that Ray asked for just before it was stopped shows only in a later list."""
+
+
+class HeadStillRuns(InfrastructureFailure):
+    """Ray on `head` could not be stopped; nothing was removed."""
+
+    def __init__(self, head: str, code: int, command: str) -> None:
+        self.head, self.code = head, code
+        super().__init__(
+            f"could not stop Ray on head `{head}`: ssh ended with {code}",
+            facts=["nothing was removed: Ray would make new nodes"],
+            hint=f"stop it by hand and pass `--leave-head`: {command}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRow:
+    cluster: str
+    name: str
+    kind: str
+    """`node` or `queued resource`."""
+    pool: str | None
+    state: str
+    removed: bool
+    gone: bool = False
+    error: str | None = None
+
+
+def stop(
+    leave_head: Annotated[
+        bool,
+        Option("--leave-head", help="Do not stop Ray on the head, which then makes new nodes unless it is stopped."),
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    cluster: OneClusterOption = None,
+    user: UserOption = None,
+    ssh_option: SshOption = None,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Remove what a cluster would leave billing.
+
+    That is every TPU node and queued resource, before `pulumi destroy`: no reaper runs after that. Ray on the head is stopped first, over ssh, because it would make new nodes. Jobs that run in the cluster end. Exit code
+    3 if something is left.
+
+    \b
+    Examples:
+      runtime cluster stop --dry-run
+      runtime cluster stop --stack marin-us-west4 --yes
+    """
+    from runtime.clusters.dead import find_billed
+
+    chosen = open_clusters(stack, cluster)
+    key, each = choose_one(chosen)
+    reaper = chosen.reaper(each)
+    view = reaper.look()
+    billed = find_billed(view, each.cluster_name)
+    stops = not leave_head and _has_head(view, each.cluster_name)
+    if dry_run:
+        _print([_row(key, dead) for dead in billed], output)
+        if stops:
+            note(f"{key}: Ray on `{each.head}` would be stopped")
+        note(f"{key}: {count_noun(len(billed), 'thing')} would be left billing without the head")
+        return 0
+    ending = "stop Ray on the head and " if stops else ""
+    confirm(f"{ending}remove {count_noun(len(billed), 'node or queued resource')} of `{each.cluster_name}`", yes=yes)
+    if stops:
+        _stop_ray(head_way(chosen, each, user, ssh_option))
+    done: dict[str, Removal] = {}
+    for _ in range(ROUNDS):
+        # What Google is deleting already needs no second request.
+        left = [dead for dead in find_billed(view, each.cluster_name) if dead.state != "DELETING"]
+        if not left:
+            break
+        done |= {removal.dead.resource: removal for removal in reaper.remove(left)}
+        view = reaper.look()
+    rows = [
+        _row(key, removal.dead, removed=removal.error is None, gone=removal.gone, error=removal.error)
+        for removal in done.values()
+    ]
+    _print(rows, output)
+    left = find_billed(view, each.cluster_name)
+    stays = [dead for dead in left if dead.state != "DELETING"]
+    note(
+        f"{key}: {count_noun(len(left) - len(stays), 'thing')} being deleted, {len(stays)} left"
+        if left
+        else f"{key}: nothing is left"
+    )
+    return 3 if stays else 0
+
+
+def _has_head(view: ZoneView, cluster: str) -> bool:
+    """Whether the cluster has a head, as far as is known."""
+    return view.heads is None or cluster in view.heads
+
+
+def _stop_ray(way: HeadWay) -> None:
+    from runtime.clusters.tunnel import render_ssh
+
+    need_programs()
+    flush()
+    words = render_ssh(way, STOP_RAY)
+    # What the head prints is no data of this command.
+    code = subprocess.run(words, stdout=STDERR, check=False).returncode
+    if code:
+        raise HeadStillRuns(way.head, code, shlex.join(words))
+
+
+def _row(cluster: str, dead: Dead, *, removed: bool = False, gone: bool = False, error: str | None = None) -> StopRow:
+    return StopRow(
+        cluster=cluster,
+        name=dead.name,
+        kind="queued resource" if dead.is_queued else "node",
+        pool=dead.pool,
+        state=dead.state,
+        removed=removed,
+        gone=gone,
+        error=error,
+    )
+
+
+def _print(rows: list[StopRow], output: Output) -> None:
+    columns: Columns = {
+        "CLUSTER": "cluster",
+        "KIND": "kind",
+        "NAME": "name",
+        "POOL": "pool",
+        "STATE": "state",
+        "RESULT": lambda row: (
+            row.error or ("would be removed" if not row.removed else "removed" if row.gone else "being deleted")
+        ),
+    }
+    print_list(rows, columns, output)

@@ -1,0 +1,88 @@
+"""Compares the autoscaler file that a head says it uses with the one that the stack's contract names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.outputs import ClusterOutput
+    from runtime.stack.google_api import GoogleApi
+
+NAMESPACE: Final = "runtime/"
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    verdict: Verdict
+    check: str
+    text: str
+    fix: str | None = None
+
+
+def read_head(api: GoogleApi, *, project: str, zone: str, head: str) -> dict[str, str] | None:
+    """Return the guest attributes in which the head describes itself; None if there is no such machine, or it has written
+    none yet. Raises `GoogleRefused` or `GoogleUnreachable`."""
+    path = f"compute/v1/projects/{project}/zones/{zone}/instances/{head}/getGuestAttributes"
+    answer = api.find("compute", path, queryPath=NAMESPACE)
+    return None if answer is None else parse_attributes(answer)
+
+
+def parse_attributes(answer: Mapping[str, Any]) -> dict[str, str]:
+    items = answer.get("queryValue", {}).get("items", ())
+    return {str(item["key"]): str(item.get("value", "")) for item in items}
+
+
+def check_head(
+    key: str, cluster: ClusterOutput, attributes: Mapping[str, str] | None, *, stack: str
+) -> Iterator[Finding]:
+    """Yield what the head's own words say against the contract. `key` is the cluster's name for commands."""
+    if attributes is None:
+        yield Finding(
+            verdict=Verdict.FAIL,
+            check="head",
+            text=f"`{cluster.head}` is not there, or has said nothing of itself yet",
+            fix=f"`pulumi up --refresh --stack {stack}` makes a head that is lost; a new one needs some minutes",
+        )
+        return
+    state, waits = attributes.get("state", "unknown"), attributes.get("waiting-for", "nothing")
+    if state == "ready":
+        yield Finding(verdict=Verdict.OK, check="head", text="ready")
+    else:
+        yield Finding(
+            verdict=Verdict.WARN,
+            check="head",
+            text=f"{state}: for {waits}",
+            fix="`runtime image push` and `runtime secrets put` bring what it waits for; it goes on by itself",
+        )
+    used = attributes.get("config-sha256")
+    if used == cluster.config_sha256:
+        yield Finding(verdict=Verdict.OK, check="file", text=f"the autoscaler's file is the contract's, {used[:12]}")
+    else:
+        yield Finding(
+            verdict=Verdict.FAIL,
+            check="file",
+            text=f"the head uses {used[:12] if used else 'no file'}, the contract has {cluster.config_sha256[:12]}",
+            fix=f"`pulumi up --stack {stack}` if the settings are newer, `runtime stack publish --stack {stack}` if the "
+            f"contract is older; else `runtime cluster exec --cluster {key} -- sudo journalctl -u runtime-ray-watch -n 50`",
+        )
+    restart = attributes.get("restart-needed", "no")
+    if restart == "no":
+        yield Finding(verdict=Verdict.OK, check="restart", text="Ray runs with the files of the machine")
+    else:
+        yield Finding(
+            verdict=Verdict.WARN,
+            check="restart",
+            text=f"Ray runs with older files than the machine has: {restart}",
+            fix="restarts Ray, and its jobs with it: "
+            f"`runtime cluster exec --cluster {key} -- sudo google_metadata_script_runner startup`",
+        )

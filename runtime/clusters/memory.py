@@ -1,0 +1,107 @@
+"""What the reaper knows of its earlier runs, in a file: suspects, refusals, and counts.
+
+The reaper is a process that starts every 45 s. A file that is missing or damaged is an empty memory: suspects wait once
+more, and counts begin again, as those of a process that was started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from runtime.errors import InfrastructureFailure, InvalidValue
+from runtime.units import format_time, parse_time
+from runtime.values import dataclass, field, replace
+
+FIRST_PAUSE: Final = timedelta(seconds=45)
+LONGEST_PAUSE: Final = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Of one cluster, and so of one zone."""
+
+    seen: Mapping[str, datetime] = field(default_factory=dict)
+    """Suspect's key → when it was first seen."""
+    refusals: int = 0
+    """Runs in a row in which Google had no answer or too many requests."""
+    wait_until: datetime | None = None
+    """The time before which the zone is left alone."""
+    removed: Mapping[str, int] = field(default_factory=dict)
+    """Kind of the dead → removed so far."""
+    failed: int = 0
+    """Deletions that failed so far."""
+
+
+def back_off(memory: Memory, now: datetime) -> Memory:
+    """Leave the zone alone for twice as long as after its last refusal, at most ten minutes."""
+    pause = min(FIRST_PAUSE * 2 ** min(memory.refusals, 10), LONGEST_PAUSE)
+    return replace(memory, refusals=memory.refusals + 1, wait_until=now + pause)
+
+
+def forgive(memory: Memory) -> Memory:
+    return replace(memory, refusals=0, wait_until=None)
+
+
+def waits_until(memory: Memory, now: datetime) -> datetime | None:
+    """Return the time until which the zone is left alone; None if it may be asked. After the clock was set back by more than
+    the longest pause it may."""
+    until = memory.wait_until
+    return None if until is None or until <= now or until - now > LONGEST_PAUSE else until
+
+
+def load_memory(path: Path) -> Memory:
+    try:
+        return _decode(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Memory()
+    except OSError as problem:
+        raise _failure("read", path, problem) from problem
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidValue):
+        return Memory()
+
+
+def save_memory(path: Path, memory: Memory) -> None:
+    write_whole(path, json.dumps(_encode(memory), sort_keys=True).encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that readers see the old text or the new."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(data)
+        new.replace(path)
+    except OSError as problem:
+        raise _failure("write", path, problem) from problem
+
+
+def _failure(verb: str, path: Path, problem: OSError) -> InfrastructureFailure:
+    return InfrastructureFailure(
+        f"cannot {verb} `{path}`: {problem.strerror or problem}", hint="name a file in a folder that you can write to"
+    )
+
+
+def _encode(memory: Memory) -> dict[str, Any]:
+    return {
+        "seen": {key: format_time(at) for key, at in memory.seen.items()},
+        "refusals": memory.refusals,
+        "wait_until": None if memory.wait_until is None else format_time(memory.wait_until),
+        "removed": dict(memory.removed),
+        "failed": memory.failed,
+    }
+
+
+def _decode(value: Mapping[str, Any]) -> Memory:
+    until = value["wait_until"]
+    return Memory(
+        seen={str(key): parse_time(at) for key, at in value["seen"].items()},
+        refusals=int(value["refusals"]),
+        wait_until=None if until is None else parse_time(until),
+        removed={str(key): int(count) for key, count in value["removed"].items()},
+        failed=int(value["failed"]),
+    )

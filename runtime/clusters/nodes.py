@@ -1,0 +1,140 @@
+"""TPU nodes, queued resources and heads as Google lists them, in the parts that operators and the reaper use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from runtime.values import dataclass, field
+
+CLUSTER_LABEL: Final = "ray-cluster-name"
+KIND_LABEL: Final = "ray-node-type"
+POOL_LABEL: Final = "ray-user-node-type"
+MANAGED_LABEL: Final = ("managed-by", "research-runtime")
+"""The label that every resource of our stacks has, nodes of Ray among them."""
+STACK_LABEL: Final = "stack"
+
+ALIVE: Final = frozenset({"CREATING", "STARTING", "RESTARTING", "READY"})
+"""States that Ray counts."""
+DEAD: Final = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "UNKNOWN"})
+"""States that a node does not leave by itself; Ray stops no node that it means to start again. A node in any other state,
+such as DELETING, REPAIRING or REIMAGING, is changing."""
+SPENT: Final = frozenset({"FAILED", "SUSPENDED"})
+"""States of a queued resource that gives no more nodes."""
+
+_ACCELERATOR: Final = re.compile(r"(v\d+[a-z]*)-(\d+)")
+_CORES_PER_HOST: Final = {"v2": 8, "v3": 8, "v4": 8, "v5p": 8}
+"""Families whose types count cores."""
+_CHIPS_PER_HOST: Final = {"v5litepod": 4, "v6e": 4}
+"""Families whose types count chips. A type of up to eight of them is one host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuNode:
+    resource: str
+    """`projects/P/locations/Z/nodes/N`"""
+    state: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    created_at: datetime | None = None
+    accelerator: str = ""
+    """`v4-16`; empty if Google does not state it."""
+    addresses: tuple[str, ...] = ()
+    """Internal addresses of the hosts that Google lists, the first host's first."""
+    queued_resource: str | None = None
+    """The queued resource that asked for this node; Google deletes the node with it."""
+
+    @property
+    def name(self) -> str:
+        return self.resource.rpartition("/")[2]
+
+    @property
+    def pool(self) -> str | None:
+        return self.labels.get(POOL_LABEL)
+
+    @property
+    def cluster(self) -> str | None:
+        """Ray's name of the cluster; None for a head and for a node that is no cluster's."""
+        return None if self.labels.get(KIND_LABEL) == "head" else self.labels.get(CLUSTER_LABEL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedResource:
+    resource: str
+    """`projects/P/locations/Z/queuedResources/N`"""
+    state: str
+    labels: tuple[Mapping[str, str], ...] = ()
+    """Labels of each node that it asks for."""
+
+    @property
+    def name(self) -> str:
+        return self.resource.rpartition("/")[2]
+
+    def belongs_to(self, cluster: str) -> bool:
+        """Whether all nodes that it asks for are of `cluster`."""
+        return {labels.get(CLUSTER_LABEL) for labels in self.labels} == {cluster}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneView:
+    """Everything that Google lists in a zone, at one time."""
+
+    nodes: tuple[TpuNode, ...] = ()
+    queued: tuple[QueuedResource, ...] = ()
+    heads: Mapping[str, datetime | None] | None = None
+    """Ray's name of each cluster that has a head → when that was made; None if heads cannot be listed."""
+    no_heads: str | None = None
+    """Why heads cannot be listed."""
+
+
+def parse_node(item: Mapping[str, Any]) -> TpuNode:
+    return TpuNode(
+        resource=str(item["name"]),
+        state=str(item.get("state", "STATE_UNSPECIFIED")),
+        labels=dict(item.get("labels", {})),
+        created_at=_parse_time(item.get("createTime")),
+        accelerator=str(item.get("acceleratorType", "")),
+        addresses=tuple(str(each["ipAddress"]) for each in item.get("networkEndpoints", ()) if each.get("ipAddress")),
+        queued_resource=item.get("queuedResource"),
+    )
+
+
+def parse_queued(item: Mapping[str, Any]) -> QueuedResource:
+    return QueuedResource(
+        resource=str(item["name"]),
+        state=str(item.get("state", {}).get("state", "STATE_UNSPECIFIED")),
+        labels=tuple(dict(spec.get("node", {}).get("labels", {})) for spec in item.get("tpu", {}).get("nodeSpec", ())),
+    )
+
+
+def parse_heads(instances: Iterable[Mapping[str, Any]]) -> dict[str, datetime | None]:
+    """Return cluster → when its head was made. Of two heads of one cluster the older counts."""
+    heads: dict[str, datetime | None] = {}
+    for instance in instances:
+        labels = instance.get("labels", {})
+        cluster = labels.get(CLUSTER_LABEL)
+        if cluster is None or labels.get(KIND_LABEL) != "head":
+            continue
+        made = _parse_time(instance.get("creationTimestamp"))
+        known = heads.get(cluster, made)
+        heads[cluster] = None if made is None or known is None else min(made, known)
+    return heads
+
+
+def count_hosts(accelerator: str) -> int | None:
+    """Return the machines of a slice of type `accelerator`: 1 for `v4-8`, 2 for `v4-16`, 4 for `v5litepod-16`.
+
+    None for a type of an unknown family. https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
+    """
+    matched = _ACCELERATOR.fullmatch(accelerator)
+    if matched is None:
+        return None
+    family, size = matched[1], int(matched[2])
+    if family in _CHIPS_PER_HOST:
+        return 1 if size <= 8 else -(-size // _CHIPS_PER_HOST[family])
+    return -(-size // _CORES_PER_HOST[family]) if family in _CORES_PER_HOST else None
+
+
+def _parse_time(text: object) -> datetime | None:
+    return datetime.fromisoformat(str(text)) if text else None

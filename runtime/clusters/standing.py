@@ -1,0 +1,191 @@
+"""Compares what a stack wants of a cluster with what Google has, what Ray sees and what runs; names each mismatch with its
+next step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from runtime.clusters.dead import Suspicion
+from runtime.clusters.nodes import ALIVE, TpuNode, ZoneView, count_hosts
+from runtime.units import count_noun
+from runtime.values import dataclass, field
+
+if TYPE_CHECKING:
+    from runtime.clusters.dead import ReapPlan
+    from runtime.clusters.pools import Pool
+    from runtime.clusters.ray_view import RayView
+
+JOINS_WITHIN: Final = timedelta(minutes=15)
+"""A node that is younger may still be starting Ray."""
+_NAMED: Final = 3
+"""Nodes that a mismatch names; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStanding:
+    pool: str
+    accelerator: str | None
+    capacity: str | None
+    min: int
+    max: int
+    live: int
+    """Nodes that Google makes or runs."""
+    states: Mapping[str, int] = field(default_factory=dict)
+    """Google's state → nodes."""
+    dead: int = 0
+    """Nodes that the reaper would remove."""
+    ray: int | None = None
+    """Nodes all of whose hosts Ray counts on; None if Ray was not asked."""
+    busy: int | None = None
+    """Nodes on which something runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    pool: str | None
+    what: str
+    next: str
+    """The next step."""
+
+
+def compare_pools(
+    pools: Sequence[Pool], view: ZoneView, cluster: str, plan: ReapPlan, ray: RayView | None
+) -> list[PoolStanding]:
+    """Return the contract's pools, then those that only nodes name."""
+    nodes = [node for node in view.nodes if node.cluster == cluster]
+    known = {pool.name: pool for pool in pools}
+    strangers = sorted({node.pool or "" for node in nodes} - set(known))
+    dead = Counter(each.pool or "" for each in plan.dead if not each.is_queued)
+    standings = []
+    for name in (*known, *strangers):
+        mine = [node for node in nodes if (node.pool or "") == name]
+        pool = known.get(name)
+        standings.append(
+            PoolStanding(
+                pool=name,
+                accelerator=pool.accelerator if pool else None,
+                capacity=pool.capacity if pool else None,
+                min=pool.min if pool else 0,
+                max=pool.max if pool else 0,
+                live=sum(node.state in ALIVE for node in mine),
+                states=dict(sorted(Counter(node.state for node in mine).items())),
+                dead=dead[name],
+                ray=None if ray is None else sum(_is_whole(node, ray) for node in mine),
+                busy=None if ray is None else sum(any(each in ray.busy for each in node.addresses) for node in mine),
+            )
+        )
+    return standings
+
+
+def find_mismatches(
+    key: str,
+    pools: Sequence[Pool],
+    view: ZoneView,
+    cluster: str,
+    plan: ReapPlan,
+    ray: RayView | None,
+    now: datetime,
+) -> Iterator[Mismatch]:
+    """Yield what does not agree. `key` is the name by which commands know the cluster."""
+    known = {pool.name for pool in pools}
+    for each in compare_pools(pools, view, cluster, plan, ray):
+        yield from _count_mismatches(key, each, known)
+    yield from _suspects(key, plan)
+    if view.heads is not None and cluster not in view.heads:
+        yield Mismatch(
+            pool=None, what="the cluster has no head", next="`pulumi up --refresh`, or `runtime cluster stop` for good"
+        )
+    if ray is not None:
+        yield from _ray_mismatches(key, [node for node in view.nodes if node.cluster == cluster], ray, now)
+
+
+def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator[Mismatch]:
+    logs = f"runtime cluster exec --cluster {key} -- sudo docker logs --tail 100 ray"
+    if each.dead:
+        yield Mismatch(
+            pool=each.pool,
+            what=f"{count_noun(each.dead, 'node')} will never work again",
+            next=f"the head's reaper removes them within 2 minutes; now: `runtime cluster reap --cluster {key}`",
+        )
+    if each.pool not in known:
+        yield Mismatch(
+            pool=each.pool,
+            what=f"{count_noun(sum(each.states.values()), 'node')} of a pool that the stack does not have",
+            next=f"Ray ends them once it reads the new settings: `runtime cluster config --check --cluster {key}`",
+        )
+    elif each.live < each.min:
+        yield Mismatch(
+            pool=each.pool,
+            what=f"{each.live} of at least {count_noun(each.min, 'node')} live",
+            next=f"the autoscaler says why it makes none: `{logs}`",
+        )
+    elif each.live > each.max:
+        yield Mismatch(
+            pool=each.pool,
+            what=f"{each.live} of at most {count_noun(each.max, 'node')} live",
+            next=f"Ray ends the surplus once it reads the settings: `runtime cluster config --check --cluster {key}`",
+        )
+
+
+def _suspects(key: str, plan: ReapPlan) -> Iterator[Mismatch]:
+    groups: dict[tuple[str | None, str], list[str]] = {}
+    for each in plan.waiting:
+        # A deletion that is under way is no mismatch yet.
+        if each.suspect.suspicion is Suspicion.DELETING:
+            continue
+        groups.setdefault((each.suspect.pool, each.suspect.what), []).append(each.suspect.name)
+    for (pool, what), names in groups.items():
+        yield Mismatch(
+            pool=pool,
+            what=f"{_name(names)}: {what}",
+            next=f"the reaper removes it if that lasts; `runtime cluster reap --cluster {key} --dry-run` says when",
+        )
+
+
+def _ray_mismatches(key: str, nodes: list[TpuNode], ray: RayView, now: datetime) -> Iterator[Mismatch]:
+    missing: dict[str | None, list[str]] = {}
+    for node in nodes:
+        joined = sum(each in ray.alive for each in set(node.addresses))
+        hosts = count_hosts(node.accelerator) or max(len(set(node.addresses)), 1)
+        if node.state != "READY" or joined >= hosts or (node.created_at and now - node.created_at < JOINS_WITHIN):
+            continue
+        if joined:
+            yield Mismatch(
+                pool=node.pool,
+                what=f"{node.name}: Ray sees {joined} of its {hosts} hosts",
+                next=f"runtime cluster exec --cluster {key} --node {node.name}/HOST -- sudo journalctl -u runtime-ray-node -n 50",
+            )
+        else:
+            missing.setdefault(node.pool, []).append(node.name)
+    for pool, names in missing.items():
+        yield Mismatch(
+            pool=pool,
+            what=f"{_name(names)}: Google runs what Ray does not see",
+            next=f"runtime cluster exec --cluster {key} --node {names[0]} -- sudo journalctl -u runtime-ray-node -n 50",
+        )
+    known = {address for node in nodes for address in node.addresses}
+    if strays := sorted(ray.alive - known):
+        yield Mismatch(
+            pool=None,
+            what=f"{_name(strays)}: Ray sees a host that Google does not list for this cluster",
+            next="Ray gives it up within a minute if its machine is gone; look again",
+        )
+    if ray.error:
+        yield Mismatch(
+            pool=None,
+            what=f"the autoscaler failed: {ray.error.strip().splitlines()[-1]}",
+            next=f"runtime cluster exec --cluster {key} -- sudo docker logs --tail 100 ray",
+        )
+
+
+def _is_whole(node: TpuNode, ray: RayView) -> bool:
+    hosts = count_hosts(node.accelerator) or max(len(set(node.addresses)), 1)
+    return len({each for each in node.addresses if each in ray.alive}) >= hosts
+
+
+def _name(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,75 @@
+"""The way to a head without an external address: ssh through Google's identity-aware proxy, as words of a command.
+
+Everything here renders; nothing connects. A TPU node takes the head's key alone, so the way to a node is over the head.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from runtime.values import dataclass
+
+NODE_USER: Final = "ray"
+NODE_KEY: Final = "/etc/runtime-ray/ssh/id_ed25519"
+"""The head's key for its nodes; only root reads it."""
+
+_ALIVE: Final = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+# Addresses of nodes are used again by other nodes, whose keys nobody knows before; Ray's own ssh does the same.
+_NODE_OPTIONS: Final = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadWay:
+    head: str
+    """Name of the VM."""
+    project: str
+    zone: str
+    user: str | None = None
+    """None: ssh's own settings name the user."""
+    options: tuple[str, ...] = ()
+    """More words for ssh; they come first, and ssh takes the first value of an option."""
+
+
+def render_proxy(way: HeadWay) -> str:
+    """Return the command that carries ssh's bytes; ssh puts the port for `%p`."""
+    words = ["gcloud", "compute", "start-iap-tunnel", way.head, "PORT", "--listen-on-stdin"]
+    words += ["--project", way.project, "--zone", way.zone]
+    # ssh reads `%`; none of the names may hold one, and doubling it is what ssh asks for.
+    return shlex.join(words).replace("%", "%%").replace("PORT", "%p", 1)
+
+
+def render_ssh(
+    way: HeadWay, command: Sequence[str] = (), *, terminal: bool = False, forwards: Iterable[tuple[int, int]] = ()
+) -> list[str]:
+    """Return the words that run `command` on the head, or a login shell.
+
+    `forwards` are pairs of a port here, on the loopback interface, and a port of the head; with them and no command ssh
+    only forwards.
+    """
+    ports = [word for here, there in forwards for word in ("-L", f"127.0.0.1:{here}:127.0.0.1:{there}")]
+    return [
+        "ssh",
+        *way.options,
+        "-o",
+        f"ProxyCommand={render_proxy(way)}",
+        *_ALIVE,
+        *(("-o", "ExitOnForwardFailure=yes", *ports) if ports else ()),
+        *(("-l", way.user) if way.user else ()),
+        *(("-N",) if ports and not command else ()),
+        *(("-t",) if terminal else ()),
+        way.head,
+        # ssh joins the words behind the name by spaces and gives them to a shell.
+        *((shlex.join(command),) if command else ()),
+    ]
+
+
+def render_node_ssh(address: str, command: Sequence[str] = (), *, terminal: bool = False) -> list[str]:
+    """Return the words that, on the head, run `command` on the node at `address`, or a login shell."""
+    return [
+        *("sudo", "ssh", "-i", NODE_KEY, *_NODE_OPTIONS),
+        *(("-t",) if terminal else ()),
+        f"{NODE_USER}@{address}",
+        *((shlex.join(command),) if command else ()),
+    ]

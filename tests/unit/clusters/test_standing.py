@@ -1,0 +1,226 @@
+"""What a stack wants of a cluster against what Google has, what Ray sees and what runs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from runtime.clusters.dead import plan_reaping
+from runtime.clusters.head_config import check_head, parse_attributes
+from runtime.clusters.nodes import TpuNode, ZoneView
+from runtime.clusters.pools import Pool, read_pools
+from runtime.clusters.ray_view import RayView, parse_ray
+from runtime.clusters.standing import PoolStanding, compare_pools, find_mismatches
+from runtime.values import replace
+from tests.cluster_support import CLUSTER, NOW, node
+
+HOUR = timedelta(hours=1)
+HEADS = {"marin-main": NOW - 9 * HOUR}
+POOLS = [Pool(name="v4", accelerator="v4-8", min=1, max=2)]
+
+
+def ready(name: str, *addresses: str, **more: object) -> TpuNode:
+    return node("READY", name, age=HOUR, addresses=addresses, **{"accelerator": "v4-8", **more})
+
+
+def mismatches(*nodes: TpuNode, ray: RayView | None = None, heads: object = HEADS) -> list[tuple[str | None, str]]:
+    view = ZoneView(nodes=nodes, heads=heads)  # type: ignore[arg-type]
+    plan = plan_reaping(view, "marin-main", NOW, seen={})
+    found = list(find_mismatches("main", POOLS, view, "marin-main", plan, ray, NOW))
+    assert all(each.next for each in found)
+    return [(each.pool, each.what) for each in found]
+
+
+def test_compare_counts_what_google_has_what_ray_sees_and_what_runs() -> None:
+    view = ZoneView(
+        nodes=(
+            ready("busy", "10.0.0.1"),
+            ready("slice", "10.0.0.2", "10.0.0.3", accelerator="v4-16"),
+            ready("half", "10.0.0.4", "10.0.0.5", accelerator="v4-16"),
+            node("CREATING", "new", age=HOUR / 2),
+            node("PREEMPTED", "lost", age=HOUR),
+            ready("stranger", "10.0.0.9", labels={"ray-cluster-name": "marin-main", "ray-user-node-type": "old"}),
+        ),
+        heads=HEADS,
+    )
+    ray = RayView(
+        alive=frozenset({"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"}), busy=frozenset({"10.0.0.1", "10.0.0.3"})
+    )
+
+    standings = compare_pools(POOLS, view, "marin-main", plan_reaping(view, "marin-main", NOW, seen={}), ray)
+
+    assert standings == [
+        PoolStanding(
+            pool="v4",
+            accelerator="v4-8",
+            capacity=None,
+            min=1,
+            max=2,
+            live=4,
+            states={"CREATING": 1, "PREEMPTED": 1, "READY": 3},
+            dead=1,
+            ray=2,
+            busy=2,
+        ),
+        PoolStanding(
+            pool="old",
+            accelerator=None,
+            capacity=None,
+            min=0,
+            max=0,
+            live=1,
+            states={"READY": 1},
+            ray=0,
+            busy=0,
+        ),
+    ]
+
+
+def test_cluster_in_order_has_no_mismatch() -> None:
+    assert mismatches(ready("a", "10.0.0.1"), ray=RayView(alive=frozenset({"10.0.0.1"}))) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([], [("v4", "0 of at least 1 node live")]),
+        (
+            [node("PREEMPTED", "a")],
+            [("v4", "1 node will never work again"), ("v4", "0 of at least 1 node live")],
+        ),
+        ([ready("a"), ready("b"), ready("c")], [("v4", "3 of at most 2 nodes live")]),
+        (
+            [ready("a"), ready("b", pool="old")],
+            [("old", "1 node of a pool that the stack does not have")],
+        ),
+        ([ready("a", accelerator="v4-16")], [("v4", "a: lacks 2 of 2 hosts")]),
+        ([ready("a"), node("DELETING", "going")], []),
+    ],
+)
+def test_mismatch_between_stack_and_google_is_named(
+    nodes: list[TpuNode], expected: list[tuple[str | None, str]]
+) -> None:
+    assert mismatches(*nodes) == expected
+
+
+def test_mismatch_of_a_missing_head_is_named_and_an_unknown_one_is_not() -> None:
+    assert (None, "the cluster has no head") in mismatches(ready("a"), heads={})
+    assert mismatches(ready("a"), heads=None) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "alive", "expected"),
+    [
+        ([ready("a", "10.0.0.1")], [], [("v4", "a: Google runs what Ray does not see")]),
+        (
+            [ready("a", "10.0.0.1", "10.0.0.2", accelerator="v4-16")],
+            ["10.0.0.2"],
+            [("v4", "a: Ray sees 1 of its 2 hosts")],
+        ),
+        (
+            [ready("a", "10.0.0.1")],
+            ["10.0.0.1", "10.9.9.9"],
+            [(None, "10.9.9.9: Ray sees a host that Google does not list for this cluster")],
+        ),
+        ([node("READY", "young", age=timedelta(minutes=14), addresses=("10.0.0.1",))], [], []),
+        ([node("CREATING", "new", age=HOUR / 2)], [], []),
+    ],
+)
+def test_mismatch_between_google_and_ray_is_named(
+    nodes: list[TpuNode], alive: list[str], expected: list[tuple[str | None, str]]
+) -> None:
+    assert mismatches(*nodes, ray=RayView(alive=frozenset(alive))) == expected
+
+
+def test_mismatch_of_the_autoscaler_shows_the_last_line_of_its_error() -> None:
+    ray = RayView(alive=frozenset({"10.0.0.1"}), error="Traceback\n  File\nHttpError: 429 quota\n")
+
+    assert mismatches(ready("a", "10.0.0.1"), ray=ray) == [(None, "the autoscaler failed: HttpError: 429 quota")]
+
+
+# Ray's answers
+
+
+def raylet(node_id: str, address: str, state: str = "ALIVE", *, head: bool = False) -> dict[str, object]:
+    return {
+        "ip": address,
+        "raylet": {"nodeId": node_id, "nodeManagerAddress": address, "state": state, "isHeadNode": head},
+    }
+
+
+def test_parse_ray_knows_hosts_by_address_and_usage_by_address_or_id() -> None:
+    nodes = {
+        "data": {
+            "summary": [
+                raylet("aa", "10.0.0.2", head=True),
+                raylet("bb", "10.0.0.3"),
+                raylet("cc", "10.0.0.4"),
+                raylet("dd", "10.0.0.5"),
+                raylet("ee", "10.0.0.6", "DEAD"),
+            ]
+        }
+    }
+    report = {
+        "usageByNode": {
+            "10.0.0.3": {"CPU": [0.0, 120.0], "TPU": [4.0, 4.0]},
+            "cc": {"CPU": [1, 120]},
+            "10.0.0.5": {"CPU": [0.0, 120.0], "objectStoreMemory": [7, 9]},
+            "10.0.0.6": {"CPU": [1, 120]},
+        },
+        "resourceDemand": [[{"TPU": 4.0, "CPU": 1.0}, 3]],
+    }
+    status = {"data": {"clusterStatus": {"loadMetricsReport": report}, "autoscalingError": None}}
+
+    assert parse_ray(nodes, status) == RayView(
+        alive=frozenset({"10.0.0.3", "10.0.0.4", "10.0.0.5"}),
+        busy=frozenset({"10.0.0.3", "10.0.0.4"}),
+        wanted={'{"CPU": 1.0, "TPU": 4.0}': 3},
+    )
+
+
+def test_parse_ray_without_an_autoscalers_report_knows_the_hosts() -> None:
+    nodes = {"data": {"summary": [raylet("bb", "10.0.0.3")]}}
+
+    assert parse_ray(nodes, {"data": {"clusterStatus": None, "autoscalingError": "e"}}) == RayView(
+        alive=frozenset({"10.0.0.3"}), error="e"
+    )
+
+
+# the contract and the head
+
+
+def test_read_pools_takes_numbers_of_pulumi_and_lacks() -> None:
+    assert read_pools(replace(CLUSTER, pools={"b": {"max": 8.0, "min": "x"}, "a": None})) == [
+        Pool(name="a"),
+        Pool(name="b", max=8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "verdicts"),
+    [
+        (None, ["fail head"]),
+        ({"state": "ready", "config-sha256": "0", "restart-needed": "no"}, ["ok head", "ok file", "ok restart"]),
+        ({"state": "ready", "config-sha256": "1"}, ["ok head", "fail file", "ok restart"]),
+        ({"state": "waiting", "waiting-for": "image i"}, ["warn head", "fail file", "ok restart"]),
+        (
+            {"state": "ready", "config-sha256": "0", "restart-needed": "ray-head-service"},
+            ["ok head", "ok file", "warn restart"],
+        ),
+    ],
+)
+def test_check_head_compares_what_it_says_with_the_contract(
+    attributes: dict[str, str] | None, verdicts: list[str]
+) -> None:
+    findings = list(check_head("main", CLUSTER, attributes, stack="marin"))
+
+    assert [f"{each.verdict} {each.check}" for each in findings] == verdicts
+    assert all(bool(each.fix) == (each.verdict != "ok") for each in findings)
+
+
+def test_parse_attributes_reads_googles_list() -> None:
+    items = [{"namespace": "runtime", "key": "state", "value": "ready"}, {"namespace": "runtime", "key": "empty"}]
+
+    assert parse_attributes({"queryValue": {"items": items}}) == {"state": "ready", "empty": ""}
+    assert parse_attributes({}) == {}
