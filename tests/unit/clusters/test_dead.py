@@ -123,6 +123,7 @@ def test_find_spent_takes_queued_resources_of_this_cluster_alone() -> None:
         ({"marin-main": None}, []),
         ({"marin-main": NOW - 3 * HOUR}, []),
         ({"marin-main": NOW - 2 * HOUR + MINUTE}, ["old"]),
+        ({"marin-main": NOW - 2 * HOUR}, []),
         ({"marin-main": NOW - MINUTE}, ["old", "young"]),
         ({"other": NOW}, []),
     ],
@@ -254,6 +255,15 @@ def test_plan_begins_to_wait_again_after_a_slice_was_whole() -> None:
     plan = plan_reaping(lacks, "marin-main", NOW + 11 * MINUTE, seen=seen)
 
     assert (plan.dead, [each.until for each in plan.waiting]) == ((), [NOW + 21 * MINUTE])
+
+
+def test_plan_after_the_clock_was_set_back_waits_from_now() -> None:
+    view = ZoneView(nodes=(node("READY", accelerator="v4-16"),))
+    ahead = plan_reaping(view, "marin-main", NOW + timedelta(days=1), seen={}).seen
+
+    plan = plan_reaping(view, "marin-main", NOW, seen=ahead)
+
+    assert [each.until for each in plan.waiting] == [NOW + 10 * MINUTE]
 
 
 def test_plan_names_each_thing_once_and_leaves_nodes_to_their_queued_resource() -> None:
