@@ -170,7 +170,7 @@ def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None
     pools = read_pools(cluster)
     queued: dict[str, int] = {}
     for each in view.queued:
-        if each.belongs_to(cluster.cluster_name):
+        if each.cluster == cluster.cluster_name:
             queued[each.state] = queued.get(each.state, 0) + 1
     return ClusterStatus(
         cluster=name,

@@ -46,10 +46,10 @@ STATES = [
 """Every state in the API."""
 
 
-def queued(name: str, state: str, *clusters: str) -> QueuedResource:
-    return QueuedResource(
-        resource=f"{PARENT}/queuedResources/{name}", state=state, labels=tuple(labels(each) for each in clusters)
-    )
+def queued(name: str, state: str, *clusters: str, **its: dict[str, str]) -> QueuedResource:
+    """Return a queued resource for one node of each cluster, or for one with the `labels`."""
+    nodes = (*(labels(each) for each in clusters), *its.values())
+    return QueuedResource(resource=f"{PARENT}/queuedResources/{name}", state=state, labels=nodes)
 
 
 # at first sight
@@ -207,7 +207,7 @@ def test_find_incomplete_slices_takes_running_slices_with_fewer_hosts_than_their
         ({}, ["mine", "destroyed"]),
     ],
 )
-def test_find_headless_takes_nodes_of_ours_alone(heads: dict[str, datetime | None] | None, found: list[str]) -> None:
+def test_find_headless_takes_what_is_ours_alone(heads: dict[str, datetime | None] | None, found: list[str]) -> None:
     nodes = (
         node("READY", "mine"),
         node("READY", "destroyed", labels=ours("dev-main")),
@@ -215,8 +215,15 @@ def test_find_headless_takes_nodes_of_ours_alone(heads: dict[str, datetime | Non
         node("READY", "bare", labels={"managed-by": "research-runtime"}),
         node("DELETING", "going", labels=ours("dev-main")),
     )
+    asked = (
+        queued("destroyed-q", "WAITING_FOR_RESOURCES", labels=ours("dev-main")),
+        queued("somebodys-q", "ACTIVE", "their-own-cluster"),
+        queued("bare-q", "ACTIVE"),
+    )
 
-    assert [each.name for each in find_headless(ZoneView(nodes=nodes, heads=heads), "marin-main")] == found
+    suspects = find_headless(ZoneView(nodes=nodes, queued=asked, heads=heads), "marin-main")
+
+    assert [each.name for each in suspects] == [*found, *(["destroyed-q"] if "destroyed" in found else [])]
 
 
 @pytest.mark.parametrize(
