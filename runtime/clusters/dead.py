@@ -179,23 +179,18 @@ def find_spent(resources: Iterable[QueuedResource], cluster: str) -> list[Dead]:
     return [
         Dead(resource=each.resource, why=f"queued resource {each.state}", kind=each.state.lower(), state=each.state)
         for each in resources
-        if each.state in SPENT and each.belongs_to(cluster)
+        if each.state in SPENT and each.cluster == cluster
     ]
 
 
 def find_deleting(view: ZoneView, cluster: str) -> list[Suspect]:
     what = "is being deleted"
-    nodes = [
+    listed: list[TpuNode | QueuedResource] = [*view.nodes, *view.queued]
+    return [
         _suspect(each, Suspicion.DELETING, what)
-        for each in view.nodes
+        for each in listed
         if each.cluster == cluster and each.state == "DELETING"
     ]
-    queued = [
-        Suspect(resource=each.resource, suspicion=Suspicion.DELETING, what=what, state=each.state)
-        for each in view.queued
-        if each.belongs_to(cluster) and each.state == "DELETING"
-    ]
-    return [*nodes, *queued]
 
 
 def find_incomplete_slices(nodes: Iterable[TpuNode], cluster: str) -> list[Suspect]:
@@ -211,7 +206,7 @@ def find_incomplete_slices(nodes: Iterable[TpuNode], cluster: str) -> list[Suspe
 
 
 def find_headless(view: ZoneView, cluster: str) -> list[Suspect]:
-    """Return the nodes of `cluster`, and of other clusters that stacks of ours made, for which the zone has no head.
+    """Return what `cluster`, and other clusters that stacks of ours made, have in the zone if they have no head there.
 
     Nothing is returned if heads could not be listed. Another cluster's node counts as ours by its label alone.
     """
@@ -219,13 +214,19 @@ def find_headless(view: ZoneView, cluster: str) -> list[Suspect]:
     if heads is None:
         return []
     key, maker = MANAGED_LABEL
+    # The nodes of a queued resource go with it, so that the labels of its first node are those of all.
+    listed: list[tuple[TpuNode | QueuedResource, Mapping[str, str]]] = [
+        *((each, each.labels) for each in view.nodes),
+        *((each, each.labels[0]) for each in view.queued if each.labels),
+    ]
     found = []
-    for node in view.nodes:
-        if node.cluster is None or node.cluster in heads or node.state == "DELETING":
+    for each, labels in listed:
+        of = each.cluster
+        if of is None or of in heads or each.state == "DELETING":
             continue
-        if node.cluster == cluster or node.labels.get(key) == maker:
-            of = f"cluster `{node.cluster}` of stack `{node.labels.get(STACK_LABEL, '?')}` has no head"
-            found.append(_suspect(node, Suspicion.HEADLESS, of))
+        if of == cluster or labels.get(key) == maker:
+            what = f"cluster `{of}` of stack `{labels.get(STACK_LABEL, '?')}` has no head"
+            found.append(_suspect(each, Suspicion.HEADLESS, what))
     return found
 
 
@@ -250,7 +251,7 @@ def find_billed(view: ZoneView, cluster: str) -> list[Dead]:
     queued = [
         Dead(resource=each.resource, why=f"queued resource {each.state}", kind="stopped", state=each.state)
         for each in view.queued
-        if each.belongs_to(cluster)
+        if each.cluster == cluster
     ]
     found = {each.resource: each for each in (*nodes, *queued)}
     return sorted(_through_queue(found, view), key=lambda each: (not each.is_queued, each.resource))
@@ -271,5 +272,6 @@ def _dead(node: TpuNode, why: str, kind: str) -> Dead:
     return Dead(resource=node.resource, why=why, kind=kind, pool=node.pool, state=node.state)
 
 
-def _suspect(node: TpuNode, suspicion: Suspicion, what: str) -> Suspect:
-    return Suspect(resource=node.resource, suspicion=suspicion, what=what, pool=node.pool, state=node.state)
+def _suspect(each: TpuNode | QueuedResource, suspicion: Suspicion, what: str) -> Suspect:
+    pool = each.pool if isinstance(each, TpuNode) else None
+    return Suspect(resource=each.resource, suspicion=suspicion, what=what, pool=pool, state=each.state)

@@ -71,9 +71,11 @@ class QueuedResource:
     def name(self) -> str:
         return self.resource.rpartition("/")[2]
 
-    def belongs_to(self, cluster: str) -> bool:
-        """Whether all nodes that it asks for are of `cluster`."""
-        return {labels.get(CLUSTER_LABEL) for labels in self.labels} == {cluster}
+    @property
+    def cluster(self) -> str | None:
+        """Ray's name of the cluster of all nodes that it asks for; None if they have none, or not all the same."""
+        clusters = {labels.get(CLUSTER_LABEL) for labels in self.labels}
+        return clusters.pop() if len(clusters) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,10 +34,10 @@ class HeadWay:
 
 def render_proxy(way: HeadWay) -> str:
     """Return the command that carries ssh's bytes; ssh puts the port for `%p`."""
-    words = ["gcloud", "compute", "start-iap-tunnel", way.head, "PORT", "--listen-on-stdin"]
+    words = ["gcloud", "compute", "start-iap-tunnel", way.head, "%p", "--listen-on-stdin"]
     words += ["--project", way.project, "--zone", way.zone]
-    # ssh reads `%`; none of the names may hold one, and doubling it is what ssh asks for.
-    return shlex.join(words).replace("%", "%%").replace("PORT", "%p", 1)
+    # Names of Google's hold nothing that a shell or ssh would read.
+    return shlex.join(words)
 
 
 def render_ssh(

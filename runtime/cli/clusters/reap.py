@@ -90,9 +90,9 @@ def reap(
 ) -> int:
     """Remove TPU nodes that will never work again.
 
-    Ray does not remove them: nodes that were preempted, that never came up, that an older head or a destroyed stack left behind, slices
-    that lack a host, deletions that hang, and queued resources that failed. The head of each cluster does this every 45
-    seconds. Exit code 3 if something could not be removed.
+    Ray does not remove them: nodes that were preempted, that never came up, that an older head or a destroyed stack left
+    behind, slices that lack a host, deletions that hang, and queued resources that failed. The head of each cluster does
+    this every 45 seconds. Exit code 3 if something could not be removed.
 
     \b
     Examples:

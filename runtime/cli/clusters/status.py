@@ -99,8 +99,9 @@ def status(
 
     That is for each pool what Google has, what Ray sees and what runs, and each mismatch with its next step.
 
-    LIVE counts the nodes that Google makes or runs, DEAD those that the reaper would remove, RAY those that Ray counts on,
-    and BUSY those on which something holds CPUs or TPUs. Without `--address` or `--tunnel` Ray is not asked. Exit code 3 if Google could not be asked about a cluster.
+    LIVE counts the nodes that Google makes or runs, DEAD those that the reaper would remove, RAY those that Ray counts
+    on, and BUSY those on which something holds CPUs or TPUs. Without `--address` or `--tunnel` Ray is not asked. Exit code
+    3 if Google could not be asked about a cluster.
 
     \b
     Examples:
@@ -169,7 +170,7 @@ def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None
     pools = read_pools(cluster)
     queued: dict[str, int] = {}
     for each in view.queued:
-        if each.belongs_to(cluster.cluster_name):
+        if each.cluster == cluster.cluster_name:
             queued[each.state] = queued.get(each.state, 0) + 1
     return ClusterStatus(
         cluster=name,

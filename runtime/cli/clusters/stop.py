@@ -79,8 +79,9 @@ def stop(
 ) -> int:
     """Remove what a cluster would leave billing.
 
-    That is every TPU node and queued resource, before `pulumi destroy`: no reaper runs after that. Ray on the head is stopped first, over ssh, because it would make new nodes. Jobs that run in the cluster end. Exit code
-    3 if something is left.
+    That is every TPU node and queued resource, before `pulumi destroy`: no reaper runs after that. Ray on the head is
+    stopped first, over ssh, because it would make new nodes. Jobs that run in the cluster end. Exit code 3 if something is
+    left.
 
     \b
     Examples:
@@ -99,12 +100,13 @@ def stop(
         _print([_row(key, dead) for dead in billed], output)
         if stops:
             note(f"{key}: Ray on `{each.head}` would be stopped")
-        note(f"{key}: {count_noun(len(billed), 'thing')} would be left billing without the head")
+        note(f"{key}: {count_noun(len(billed), 'resource')} would be left billing without the head")
         return 0
     ending = "stop Ray on the head and " if stops else ""
     confirm(f"{ending}remove {count_noun(len(billed), 'node or queued resource')} of `{each.cluster_name}`", yes=yes)
     if stops:
         _stop_ray(head_way(chosen, each, user, ssh_option))
+        view = reaper.look()
     done: dict[str, Removal] = {}
     for _ in range(ROUNDS):
         # What Google is deleting already needs no second request.
@@ -121,7 +123,7 @@ def stop(
     left = find_billed(view, each.cluster_name)
     stays = [dead for dead in left if dead.state != "DELETING"]
     note(
-        f"{key}: {count_noun(len(left) - len(stays), 'thing')} being deleted, {len(stays)} left"
+        f"{key}: {count_noun(len(left) - len(stays), 'resource')} being deleted, {len(stays)} left"
         if left
         else f"{key}: nothing is left"
     )

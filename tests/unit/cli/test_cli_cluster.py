@@ -520,7 +520,7 @@ def test_stop_dry_run_shows_what_would_be_left_billing(server: TpuServer, run: R
         ],
     )
     assert f"main: Ray on `{CLUSTER.head}` would be stopped\n" in err
-    assert "main: 2 things would be left billing without the head\n" in err
+    assert "main: 2 resources would be left billing without the head\n" in err
     assert names_of(server.nodes) == ["n-1", "n-2", "theirs"]
 
 
@@ -551,7 +551,7 @@ def test_stop_that_cannot_remove_one_says_what_is_left(server: TpuServer, run: R
     code, _, err = run("stop", "--yes", "--leave-head")
 
     assert code == 3
-    assert err.endswith("main: 0 things being deleted, 1 left\n")
+    assert err.endswith("main: 0 resources being deleted, 1 left\n")
     assert names_of(server.nodes) == ["n-1"]
 
 

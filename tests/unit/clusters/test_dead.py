@@ -46,10 +46,10 @@ STATES = [
 """Every state in the API."""
 
 
-def queued(name: str, state: str, *clusters: str) -> QueuedResource:
-    return QueuedResource(
-        resource=f"{PARENT}/queuedResources/{name}", state=state, labels=tuple(labels(each) for each in clusters)
-    )
+def queued(name: str, state: str, *clusters: str, **its: dict[str, str]) -> QueuedResource:
+    """Return a queued resource for one node of each cluster, or for one with the `labels`."""
+    nodes = (*(labels(each) for each in clusters), *its.values())
+    return QueuedResource(resource=f"{PARENT}/queuedResources/{name}", state=state, labels=nodes)
 
 
 # at first sight
@@ -123,6 +123,7 @@ def test_find_spent_takes_queued_resources_of_this_cluster_alone() -> None:
         ({"marin-main": None}, []),
         ({"marin-main": NOW - 3 * HOUR}, []),
         ({"marin-main": NOW - 2 * HOUR + MINUTE}, ["old"]),
+        ({"marin-main": NOW - 2 * HOUR}, []),
         ({"marin-main": NOW - MINUTE}, ["old", "young"]),
         ({"other": NOW}, []),
     ],
@@ -206,7 +207,7 @@ def test_find_incomplete_slices_takes_running_slices_with_fewer_hosts_than_their
         ({}, ["mine", "destroyed"]),
     ],
 )
-def test_find_headless_takes_nodes_of_ours_alone(heads: dict[str, datetime | None] | None, found: list[str]) -> None:
+def test_find_headless_takes_what_is_ours_alone(heads: dict[str, datetime | None] | None, found: list[str]) -> None:
     nodes = (
         node("READY", "mine"),
         node("READY", "destroyed", labels=ours("dev-main")),
@@ -214,8 +215,15 @@ def test_find_headless_takes_nodes_of_ours_alone(heads: dict[str, datetime | Non
         node("READY", "bare", labels={"managed-by": "research-runtime"}),
         node("DELETING", "going", labels=ours("dev-main")),
     )
+    asked = (
+        queued("destroyed-q", "WAITING_FOR_RESOURCES", labels=ours("dev-main")),
+        queued("somebodys-q", "ACTIVE", "their-own-cluster"),
+        queued("bare-q", "ACTIVE"),
+    )
 
-    assert [each.name for each in find_headless(ZoneView(nodes=nodes, heads=heads), "marin-main")] == found
+    suspects = find_headless(ZoneView(nodes=nodes, queued=asked, heads=heads), "marin-main")
+
+    assert [each.name for each in suspects] == [*found, *(["destroyed-q"] if "destroyed" in found else [])]
 
 
 @pytest.mark.parametrize(
@@ -254,6 +262,15 @@ def test_plan_begins_to_wait_again_after_a_slice_was_whole() -> None:
     plan = plan_reaping(lacks, "marin-main", NOW + 11 * MINUTE, seen=seen)
 
     assert (plan.dead, [each.until for each in plan.waiting]) == ((), [NOW + 21 * MINUTE])
+
+
+def test_plan_after_the_clock_was_set_back_waits_from_now() -> None:
+    view = ZoneView(nodes=(node("READY", accelerator="v4-16"),))
+    ahead = plan_reaping(view, "marin-main", NOW + timedelta(days=1), seen={}).seen
+
+    plan = plan_reaping(view, "marin-main", NOW, seen=ahead)
+
+    assert [each.until for each in plan.waiting] == [NOW + 10 * MINUTE]
 
 
 def test_plan_names_each_thing_once_and_leaves_nodes_to_their_queued_resource() -> None:
