@@ -69,7 +69,7 @@ class Meeting(object):
         self.limit_s = order.get("time_limit_s")
         self.name = run.attempt_name(number)
         self.began = time.monotonic()
-        self.address, self.port = "", 0
+        self.address, self.port = "", order.get("master_port") or 0
         """Where rank 0 can be reached, once `meet` has returned None."""
         self.deadline: "Optional[float]" = None
         """The end of the attempt's time limit by the clock of node 0, from then on."""
@@ -246,7 +246,9 @@ class Leader(Meeting):
             return False
         mine = json.loads(self.record.read(self.rank_name(0)))
         addresses = [mine["address"]] + [self.ready[node]["address"] for node in self.others]
-        port = PORTS[0] + zlib.crc32(self.name.encode("utf-8")) % PORTS[1]
+        # Jobs that share a machine have different ports.
+        where = "%s/%s" % (os.path.basename(self.run.job), self.name)
+        port = self.port or PORTS[0] + zlib.crc32(where.encode("utf-8")) % PORTS[1]
         now = time.time()
         about = {
             "addresses": addresses,
