@@ -64,8 +64,8 @@ class Meeting(object):
     """Whether another node asks for a checkpoint."""
 
     def __init__(self, order, run, number):
-        self.record, self.run, self.number = run.record, run, number
-        self.node, self.nodes, self.start_s = run.node, order["nodes"], order["meet"]["start_s"]
+        self.run, self.number = run, number
+        self.nodes, self.start_s = order["nodes"], order["meet"]["start_s"]
         self.limit_s = order.get("time_limit_s")
         self.name = run.attempt_name(number)
         self.began = time.monotonic()
@@ -77,9 +77,16 @@ class Meeting(object):
         """What this node's ranks have printed, for the other nodes."""
         self.beats, self.beat_at = 0, 0.0
         self.looked_at = time.monotonic()
-        self.wake = threading.Event()
-        self.left = False
+        self.left = threading.Event()
         self.thread: "Optional[threading.Thread]" = None
+
+    @property
+    def record(self):
+        return self.run.record
+
+    @property
+    def node(self):
+        return self.run.node
 
     @property
     def prefix(self):
@@ -130,8 +137,7 @@ class Meeting(object):
 
     def leave(self):
         """Stop looking. Safe to call again."""
-        self.left = True
-        self.wake.set()
+        self.left.set()
         if self.thread is not None:
             self.thread.join()
 
@@ -183,7 +189,7 @@ class Meeting(object):
 
     def _go(self):
         said = None
-        while not self.left:
+        while not self.left.is_set():
             now = time.monotonic()
             try:
                 if now - self.looked_at > SILENT_S / 4:
@@ -198,7 +204,7 @@ class Meeting(object):
                 if str(problem) != said:
                     say("cannot look for the other nodes, tries again: %s" % problem)
                 said = str(problem)
-            self.wake.wait(POLL_S)
+            self.left.wait(POLL_S)
 
     def look(self):
         """Read what the other nodes left."""

@@ -117,8 +117,8 @@ def check_plan(plan: LaunchPlan) -> list[str]:
     return wrong
 
 
-class LauncherSuite:
-    """Derive from it, name the class `Test…`, and give it a fixture `case` that returns a `LauncherCase`."""
+class PlanSuite:
+    """The promises of a launcher's table and plans, for `LauncherSuite`."""
 
     @pytest.fixture
     def bench(self, case: LauncherCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
@@ -127,8 +127,6 @@ class LauncherSuite:
         made = Bench(case, tmp_path / "bench")
         yield made
         made.close()
-
-    # the table and the plan
 
     def test_keeps_has_every_field_in_exactly_one_class(self, bench: Bench) -> None:
         assert check_keeps(bench.launcher.keeps) == []
@@ -203,6 +201,10 @@ class LauncherSuite:
         assert "canary-4711" not in refused.value.render()
         assert _look(bench.folder) == before
         assert ledger.list_jobs(bench.open_host().files) == []
+
+
+class LauncherSuite(PlanSuite):
+    """Derive from it, name the class `Test…`, and give it a fixture `case` that returns a `LauncherCase`."""
 
     # a job's life
 
