@@ -33,7 +33,7 @@ from runtime.jobs.plan import (
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
-from runtime.launchers.processes.owned import list_owned, remove_owned
+from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
 from runtime.launchers.support import ALARM, COMMON, by_client, by_shim, fields_of, native, refused
 from runtime.reasons import EndReason, Explanation
@@ -54,7 +54,7 @@ class Process:
 
     @property
     def is_shim(self) -> bool:
-        return "shim.py" in self.line and "--native" in self.line
+        return is_shim(self.line)
 
 
 def list_processes(host: Host) -> list[Process]:

@@ -36,9 +36,10 @@ class _Process:
     age: timedelta
     line: str
 
-    @property
-    def is_shim(self) -> bool:
-        return "shim.py" in self.line and "--native" in self.line
+
+def is_shim(line: str) -> bool:
+    """Whether this command line is that of a shim."""
+    return "shim.py" in line and "--native" in line
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +109,10 @@ def _find(processes: Mapping[int, _Process], root: str, marks: Mapping[int, str]
     which a command of the first launched."""
     shim = re.compile(rf"\s{re.escape(root)}/jobs/(j-[0-9a-f]+) --native (\S+)")
     for pid, each in processes.items():
-        match = shim.search(each.line) if each.is_shim else None
+        match = shim.search(each.line) if is_shim(each.line) else None
         if match is not None:
             yield _Found(each, match[1], match[2])
-        elif pid in marks.keys() - spared and not any(processes[one].is_shim for one in _line_of(pid, processes)):
+        elif pid in marks.keys() - spared and not any(is_shim(processes[one].line) for one in _line_of(pid, processes)):
             yield _Found(each, marks[pid], "")
 
 
