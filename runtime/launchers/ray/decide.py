@@ -35,10 +35,13 @@ def is_over(codes: Mapping[int, int | None], nodes: int) -> bool:
     return len(codes) < nodes and any(code is None or code in NOT_OURS for code in codes.values())
 
 
-def next_pause(brief: int, backoff_s: Sequence[float], chance: Callable[[], float] = random.random) -> float:
-    """Seconds until a run is placed again; `brief` placements in a row did not last."""
-    low, high = backoff_s
-    return 0.0 if brief < 1 else float(min(high, low * 2 ** (brief - 1)) * (0.5 + chance()))
+def next_pause(idle: int, retry: Mapping[str, Any], chance: Callable[[], float] = random.random) -> float:
+    """Seconds until a run is placed again after `idle` placements in a row that began no attempt.
+
+    After an attempt the shim's own rule decides.
+    """
+    low, high = retry["backoff_s"]
+    return 0.0 if idle < 1 else float(min(high, low * 2 ** (idle - 1)) * (0.5 + chance()))
 
 
 def worst_code(codes: Sequence[int]) -> int:

@@ -25,14 +25,13 @@ from runtime.launchers.ray import decide
 from runtime.launchers.ray.names import note_name, submission_name
 from runtime.launchers.ray.node import Node
 from runtime.shim.record import FolderRecord, Run
+from runtime.shim.retry import decide as after_attempt
 from runtime.shim.words import DONE, FAILED
 
 LOST_S: Final = 30.0
 """How long an actor that does not answer is waited for, unless Ray says sooner that it or its node is dead."""
 SEND_S: Final = 90.0
 """How much longer than its grace a shim may take, to send its logs and outputs."""
-BRIEF_S: Final = 600.0
-"""A placement that ends sooner than this is followed by a longer pause."""
 _TURN_S: Final = 1.0
 _NOTE_S: Final = 2.0
 
@@ -46,7 +45,7 @@ class Driver:
         self.record = _open_record(root, job)
         self.order: dict[str, Any] = json.loads(self.record.read("order.json") or "{}")
         self.shim: bytes = (self.record.read("shim.py") or "").encode()
-        self.native = f"{submission_name(job, epoch, part)}+{secrets.token_hex(4)}"
+        self.native = f"{submission_name(job, root, epoch, part)}+{secrets.token_hex(4)}"
         """No other start has it, so that shims of two drivers are never taken for each other's."""
         self.note = note_name(epoch, part)
         self.wants: Mapping[str, Any] = self.order["ray"]
@@ -79,7 +78,7 @@ class Driver:
     # one run
 
     def _carry_out(self, index: int) -> int:
-        brief, pause = 0, 0.0
+        idle, pause = (0, 0), 0.0
         run = Run(_open_record(self.root, self.job), index)
         while True:
             if self.stopping.wait(pause):
@@ -87,25 +86,30 @@ class Driver:
             if (result := run.result()) is not None:
                 run.announce(result)  # its maker may have died before it could
                 return self._show(index, "ended", DONE if result["reason"] == "succeeded" else FAILED)
-            began = time.monotonic()
             codes: list[int | None] = [None]
             try:
                 with self._placed(index, run) as actors:
                     if actors is None:
                         continue
-                    began = time.monotonic()
                     codes = self._serve(index, actors)
             except _ray_error() as problem:
                 say(f"index {index} is placed again: {type(problem).__name__}")
             code = decide.judge_codes(codes)
             if code is not None:
                 return self._show(index, "ended", code)
-            brief = brief + 1 if time.monotonic() - began < BRIEF_S else 1
-            pause = decide.next_pause(brief, self.order["retry"]["backoff_s"])
-            if None in codes:
-                # The shim of a lost actor may have its grace yet.
-                pause = max(pause, min(self.order["grace_s"], LOST_S))
+            idle, pause = self._pause(run, idle, lost=None in codes)
             self._show(index, "waiting", FAILED)
+
+    def _pause(self, run: Any, idle: tuple[int, int], *, lost: bool) -> tuple[tuple[int, int], float]:
+        """How many placements in a row began no attempt, beside the number of attempts; and seconds until the next one."""
+        attempts = len(run.attempts())
+        row = idle[1] + 1 if attempts == idle[0] else 0
+        pause = decide.next_pause(row, self.order["retry"])
+        if not row and (ended := run.counted(self.order)):
+            what, wanted = after_attempt(ended, self.order["retry"])
+            pause = wanted if what == "again" else 0.0
+        # The shim of a lost actor may have its grace yet.
+        return (attempts, row), max(pause, min(self.order["grace_s"], LOST_S)) if lost else pause
 
     @contextlib.contextmanager
     def _placed(self, index: int, run: Any) -> Iterator[list[tuple[Any, dict[str, Any]]] | None]:

@@ -97,7 +97,7 @@ class RayLauncher:
         )
         if spec.code.mode is CodeMode.IMAGE:
             order["code"] = {"path": "."}
-        name = submission_name(job.id, 1, 0)
+        name = submission_name(job.id, place.root, 1, 0)
         body = render_submission(place, job, epoch=1, part=0, grace_s=spec.grace_period.total_seconds())
         return LaunchPlan(
             job=job,
@@ -198,7 +198,7 @@ class RayLauncher:
 def render_submission(place: Place, job: JobIdentity, *, epoch: int, part: int, grace_s: float) -> dict[str, Any]:
     """The body of `POST /api/jobs/`. No entrypoint resources, so that Ray keeps the driver on the head."""
     return {
-        "submission_id": submission_name(job.id, epoch, part),
+        "submission_id": submission_name(job.id, place.root, epoch, part),
         "entrypoint": _entrypoint(place, job.id, epoch, part),
         "metadata": {
             "job": job.id,
@@ -214,7 +214,7 @@ def set_epoch(body: Mapping[str, Any], place: Place, job: str, epoch: int, part:
     """The submission for another epoch."""
     return {
         **body,
-        "submission_id": submission_name(job, epoch, part),
+        "submission_id": submission_name(job, place.root, epoch, part),
         "entrypoint": _entrypoint(place, job, epoch, part),
         "metadata": {**body["metadata"], "epoch": str(epoch)},
     }

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-NONCE = "+"
+import hashlib
+from typing import Final
+
+NONCE: Final = "+"
 
 
-def submission_name(job: str, epoch: int, part: int) -> str:
-    """`j-…-e1-p0`, the id under which the head knows one start of a part. An ended job blocks its id for ever."""
-    return f"{job}-e{epoch}-p{part}"
+def submission_name(job: str, root: str, epoch: int, part: int) -> str:
+    """`j-…-e1-p0-4f0c2a`, the id under which the head knows one start of a part: it blocks the id even when it has ended.
+
+    The last letters stand for the record root, since jobs of two roots may have one id.
+    """
+    return f"{job}-e{epoch}-p{part}-{hashlib.sha256(root.encode()).hexdigest()[:6]}"
 
 
 def split_name(name: str) -> tuple[str, int, int]:
     """Job, epoch and part of a submission's name, or of a native id."""
-    job, epoch, part = strip_nonce(name).rsplit("-", 2)
+    job, epoch, part, _ = strip_nonce(name).rsplit("-", 3)
     return job, int(epoch[1:]), int(part[1:])
 
 
