@@ -61,9 +61,14 @@ def sort_nodes(places: Sequence[Mapping[str, Any]]) -> list[int]:
     return order
 
 
+def head_of(type_: str) -> str:
+    """The resource that only the first host of a TPU slice has."""
+    return f"TPU-{type_}-head"
+
+
 def find_slice(resources: Mapping[str, float], type_: str) -> str | None:
     """The name of the TPU slice that a node is the first host of, by the node's resources: `{NAME: 1, "TPU": 4, …}`."""
-    known = ("CPU", "GPU", "TPU", "memory", "object_store_memory", f"TPU-{type_}-head")
+    known = ("CPU", "GPU", "TPU", "memory", "object_store_memory", head_of(type_))
     found = [
         name
         for name, amount in resources.items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import secrets
 import signal
 import sys
@@ -87,20 +88,25 @@ class Driver:
                 run.announce(result)  # its maker may have died before it could
                 return self._show(index, "ended", DONE if result["reason"] == "succeeded" else FAILED)
             codes: list[int | None] = [None]
+            lingers = False
             try:
                 with self._placed(index, run) as actors:
                     if actors is None:
+                        if run.cancelled():
+                            return self._show(index, "ended", FAILED)
+                        pause = _TURN_S
                         continue
                     codes = self._serve(index, actors)
+                    lingers = self._lingers(codes, actors)
             except _ray_error() as problem:
                 say(f"index {index} is placed again: {type(problem).__name__}")
             code = decide.judge_codes(codes)
             if code is not None:
                 return self._show(index, "ended", code)
-            idle, pause = self._pause(run, idle, lost=None in codes)
+            idle, pause = self._pause(run, idle, lingers=lingers)
             self._show(index, "waiting", FAILED)
 
-    def _pause(self, run: Any, idle: tuple[int, int], *, lost: bool) -> tuple[tuple[int, int], float]:
+    def _pause(self, run: Any, idle: tuple[int, int], *, lingers: bool) -> tuple[tuple[int, int], float]:
         """How many placements in a row began no attempt, beside the number of attempts; and seconds until the next one."""
         attempts = len(run.attempts())
         row = idle[1] + 1 if attempts == idle[0] else 0
@@ -108,23 +114,15 @@ class Driver:
         if not row and (ended := run.counted(self.order)):
             what, wanted = after_attempt(ended, self.order["retry"])
             pause = wanted if what == "again" else 0.0
-        # The shim of a lost actor may have its grace yet.
-        return (attempts, row), max(pause, min(self.order["grace_s"], LOST_S)) if lost else pause
+        # The shim of an actor that was lost on a living node has its grace yet.
+        return (attempts, row), max(pause, self.order["grace_s"]) if lingers else pause
 
     @contextlib.contextmanager
     def _placed(self, index: int, run: Any) -> Iterator[list[tuple[Any, dict[str, Any]]] | None]:
         """Actors of all nodes of a run with their places, in the order of the nodes; None after a cancel or TERM."""
-        import ray
-
-        nodes = self.order["nodes"]
-        actors: list[Any] = []
-        group: Any = None
-        try:
-            options: list[dict[str, Any]] = [dict(self.wants["options"])]
-            if nodes > 1:
-                group = self._gather(run)
-                options = self._in_group(group, nodes) if group is not None else []
-            actors += [ray.remote(Node).options(max_concurrency=4, max_restarts=0, **each).remote() for each in options]
+        with contextlib.ExitStack() as held:
+            options = self._reserve(run, held) if self.order["nodes"] > 1 else [dict(self.wants["options"])]
+            actors = [self._make_actor(each, held) for each in options or ()]
             places = self._await_all([actor.where.remote() for actor in actors], run) if actors else None
             if places is None:
                 yield None
@@ -132,33 +130,54 @@ class Driver:
             order = decide.sort_nodes(places)
             self._show(index, "running", DONE, hosts=[places[at]["host"] for at in order])
             yield [(actors[at], places[at]) for at in order]
-        finally:
-            for actor in actors:
-                ray.kill(actor)
-            if group is not None:
-                ray.util.remove_placement_group(group)
 
-    def _gather(self, run: Any) -> Any:
-        """Room for all nodes of a run at once, on as many machines; None after a cancel or TERM."""
+    def _make_actor(self, options: Mapping[str, Any], held: contextlib.ExitStack) -> Any:
         import ray
 
-        bundle = {name: amount for name, amount in self.wants["bundle"].items() if amount}
-        group = ray.util.placement_group([bundle] * self.order["nodes"], strategy="STRICT_SPREAD")
-        # A group that waits holds nothing.
-        while not group.wait(_TURN_S):
-            if self._is_unwanted(run):
-                ray.util.remove_placement_group(group)
-                return None
-        return group
+        actor = ray.remote(Node).options(max_concurrency=4, max_restarts=0, **options).remote()
+        held.callback(ray.kill, actor)
+        return actor
 
-    def _in_group(self, group: Any, nodes: int) -> list[dict[str, Any]]:
+    def _reserve(self, run: Any, held: contextlib.ExitStack) -> list[dict[str, Any]] | None:
+        """Options of the actors of all nodes, which have room at once on as many machines; None after a cancel or TERM,
+        and if a slice does not come together in time."""
+        tpu = self.wants.get("tpu")
+        if tpu is None:
+            return self._gather(run, held, self.wants["bundle"], self.wants["options"])
+        # Its first host has a resource of its own, and stands for the slice.
+        head = self._make_actor({"num_cpus": 0, "resources": {decide.head_of(tpu["type"]): 1}}, held)
+        found = self._await_all([head.where.remote()], run)
+        if found is None:
+            return None
+        name = decide.find_slice(_resources_of(found[0]["node"]), tpu["type"])
+        if name is None:
+            say(f"the first host of a {tpu['type']} names no slice")
+            return None
+        resources = {name: 1, "TPU": tpu["chips"]}
+        options = {**self.wants["options"], "resources": resources}
+        return self._gather(run, held, {**self.wants["bundle"], **resources}, options, self.wants["start_s"])
+
+    def _gather(
+        self,
+        run: Any,
+        held: contextlib.ExitStack,
+        bundle: Mapping[str, float],
+        options: Mapping[str, Any],
+        seconds: float = math.inf,
+    ) -> list[dict[str, Any]] | None:
+        import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        nodes, until = self.order["nodes"], time.monotonic() + seconds
+        wanted = {name: amount for name, amount in bundle.items() if amount}
+        group = ray.util.placement_group([wanted] * nodes, strategy="STRICT_SPREAD")
+        held.callback(ray.util.remove_placement_group, group)
+        # A group that waits holds nothing.
+        while not group.wait(_TURN_S):
+            if self._is_unwanted(run) or time.monotonic() >= until:
+                return None
         return [
-            {
-                **self.wants["options"],
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=at),
-            }
+            {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=at)}
             for at in range(nodes)
         ]
 
@@ -199,6 +218,13 @@ class Driver:
                 for node in refs.values() if over else ():
                     actors[node][0].stop.remote()
         return [codes.get(node) for node in range(len(actors))]
+
+    def _lingers(self, codes: Sequence[int | None], actors: Sequence[tuple[Any, dict[str, Any]]]) -> bool:
+        """Whether a node that was lost is alive, so that its shim may be."""
+        import ray
+
+        lost = {place["node"] for code, (_, place) in zip(codes, actors, strict=True) if code is None}
+        return bool(lost) and any(each["NodeID"] in lost and each["Alive"] for each in ray.nodes())
 
     def _start(self, index: int, node: int, actor: Any, place: Mapping[str, Any]) -> Any:
         words = ["--native", self.native, "--index", str(index)]
@@ -248,6 +274,12 @@ def _open_record(root: str, job: str) -> Any:
     from runtime.shim.upload import BucketRecord
 
     return BucketRecord(Bucket(root), f"{tempfile.gettempdir()}/{job}")
+
+
+def _resources_of(node: str) -> dict[str, float]:
+    import ray
+
+    return next((dict(each["Resources"]) for each in ray.nodes() if each["NodeID"] == node), {})
 
 
 def _ray_error() -> type[Exception]:

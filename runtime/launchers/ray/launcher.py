@@ -28,12 +28,13 @@ from runtime.jobs.plan import (
 from runtime.jobs.spec import CodeMode, JobSpec, secret_refs
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.ray.client import RayJobs, is_ours
-from runtime.launchers.ray.demand import render_demand
+from runtime.launchers.ray.demand import count_nodes, render_demand
 from runtime.launchers.ray.fidelity import KEEPS
 from runtime.launchers.ray.names import note_name, split_name, strip_nonce, submission_name
 from runtime.launchers.ray.settings import Place, check_settings, read_place
 from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
 from runtime.reasons import Explanation
+from runtime.values import replace
 
 SUBMISSION: Final = "submission.json"
 END_S: Final = 120.0
@@ -80,7 +81,7 @@ class RayLauncher:
         indices = read_indices(spec.array, context.base)
         setup = activation_lines(spec)
         order = make_order(
-            spec,
+            replace(spec, nodes=count_nodes(spec)),
             job,
             indices,
             context,
