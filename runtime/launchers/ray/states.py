@@ -77,8 +77,11 @@ def explain_waiting(native: NativeState, note: Mapping[str, Any] | None) -> Expl
 
 
 def _tell_wants(note: Mapping[str, Any] | None) -> str:
-    bundle = (note or {}).get("wants", {}).get("bundle", {})
-    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items() if amount)
+    wants = (note or {}).get("wants", {})
+    amounts = [f"{amount:g} {name}" for name, amount in wants.get("bundle", {}).items() if amount]
+    if tpu := wants.get("tpu"):
+        amounts.append(f"{tpu['chips']} chips of a TPU {tpu['type']}")
+    return ", ".join(amounts)
 
 
 def _tell_hosts(runs: Mapping[str, Any]) -> str:
