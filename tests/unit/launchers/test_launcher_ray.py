@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from runtime.launchers.ray.names import split_name, submission_name
 from runtime.launchers.ray.settings import Place, Tunnel, read_place
 from runtime.launchers.ray.states import read_states
 from runtime.reasons import EndReason
+from tests.services_support import wait_until
 
 JOB = JobIdentity(id=f"j-{'0' * 24}", name="train", owner="ada", snapshot=None)
 NAME = f"{JOB.id}-e1-p0-4b8e25"
@@ -190,7 +191,7 @@ def test_place_of_a_stack_has_a_tunnel_to_its_head(context: PlanContext) -> None
 
 
 CONTRACT: dict[str, Any] = {
-    "schema": 3,
+    "schema": 1,
     "stack": "marin",
     "project": "marin-lab",
     "records": {"url": "gs://marin"},
@@ -475,15 +476,15 @@ def test_runs_of_an_array_are_placed_within_bounds() -> None:
 
 
 def test_guard_reports_the_exit_code_and_passes_the_end_of_its_lifeline_on_as_term(tmp_path: Path) -> None:
-    program = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(600)"
+    log = tmp_path / "log"
+    program = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True)"
+    program += "; time.sleep(600)"
     lifeline, report = os.pipe(), os.pipe()
-    words = [sys.executable, guard.__file__, str(lifeline[0]), str(report[1]), str(tmp_path / "log")]
+    words = [sys.executable, guard.__file__, str(lifeline[0]), str(report[1]), str(log)]
     subprocess.run([*words, sys.executable, "-c", program], pass_fds=(lifeline[0], report[1]), check=True)
     os.close(lifeline[0])
     os.close(report[1])
-    until = datetime.now(UTC) + timedelta(seconds=60)
-    while "up" not in (tmp_path / "log").read_text() and datetime.now(UTC) < until:
-        pass
+    assert wait_until(lambda: log.exists() and "up" in log.read_text())
 
     os.close(lifeline[1])
 
