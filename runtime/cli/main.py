@@ -34,6 +34,7 @@ EXTRA_OF = {
     "obstore": "gcp",
     "requests": "gcp",
     "urllib3": "kubernetes",
+    "ray": "ray",
 }
 """The library's top-level name → the extra that installs it."""
 # Refusals of the machine, as opposed to faults of a program (no room, no right, no handle left), with the next step.

@@ -152,8 +152,20 @@ def test_secret_is_in_no_answer_of_the_head(
     assert wait_until(lambda: read_log(job) == "11\n")
     name = job.entry().natives[0].native_id
 
-    paths = ("/api/jobs/", f"/api/jobs/{name}", f"/api/jobs/{name}/logs", "/logical/actors", "/nodes?view=summary")
-    paths += ("/api/v0/actors?detail=1", "/api/v0/tasks?detail=1", "/api/v0/workers?detail=1", "/api/v0/runtime_envs")
+    paths: tuple[str, ...] = (
+        "/api/jobs/",
+        f"/api/jobs/{name}",
+        f"/api/jobs/{name}/logs",
+        "/logical/actors",
+        "/nodes?view=summary",
+    )
+    paths = (
+        *paths,
+        "/api/v0/actors?detail=1",
+        "/api/v0/tasks?detail=1",
+        "/api/v0/workers?detail=1",
+        "/api/v0/runtime_envs",
+    )
     said = {path: json.dumps(ray_cluster.read(path)) for path in paths}
 
     assert [path for path, answer in said.items() if answer == "null"] == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import math
 import secrets
 import signal
@@ -62,7 +63,7 @@ class Driver:
         for index in runs:
             self.shown[str(index)] = {"state": "waiting"}
         self._write_note()
-        ray.init(log_to_driver=False, logging_level="WARNING")
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
         at_once = decide.count_at_once(len(runs), self.wants.get("max_parallel"))
         with ThreadPoolExecutor(at_once) as pool:
             going = [pool.submit(self._carry_out, index) for index in runs]
@@ -134,7 +135,7 @@ class Driver:
     def _make_actor(self, options: Mapping[str, Any], held: contextlib.ExitStack) -> Any:
         import ray
 
-        actor = ray.remote(Node).options(max_concurrency=4, max_restarts=0, **options).remote()
+        actor: Any = ray.remote(Node).options(max_concurrency=4, max_restarts=0, **options).remote()
         held.callback(ray.kill, actor)
         return actor
 

@@ -79,7 +79,11 @@ class RayLauncher:
         place = read_place(target, context)
         _check(spec, place)
         indices = read_indices(spec.array, context.base)
-        setup = activation_lines(spec)
+        backend: dict[str, Any] = {"ray": render_demand(spec)}
+        if spec.array and spec.array.max_parallel:
+            backend["ray"]["max_parallel"] = spec.array.max_parallel
+        if setup := activation_lines(spec):
+            backend["setup"] = setup
         order = make_order(
             replace(spec, nodes=count_nodes(spec)),
             job,
@@ -90,11 +94,7 @@ class RayLauncher:
             meets=True,
             # The driver reads the shim of the job's folder, which folding removes.
             fold=False,
-            ray={
-                **render_demand(spec),
-                **({"max_parallel": spec.array.max_parallel} if spec.array and spec.array.max_parallel else {}),
-            },
-            **({"setup": setup} if setup else {}),
+            **backend,
         )
         if spec.code.mode is CodeMode.IMAGE:
             order["code"] = {"path": "."}
