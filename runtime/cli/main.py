@@ -32,9 +32,9 @@ EXTRA_OF = {
     "grpc": "gcp",
     "kubernetes": "kubernetes",
     "obstore": "gcp",
+    "ray": "ray",
     "requests": "gcp",
     "urllib3": "kubernetes",
-    "ray": "ray",
 }
 """The library's top-level name → the extra that installs it."""
 # Refusals of the machine, as opposed to faults of a program (no room, no right, no handle left), with the next step.
