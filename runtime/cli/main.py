@@ -32,6 +32,7 @@ EXTRA_OF = {
     "grpc": "gcp",
     "kubernetes": "kubernetes",
     "obstore": "gcp",
+    "ray": "ray",
     "requests": "gcp",
     "urllib3": "kubernetes",
 }

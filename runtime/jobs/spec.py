@@ -239,12 +239,19 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tpu:
+    type: str
+    """A slice by its type, such as `v4-8`; a run has a node on each host of the slice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResources:
     """Of each node; what is left out is the target's default."""
 
     cpus: float | None = None
     memory: Range | None = None
     gpus: Gpus | None = None
+    tpu: Tpu | None = None
     disk: Range | None = None
     shared_memory: Size | None = None
 
@@ -512,7 +519,6 @@ def _check_spec(spec: JobSpec) -> None:
 
 NOWHERE: Final[Mapping[str, str]] = {
     "outputs.upload": "outputs stay in the record root: `runtime fetch JOB` copies them, or let the command copy what it needs elsewhere",
-    "resources.tpu": "no launcher asks for TPUs; the nodes of a Ray cluster's pools have them",
 }
 """Fields that one may look for and that no launcher keeps → what to do instead."""
 

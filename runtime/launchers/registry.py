@@ -22,6 +22,7 @@ _OWN: Final = {
     "ssh": "runtime.launchers.ssh.launcher:SshLauncher",
     "slurm": "runtime.launchers.slurm.launcher:SlurmLauncher",
     "kubernetes": "runtime.launchers.kubernetes.launcher:KubernetesLauncher",
+    "ray": "runtime.launchers.ray.launcher:RayLauncher",
 }
 _EXTRAS: Final = {"kubernetes": "kubernetes"}
 

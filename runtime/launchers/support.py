@@ -37,5 +37,6 @@ COMMON: Final[Mapping[str, FieldSupport]] = {
     "idempotency_key": native("part of the job's id"),
 }
 """Rows of every launcher, unless its own table has another: the shim emulates a field."""
+NO_TPU: Final = refused("only a target of kind `ray` has TPUs: those of its cluster's pools")
 ALARM: Final = by_shim("ALRM to the shim: its deadline is now, or a checkpoint's lead away")
 """How a time limit is provoked on every backend."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from runtime.jobs.plan import FieldSupport
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
-from runtime.launchers.support import ALARM, COMMON, by_shim, native, refused
+from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_shim, native, refused
 
 _NO_BUILD: Final = refused("build it into the image, or name an environment that is there: environment.name")
 _NO_PACKING: Final = refused("each run has a pod of its own; runs share a GPU by resources.gpus.count below 1")
@@ -26,6 +26,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.memory": native("requests and limits of memory"),
     "resources.gpus.count": native("limits of nvidia.com/gpu; below 1 a slot of a GPU, by a Lease"),
     "resources.gpus.type": native("nodeSelector, by gpu_types of the target"),
+    "resources.tpu.type": NO_TPU,
     "resources.disk": native("requests and limits of ephemeral-storage; the shim ends a run that is over it"),
     "resources.shared_memory": native("an emptyDir in memory at /dev/shm"),
     "nodes": native("completions: a pod for each node of a run; their shims meet in the record root"),

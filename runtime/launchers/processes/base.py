@@ -35,7 +35,7 @@ from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
-from runtime.launchers.support import ALARM, COMMON, by_client, by_shim, fields_of, native, refused
+from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
 from runtime.reasons import EndReason, Explanation
 from runtime.values import dataclass, replace
 
@@ -178,6 +178,7 @@ PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     "mounts": refused("a path of the machine is there already: name it in the command, which reads a bucket by itself"),
     "resources.cpus": by_shim("as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"),
     "resources.memory": by_shim("as a limit: a run that holds more is ended, and none is set aside"),
+    "resources.tpu.type": NO_TPU,
     "resources.disk": _NO_LIMIT,
     "resources.shared_memory": native("the machine's own /dev/shm"),
     "resources.gpus.count": by_shim("locks of the machine's GPUs that all its users share"),

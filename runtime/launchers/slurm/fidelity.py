@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from runtime.jobs.plan import FieldSupport
-from runtime.launchers.support import ALARM, COMMON, native, refused
+from runtime.launchers.support import ALARM, COMMON, NO_TPU, native, refused
 
 _SET_BY_SHIM: Final = native("--array, and the shim sets them")
 
@@ -18,6 +18,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "mounts": native("`--bind` of the container"),
     "resources.cpus": native("--cpus-per-task"),
     "resources.memory": native("--mem"),
+    "resources.tpu.type": NO_TPU,
     "resources.disk": native("--tmp"),
     "resources.shared_memory": native("the node's own /dev/shm"),
     "resources.gpus.count": native("--gres=gpu"),

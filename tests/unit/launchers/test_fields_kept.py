@@ -12,7 +12,7 @@ from runtime.jobs.spec_fields import leaf_fields
 from runtime.launchers.registry import get_launcher
 from runtime.launchers.support import native, refused
 
-OURS = ("kubernetes", "local", "slurm", "ssh")
+OURS = ("kubernetes", "local", "ray", "slurm", "ssh")
 
 
 def refused_everywhere(tables: Mapping[str, Mapping[str, FieldSupport]]) -> list[str]:

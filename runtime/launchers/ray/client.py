@@ -1,0 +1,214 @@
+"""Ray's REST API for jobs, by the standard library, and the tunnel to a head that is not reachable as it is."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shlex
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, Final
+
+from runtime.errors import InfrastructureFailure, NotPossible
+from runtime.launchers.ray.settings import Place, Tunnel
+
+ANSWER_S: Final = 60.0
+TUNNEL_S: Final = 60.0
+"""How long a tunnel may take to open."""
+_LOOK_S: Final = 0.1
+_TAKEN: Final = "already exists"
+
+
+class RayUnavailable(InfrastructureFailure):
+    """The head does not answer: nothing is known about any job."""
+
+
+class RayRefused(NotPossible):
+    """The head refused a request; `status` is the HTTP code and `said` its own words."""
+
+    def __init__(self, what: str, status: int, said: str) -> None:
+        self.status, self.said = status, said
+        super().__init__(f"ray refuses to {what}: {said}", facts=[f"HTTP {status}"])
+
+
+class RayJobs:
+    """Jobs of one cluster by its head's API. The first call opens the tunnel, if there has to be one."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._tunnel: OpenTunnel | None = None
+        # The head answers from its own network: a proxy of this machine has nothing to do with it.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def close(self) -> None:
+        tunnel, self._tunnel = self._tunnel, None
+        if tunnel is not None:
+            tunnel.close()
+
+    def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Submit a job under its `submission_id`, or find the one that has this id; returns what the head knows of it."""
+        name = body["submission_id"]
+        known = self.get(name)
+        if known is None:
+            try:
+                self._call("POST", "", f"submit `{name}`", body)
+            except RayRefused as refused:
+                # A taken id is answered with 500 and a traceback, not with 409.
+                if refused.status != 500 or _TAKEN not in refused.said:
+                    raise
+            known = self.get(name)
+        if known is None:
+            raise RayUnavailable(f"the head took job `{name}`, and does not know it now", hint="launch it again")
+        return known
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """What the head knows of a job; None if it knows none of this id."""
+        try:
+            return dict(self._call("GET", urllib.parse.quote(name), f"tell of `{name}`"))
+        except RayRefused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    def list(self) -> dict[str, dict[str, Any]]:
+        """All jobs that were submitted with an id."""
+        found = self._call("GET", "", "list its jobs")
+        return {job["submission_id"]: dict(job) for job in found if job.get("submission_id")}
+
+    def read_log(self, name: str) -> str:
+        """What the job's driver printed; empty if there is no such job."""
+        try:
+            return str(self._call("GET", f"{urllib.parse.quote(name)}/logs", f"show the log of `{name}`")["logs"])
+        except RayRefused as refused:
+            if refused.status == 404:
+                return ""
+            raise
+
+    def stop(self, name: str) -> None:
+        """Ask a job to end; ended or gone is success."""
+        self._act("POST", f"{urllib.parse.quote(name)}/stop", f"stop `{name}`")
+
+    def delete(self, name: str) -> None:
+        """Make the head forget a job that has ended; gone is success."""
+        self._act("DELETE", urllib.parse.quote(name), f"delete `{name}`")
+
+    def _act(self, method: str, path: str, what: str) -> None:
+        try:
+            self._call(method, path, what)
+        except RayRefused as refused:
+            if refused.status != 404:
+                raise
+
+    def _call(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
+        url = f"{self._address()}/api/jobs/{path}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with self._opener.open(request, timeout=ANSWER_S) as answer:
+                return json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as refused:
+            with refused:
+                said = refused.read().decode("utf-8", "replace")
+            if refused.code in (502, 503, 504):
+                raise RayUnavailable(
+                    f"the head of target `{self._place.target}` is not ready: {refused.code}"
+                ) from None
+            raise RayRefused(what, refused.code, _shorten(said)) from None
+        except (OSError, http.client.HTTPException, ValueError) as problem:
+            self.close()
+            reason = getattr(problem, "reason", None) or problem
+            raise RayUnavailable(
+                f"the Ray head of target `{self._place.target}` does not answer: {reason}",
+                facts=[f"asked at {url}"],
+                hint="`runtime targets check` tries every step",
+            ) from problem
+
+    def _address(self) -> str:
+        if self._place.address is not None:
+            return self._place.address
+        if self._tunnel is None:
+            assert self._place.tunnel is not None
+            self._tunnel = OpenTunnel(self._place.tunnel)
+        return self._tunnel.address
+
+
+def _shorten(said: str) -> str:
+    """The last line of a traceback, or the text."""
+    lines = [line for line in said.strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no reason given"
+
+
+def tunnel_words(tunnel: Tunnel, port: int) -> list[str]:
+    """The `ssh` that forwards a local port to the head's API."""
+    way = ["gcloud", "compute", "start-iap-tunnel", tunnel.head, "%p", "--listen-on-stdin"]
+    way += ["--project", tunnel.project, "--zone", tunnel.zone, "--verbosity=warning"]
+    words = ["ssh", "-N", "-T", "-o", f"ProxyCommand={shlex.join(way)}", "-o", "ExitOnForwardFailure=yes"]
+    words += ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", *tunnel.options]
+    return [*words, "-L", f"127.0.0.1:{port}:127.0.0.1:{tunnel.port}", tunnel.head]
+
+
+class OpenTunnel:
+    """A process that forwards a port of this machine to a head. Raises `RayUnavailable` if it does not open."""
+
+    def __init__(self, tunnel: Tunnel) -> None:
+        self._said: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
+        port = _find_port()
+        self.address = f"http://127.0.0.1:{port}"
+        try:
+            self._process = subprocess.Popen(
+                tunnel_words(tunnel, port),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                start_new_session=True,
+            )
+        except OSError as problem:
+            self._said.close()
+            raise NotPossible("there is no `ssh` here, which leads to the head", hint="install OpenSSH") from problem
+        until = time.monotonic() + TUNNEL_S
+        while not _answers(port):
+            if self._process.poll() is not None or time.monotonic() >= until:
+                self._said.seek(0)
+                said = self._said.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
+                self.close()
+                raise RayUnavailable(
+                    f"no tunnel to the head `{tunnel.head}`: {said[-1] if said else 'ssh did not connect'}",
+                    facts=[f"through IAP, to project `{tunnel.project}` in {tunnel.zone}"],
+                    hint="`gcloud auth login`, and the role for IAP tunnels; docs/ray.md",
+                )
+            time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._said.close()
+
+
+def _find_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def is_ours(info: Mapping[str, Any], wanted: Mapping[str, str], names: Sequence[str]) -> bool:
+    """Whether a job of our id has the metadata that `wanted` has under `names`."""
+    said = info.get("metadata") or {}
+    return all(said.get(name) == wanted[name] for name in names)

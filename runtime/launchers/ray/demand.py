@@ -1,0 +1,62 @@
+"""What a run asks a Ray cluster for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from runtime.errors import InvalidValue, NotPossible
+from runtime.jobs.spec import JobSpec
+from runtime.launchers.ray.decide import head_of
+
+CPUS: Final = 1.0
+"""CPUs of each node of a run if the spec names none."""
+
+
+def render_demand(spec: JobSpec) -> dict[str, Any]:
+    """`options` of each node's actor, and the same as a `bundle` of a placement group."""
+    wanted = spec.resources
+    cpus = CPUS if wanted.cpus is None else wanted.cpus
+    gpus = wanted.gpus.count if wanted.gpus else 0
+    memory = wanted.memory.low if wanted.memory else 0
+    options: dict[str, Any] = {"num_cpus": cpus}
+    bundle: dict[str, Any] = {"CPU": cpus}
+    if gpus:
+        options["num_gpus"] = bundle["GPU"] = gpus
+    if memory:
+        options["memory"] = bundle["memory"] = memory
+    if wanted.gpus and wanted.gpus.type:
+        options["accelerator_type"] = wanted.gpus.type
+        bundle[f"accelerator_type:{wanted.gpus.type}"] = 0.001
+    found: dict[str, Any] = {"options": options, "bundle": bundle}
+    if wanted.tpu:
+        hosts, chips = count_hosts(wanted.tpu.type)
+        if spec.nodes not in (1, hosts):
+            raise NotPossible(
+                f"a TPU of type `{wanted.tpu.type}` has {hosts} hosts, and `nodes` is {spec.nodes}",
+                hint=f"nodes: {hosts}, or leave it out",
+            )
+        if hosts == 1:
+            options["resources"] = {"TPU": chips, head_of(wanted.tpu.type): 1}
+        found |= {"tpu": {"type": wanted.tpu.type, "chips": chips}, "start_s": spec.gang.start_timeout.total_seconds()}
+    return found
+
+
+def count_nodes(spec: JobSpec) -> int:
+    """Machines of a run: those of its TPU slice, if it asks for one."""
+    return count_hosts(spec.resources.tpu.type)[0] if spec.resources.tpu else spec.nodes
+
+
+def count_hosts(type_: str) -> tuple[int, int]:
+    """Hosts of a slice, and the chips of each: (1, 4) for `v4-8`, (2, 4) for `v4-16`, (1, 8) for `v5litepod-8`.
+
+    The number after the dash counts cores if a chip has two of them, and chips otherwise.
+    https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
+    """
+    family, _, size = type_.rpartition("-")
+    if not re.fullmatch(r"(?:v|tpu)[0-9]+[a-z]*", family) or not size.isdecimal() or int(size) < 1:
+        raise InvalidValue("resources.tpu.type", type_, "a type and a size, such as v4-8 or v5litepod-16")
+    single_core = family in ("v5litepod", "v6e")
+    chips = int(size) if single_core else max(int(size) // 2, 1)
+    on_host = chips if chips <= (8 if single_core else 4) else 4
+    return -(-chips // on_host), on_host

@@ -1,0 +1,312 @@
+"""The driver of a job, on the head: `python -m runtime.launchers.ray.driver ROOT JOB --epoch E --part P`.
+
+It reads the job's order from the record root, places an actor for each node of each run, and places a run again whose shim
+asks for it or whose node was lost. The shims keep the record, by which budgets are charged; the driver writes nothing there
+but notes for people, `ray/EPOCH.PART`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Final
+
+from runtime.jobs.hosts.bucket import is_bucket
+from runtime.launchers.ray import decide
+from runtime.launchers.ray.names import note_name, submission_name
+from runtime.launchers.ray.node import Node
+from runtime.shim.record import FolderRecord, Run
+from runtime.shim.retry import decide as after_attempt
+from runtime.shim.words import DONE, FAILED
+
+LOST_S: Final = 30.0
+"""How long an actor that does not answer is waited for, unless Ray says sooner that it or its node is dead."""
+SEND_S: Final = 90.0
+"""How much longer than its grace a shim may take, to send its logs and outputs."""
+_TURN_S: Final = 1.0
+_WARNING: Final = 30
+"""The level of Ray's own log, as in `logging`."""
+_NOTE_S: Final = 2.0
+
+
+class Driver:
+    """All runs of one part of a job, a thread each."""
+
+    def __init__(self, root: str, job: str, epoch: int, part: int) -> None:
+        self.root, self.job = root, job
+        self.bucket = root if is_bucket(root) else None
+        self.record = _open_record(root, job)
+        self.order: dict[str, Any] = json.loads(self.record.read("order.json") or "{}")
+        self.shim: bytes = (self.record.read("shim.py") or "").encode()
+        self.native = f"{submission_name(job, root, epoch, part)}+{secrets.token_hex(4)}"
+        """No other start has it, so that shims of two drivers are never taken for each other's."""
+        self.note = note_name(epoch, part)
+        self.wants: Mapping[str, Any] = self.order["ray"]
+        self.stopping = threading.Event()
+        self.shown: dict[str, dict[str, Any]] = {}
+        self.lock = threading.Lock()
+
+    def go(self) -> int:
+        """Carry out every run; returns an exit code."""
+        import ray
+
+        runs = [int(index) for index in self.order["runs"]]
+        for index in runs:
+            self.shown[str(index)] = {"state": "waiting"}
+        self._write_note()
+        ray.init(log_to_driver=False, logging_level=_WARNING)
+        at_once = decide.count_at_once(len(runs), self.wants.get("max_parallel"))
+        with ThreadPoolExecutor(at_once) as pool:
+            going = [pool.submit(self._carry_out, index) for index in runs]
+            written = self._encode_note()
+            while wait(going, _NOTE_S).not_done:
+                if (text := self._encode_note()) != written:
+                    with contextlib.suppress(OSError):
+                        self._write_note()
+                        written = text
+        codes = [each.result() for each in going]
+        self._write_note()
+        return decide.worst_code(codes)
+
+    # one run
+
+    def _carry_out(self, index: int) -> int:
+        idle, pause = (0, 0), 0.0
+        run = Run(_open_record(self.root, self.job), index)
+        while True:
+            if self.stopping.wait(pause):
+                return self._show(index, "stopped", FAILED)
+            if (result := run.result()) is not None:
+                run.announce(result)  # its maker may have died before it could
+                return self._show(index, "ended", DONE if result["reason"] == "succeeded" else FAILED)
+            codes: list[int | None] = [None]
+            lingers = False
+            try:
+                with self._placed(index, run) as actors:
+                    if actors is None:
+                        if run.cancelled():
+                            return self._show(index, "ended", FAILED)
+                        pause = _TURN_S
+                        continue
+                    codes = self._serve(index, actors)
+                    lingers = self._lingers(codes, actors)
+            except _ray_error() as problem:
+                say(f"index {index} is placed again: {type(problem).__name__}")
+            code = decide.judge_codes(codes)
+            if code is not None:
+                return self._show(index, "ended", code)
+            idle, pause = self._pause(run, idle, lingers=lingers)
+            self._show(index, "waiting", FAILED)
+
+    def _pause(self, run: Any, idle: tuple[int, int], *, lingers: bool) -> tuple[tuple[int, int], float]:
+        """How many placements in a row began no attempt, beside the number of attempts; and seconds until the next one."""
+        attempts = len(run.attempts())
+        row = idle[1] + 1 if attempts == idle[0] else 0
+        pause = decide.next_pause(row, self.order["retry"])
+        if not row and (ended := run.counted(self.order)):
+            what, wanted = after_attempt(ended, self.order["retry"])
+            pause = wanted if what == "again" else 0.0
+        # The shim of an actor that was lost on a living node has its grace yet.
+        return (attempts, row), max(pause, self.order["grace_s"]) if lingers else pause
+
+    @contextlib.contextmanager
+    def _placed(self, index: int, run: Any) -> Iterator[list[tuple[Any, dict[str, Any]]] | None]:
+        """Actors of all nodes of a run with their places, in the order of the nodes; None after a cancel or TERM."""
+        with contextlib.ExitStack() as held:
+            options = self._reserve(run, held) if self.order["nodes"] > 1 else [dict(self.wants["options"])]
+            actors = [self._make_actor(each, held) for each in options or ()]
+            places = self._await_all([actor.where.remote() for actor in actors], run) if actors else None
+            if places is None:
+                yield None
+                return
+            order = decide.sort_nodes(places)
+            self._show(index, "running", DONE, hosts=[places[at]["host"] for at in order])
+            yield [(actors[at], places[at]) for at in order]
+
+    def _make_actor(self, options: Mapping[str, Any], held: contextlib.ExitStack) -> Any:
+        import ray
+
+        actor: Any = ray.remote(Node).options(max_concurrency=4, max_restarts=0, **options).remote()
+        held.callback(ray.kill, actor)
+        return actor
+
+    def _reserve(self, run: Any, held: contextlib.ExitStack) -> list[dict[str, Any]] | None:
+        """Options of the actors of all nodes, which have room at once on as many machines; None after a cancel or TERM,
+        and if a slice does not come together in time."""
+        tpu = self.wants.get("tpu")
+        if tpu is None:
+            return self._gather(run, held, self.wants["bundle"], self.wants["options"])
+        # Its first host has a resource of its own, and stands for the slice.
+        head = self._make_actor({"num_cpus": 0, "resources": {decide.head_of(tpu["type"]): 1}}, held)
+        found = self._await_all([head.where.remote()], run)
+        if found is None:
+            return None
+        name = decide.find_slice(_resources_of(found[0]["node"]), tpu["type"])
+        if name is None:
+            say(f"the first host of a {tpu['type']} names no slice")
+            return None
+        resources = {name: 1, "TPU": tpu["chips"]}
+        options = {**self.wants["options"], "resources": resources}
+        return self._gather(run, held, {**self.wants["bundle"], **resources}, options, self.wants["start_s"])
+
+    def _gather(
+        self,
+        run: Any,
+        held: contextlib.ExitStack,
+        bundle: Mapping[str, float],
+        options: Mapping[str, Any],
+        seconds: float = math.inf,
+    ) -> list[dict[str, Any]] | None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        nodes, until = self.order["nodes"], time.monotonic() + seconds
+        wanted = {name: amount for name, amount in bundle.items() if amount}
+        group = ray.util.placement_group([wanted] * nodes, strategy="STRICT_SPREAD")
+        held.callback(ray.util.remove_placement_group, group)
+        # A group that waits holds nothing.
+        while not group.wait(_TURN_S):
+            if self._is_unwanted(run) or time.monotonic() >= until:
+                return None
+        return [
+            {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=at)}
+            for at in range(nodes)
+        ]
+
+    def _await_all(self, refs: Sequence[Any], run: Any) -> list[dict[str, Any]] | None:
+        import ray
+
+        while True:
+            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_TURN_S)
+            if len(ready) == len(refs):
+                return list(ray.get(list(refs)))
+            if self._is_unwanted(run):
+                return None
+
+    def _is_unwanted(self, run: Any) -> bool:
+        return self.stopping.is_set() or run.cancelled()
+
+    def _serve(self, index: int, actors: Sequence[tuple[Any, dict[str, Any]]]) -> list[int | None]:
+        """Run the shims of all nodes; returns their exit codes, None for a node that was lost."""
+        import ray
+
+        refs = {self._start(index, node, *actor): node for node, actor in enumerate(actors)}
+        codes: dict[int, int | None] = {}
+        until: float | None = None
+        while refs and (until is None or time.monotonic() < until):
+            ready, _ = ray.wait(list(refs), num_returns=1, timeout=_TURN_S)
+            for ref in ready:
+                node = refs.pop(ref)
+                try:
+                    codes[node] = ray.get(ref)
+                except _ray_error():
+                    if self._is_back(*actors[node]):
+                        refs[self._start(index, node, *actors[node])] = node
+                    else:
+                        codes[node] = None
+            over = decide.is_over(codes, len(actors)) or self.stopping.is_set()
+            if until is None and (over or (refs and codes.get(0) in decide.FINAL)):
+                until = time.monotonic() + self.order["grace_s"] + SEND_S
+                for node in refs.values() if over else ():
+                    actors[node][0].stop.remote()
+        return [codes.get(node) for node in range(len(actors))]
+
+    def _lingers(self, codes: Sequence[int | None], actors: Sequence[tuple[Any, dict[str, Any]]]) -> bool:
+        """Whether a node that was lost is alive, so that its shim may be."""
+        import ray
+
+        lost = {place["node"] for code, (_, place) in zip(codes, actors, strict=True) if code is None}
+        return bool(lost) and any(each["NodeID"] in lost and each["Alive"] for each in ray.nodes())
+
+    def _start(self, index: int, node: int, actor: Any, place: Mapping[str, Any]) -> Any:
+        words = ["--native", self.native, "--index", str(index)]
+        words += ["--node", str(node)] if node else []
+        words += ["--bucket", self.bucket] if self.bucket else []
+        env = {"RUNTIME_ADDRESS": place["address"]} if self.order["nodes"] > 1 else {}
+        return actor.run.remote(self.shim, self.job, self.root, words, env)
+
+    def _is_back(self, actor: Any, place: Mapping[str, Any]) -> bool:
+        """Whether an actor that did not answer does so now; False once it or its node is dead, or `LOST_S` has passed."""
+        import ray
+
+        until = time.monotonic() + LOST_S
+        while time.monotonic() < until:
+            if any(each["NodeID"] == place["node"] and not each["Alive"] for each in ray.nodes()):
+                return False
+            try:
+                ray.get(actor.where.remote(), timeout=5)
+                return True
+            except ray.exceptions.ActorDiedError:
+                return False
+            except _ray_error():
+                time.sleep(_TURN_S)
+        return False
+
+    # notes for people
+
+    def _show(self, index: int, state: str, code: int, **more: Any) -> int:
+        with self.lock:
+            self.shown[str(index)] = {"state": state, **({"code": code} if state == "ended" else {}), **more}
+        say(f"index {index}: {state} {more or ''}".rstrip())
+        return code
+
+    def _encode_note(self) -> str:
+        with self.lock:
+            return json.dumps({"runs": self.shown, "wants": self.wants}, sort_keys=True)
+
+    def _write_note(self) -> None:
+        self.record.write(self.note, self._encode_note())
+
+
+def _open_record(root: str, job: str) -> Any:
+    """The record of a job, for one thread."""
+    if not is_bucket(root):
+        return FolderRecord(f"{root}/jobs/{job}")
+    from runtime.shim.bucket import Bucket
+    from runtime.shim.upload import BucketRecord
+
+    return BucketRecord(Bucket(root), f"{tempfile.gettempdir()}/{job}")
+
+
+def _resources_of(node: str) -> dict[str, float]:
+    import ray
+
+    return next((dict(each["Resources"]) for each in ray.nodes() if each["NodeID"] == node), {})
+
+
+def _ray_error() -> type[Exception]:
+    import ray
+
+    found: type[Exception] = ray.exceptions.RayError
+    return found
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"driver: {text}\n")
+    sys.stdout.flush()
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description="Carries out a job on the Ray cluster of this head.")
+    parser.add_argument("root", help="the record root: a folder, or gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
+    parser.add_argument("job")
+    parser.add_argument("--epoch", type=int, default=1)
+    parser.add_argument("--part", type=int, default=0)
+    options = parser.parse_args(words)
+    driver = Driver(options.root, options.job, options.epoch, options.part)
+    signal.signal(signal.SIGTERM, lambda *_: driver.stopping.set())
+    return driver.go()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""How Ray keeps each field of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from runtime.jobs.plan import FieldSupport
+from runtime.launchers.support import COMMON, by_shim, fields_of, native, refused
+
+_NO_BUILD: Final = refused("build it into the cluster's image, or name an environment that is there: environment.name")
+_NO_PACKING: Final = refused("each run has an actor of its own; a part of a GPU is resources.gpus.count below 1")
+_NO_LIMIT: Final = refused("Ray neither counts it nor holds an actor to it")
+_DRIVER: Final = native("the driver on the head waits")
+
+KEEPS: Final[Mapping[str, FieldSupport]] = {
+    **COMMON,
+    "command": native("an actor for each node, which starts the shim"),
+    "name": native("metadata of the submission"),
+    "image": refused("the cluster's own image runs everything; its stack names it"),
+    "secrets": by_shim("read at launch, into a file in the record root; refused where that is a bucket"),
+    "mounts": refused("the cluster's machines mount what its stack says"),
+    **dict.fromkeys([f"environment.{name}" for name in ("manager", "lock", "extras", "build_on")], _NO_BUILD),
+    "resources.cpus": native("num_cpus, set aside and no limit"),
+    "resources.memory": native("memory, set aside and no limit; the least of a range"),
+    "resources.gpus.count": native("num_gpus"),
+    "resources.gpus.type": native("accelerator_type"),
+    "resources.tpu.type": native("TPU-TYPE-head finds a slice, and its name the other hosts: all of them or none"),
+    "resources.disk": _NO_LIMIT,
+    "resources.shared_memory": native("the node's own /dev/shm"),
+    "nodes": native("a placement group, STRICT_SPREAD: all nodes at once or none; their shims meet in the record root"),
+    "gang.start_timeout": by_shim(
+        "node 0 waits in the record root for the others; a group that waits for room holds none"
+    ),
+    "array.max_parallel": native("the driver places no more at a time, and never more than 256"),
+    "array.pack": _NO_PACKING,
+    "array.pack_per": _NO_PACKING,
+    **dict.fromkeys(
+        fields_of("placement"), refused("Ray places by resources: resources.gpus.type names a kind of node")
+    ),
+    "placement.on": COMMON["placement.on"],
+    "priority": refused("Ray has no priorities"),
+    "account": refused("Ray has no accounts"),
+    "start_deadline": refused("a run that does not fit waits until it does"),
+    "retry.failure": by_shim("the shim's count in the record root; the driver places the run again"),
+    "retry.preemption": by_shim("the shim's count in the record root; the driver places the run again"),
+    "retry.capacity.window": by_shim("attempts whose nodes did not all come begin again within it"),
+    "retry.backoff.min": _DRIVER,
+    "retry.backoff.max": _DRIVER,
+    "after": refused("nothing in Ray waits for another job"),
+}

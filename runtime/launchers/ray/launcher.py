@@ -1,0 +1,282 @@
+"""Jobs on Ray clusters: one submission for each part, whose driver on the head places an actor for each node of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, cast
+
+from runtime.errors import NotPossible
+from runtime.jobs.array import read_indices
+from runtime.jobs.hosts.base import Files, Host, HostUnavailable
+from runtime.jobs.hosts.bucket import BucketFiles
+from runtime.jobs.hosts.local import LocalHost
+from runtime.jobs.ledger import job_folder
+from runtime.jobs.order import activation_lines, make_order
+from runtime.jobs.plan import (
+    FieldSupport,
+    JobIdentity,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
+from runtime.jobs.spec import CodeMode, JobSpec, secret_refs
+from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.ray.client import RayJobs, is_ours
+from runtime.launchers.ray.demand import count_nodes, render_demand
+from runtime.launchers.ray.fidelity import KEEPS
+from runtime.launchers.ray.names import note_name, split_name, strip_nonce, submission_name
+from runtime.launchers.ray.settings import Place, check_settings, read_place
+from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
+from runtime.reasons import Explanation
+from runtime.values import replace
+
+SUBMISSION: Final = "submission.json"
+END_S: Final = 120.0
+"""How much longer than the grace a job may take to end after it was cancelled."""
+_LOOK_S: Final = 0.5
+_FEW: Final = 8
+
+
+class RayHost(LocalHost):
+    """This machine, the files of the record root, and the way to the head, which is opened on use."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.root if place.bucket is None else ".")
+        self.place, self.jobs = place, RayJobs(place)
+        if place.bucket is not None:
+            self.files: Files = BucketFiles(place.bucket)
+
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
+        if self.place.bucket is not None:
+            raise HostUnavailable(
+                f"no machine of target `{self.place.target}` runs commands for launches", retryable=False
+            )
+        return super().ask(do, *args, patience_s=patience_s)
+
+    def close(self) -> None:
+        self.jobs.close()
+
+
+class RayLauncher:
+    kind: ClassVar[str] = "ray"
+    keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = COMMON_SCHEMES
+    takes_up: ClassVar[bool] = True
+    """A head that starts again has forgotten its jobs."""
+
+    def check_settings(self, target: Target) -> None:
+        check_settings(target)
+
+    def open_host(self, target: Target, context: PlanContext) -> Host:
+        return RayHost(read_place(target, context))
+
+    def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        place = read_place(target, context)
+        _check(spec, place)
+        indices = read_indices(spec.array, context.base)
+        backend: dict[str, Any] = {"ray": render_demand(spec)}
+        if spec.array and spec.array.max_parallel:
+            backend["ray"]["max_parallel"] = spec.array.max_parallel
+        if setup := activation_lines(spec):
+            backend["setup"] = setup
+        order = make_order(
+            replace(spec, nodes=count_nodes(spec)),
+            job,
+            indices,
+            context,
+            retries="backend",
+            environ=context.environ,
+            meets=True,
+            # The driver reads the shim of the job's folder, which folding removes.
+            fold=False,
+            **backend,
+        )
+        if spec.code.mode is CodeMode.IMAGE:
+            order["code"] = {"path": "."}
+        name = submission_name(job.id, place.root, 1, 0)
+        body = render_submission(place, job, epoch=1, part=0, grace_s=spec.grace_period.total_seconds())
+        return LaunchPlan(
+            job=job,
+            spec=spec,
+            target=target,
+            order=order,
+            artefacts={SUBMISSION: json.dumps(body, indent=2, ensure_ascii=False) + "\n"},
+            parts=(
+                NativePart(
+                    name=name,
+                    artefact=SUBMISSION,
+                    offset=spec.array.offset if spec.array else 0,
+                    count=len(indices),
+                ),
+            ),
+            fidelity={each: KEEPS[each] for each in set_fields(spec) if each in KEEPS},
+            indices=tuple(indices),
+            root=place.root,
+        )
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        """Submit one part for the order's epoch, or find what an earlier launch of the same record submitted."""
+        jobs, place = _opened(host).jobs, _opened(host).place
+        body = json.loads(plan.artefacts[part.artefact])
+        body = set_epoch(body, place, plan.job.id, int(plan.order.get("epoch", 1)), int(part.native.get("number", 0)))
+        name = body["submission_id"]
+        body["metadata"]["record"] = _name_record(host.files, plan.job.id)
+        known = jobs.get(name)
+        if known is not None and has_ended(known) and not is_ours(known, body["metadata"], ["record"]):
+            # Of a record that was removed since.
+            jobs.delete(name)
+        known = jobs.submit(body)
+        if not is_ours(known, body["metadata"], ["job", "epoch"]):
+            raise NotPossible(
+                f"the head has another job under the id `{name}`",
+                facts=[f"its metadata: {known.get('metadata')}"],
+                hint="`ray job delete` it if nobody needs it, or launch with --again",
+            )
+        return str(name)
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        found = {}
+        for name, info in _look_up(names, host).items():
+            job, epoch, _ = split_name(name)
+            wanted = {"job": job, "epoch": str(epoch), "record": _name_record(host.files, job)}
+            # An ended job of a record that was removed since does not serve this one.
+            if is_ours(info, wanted, ["job", "epoch"] if not has_ended(info) else list(wanted)):
+                found[name] = name
+        return found
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        known = _look_up([strip_nonce(native) for native in native_ids], host)
+        found: list[NativeState] = []
+        for native in native_ids:
+            info = known.get(strip_nonce(native))
+            found += read_states(native, info, _read_note(host.files, native))
+        return found
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        if indices is not None:
+            # Its shim looks for the mark, or the driver while it waits for a place.
+            return []
+        jobs, left = _opened(host).jobs, []
+        for name in map(strip_nonce, native_ids):
+            info = jobs.get(name)
+            if info is None:
+                continue
+            grace_s = float((info.get("metadata") or {}).get("grace_s", 0))
+            if not _wait_until_ended(jobs, name, grace_s + END_S, waits=info.get("status") == "RUNNING"):
+                jobs.stop(name)
+                if not _wait_until_ended(jobs, name, END_S):
+                    left.append(f"the job `{name}` of the head is still there")
+                    continue
+            jobs.delete(name)
+        return left
+
+    def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
+        for name in map(strip_nonce, native_ids):
+            _opened(host).jobs.stop(name)
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        return explain_waiting(native, _read_note(host.files, native.native_id))
+
+    def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
+        return _opened(host).jobs.read_log(strip_nonce(native.native_id))
+
+    def restore_parts(
+        self, artefacts: Mapping[str, str], names: Sequence[str], indices: Sequence[int]
+    ) -> list[NativePart]:
+        """The only part: runs that have their result end at once."""
+        return [
+            NativePart(
+                name=names[0], artefact=SUBMISSION, offset=min(indices), count=len(indices), native={"number": 0}
+            )
+        ]
+
+
+def render_submission(place: Place, job: JobIdentity, *, epoch: int, part: int, grace_s: float) -> dict[str, Any]:
+    """The body of `POST /api/jobs/`. No entrypoint resources, so that Ray keeps the driver on the head."""
+    return {
+        "submission_id": submission_name(job.id, place.root, epoch, part),
+        "entrypoint": _entrypoint(place, job.id, epoch, part),
+        "metadata": {
+            "job": job.id,
+            "epoch": str(epoch),
+            "name": job.name,
+            "owner": job.owner,
+            "grace_s": f"{grace_s:g}",
+        },
+    }
+
+
+def set_epoch(body: Mapping[str, Any], place: Place, job: str, epoch: int, part: int) -> dict[str, Any]:
+    """The submission for another epoch."""
+    return {
+        **body,
+        "submission_id": submission_name(job, place.root, epoch, part),
+        "entrypoint": _entrypoint(place, job, epoch, part),
+        "metadata": {**body["metadata"], "epoch": str(epoch)},
+    }
+
+
+def _entrypoint(place: Place, job: str, epoch: int, part: int) -> str:
+    words = [place.python, "-m", "runtime.launchers.ray.driver", place.root, job]
+    # Without `exec` a shell would get the TERM that is meant for the driver.
+    return "exec " + shlex.join([*words, "--epoch", str(epoch), "--part", str(part)])
+
+
+def _check(spec: JobSpec, place: Place) -> None:
+    if spec.code.mode is CodeMode.NONE:
+        raise NotPossible(
+            "`code.mode: none` runs the live tree of this machine, which no node of the cluster can see",
+            hint="code.mode: snapshot, or image where the code lies in the cluster's image",
+        )
+    secrets = secret_refs(spec)
+    if secrets and place.bucket is not None:
+        raise NotPossible(
+            f"secret `{secrets[0].name}` cannot be brought to a Ray cluster whose record root is a bucket",
+            facts=[
+                "values never enter a bucket, and Ray shows what a job is submitted with to whoever reaches its head"
+            ],
+            hint="let the command read it with the machine's own identity, or name a folder that the nodes share: records",
+        )
+
+
+def _name_record(files: Files, job: str) -> str:
+    return hashlib.sha256(files.read(f"{job_folder(job)}/intent.json") or b"").hexdigest()[:16]
+
+
+def _look_up(names: Sequence[str], host: Host) -> dict[str, dict[str, Any]]:
+    jobs = _opened(host).jobs
+    if len(names) > _FEW:
+        known = jobs.list()
+        return {name: known[name] for name in names if name in known}
+    return {name: info for name in names if (info := jobs.get(name)) is not None}
+
+
+def _read_note(files: Files, native: str) -> dict[str, Any] | None:
+    job, epoch, part = split_name(native)
+    text = files.read(f"{job_folder(job)}/{note_name(epoch, part)}")
+    try:
+        return dict(json.loads(text)) if text else None
+    except ValueError:
+        return None
+
+
+def _wait_until_ended(jobs: RayJobs, name: str, seconds: float, *, waits: bool = True) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        info = jobs.get(name)
+        if info is None or has_ended(info):
+            return True
+        if not waits or time.monotonic() >= until:
+            return False
+        time.sleep(_LOOK_S)
+
+
+def _opened(host: Host) -> RayHost:
+    return cast(RayHost, host)

@@ -1,0 +1,91 @@
+"""What runs on a node of the cluster for a run: an actor that starts the shim as a fresh process and waits for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from runtime.launchers.ray import guard
+
+FOLDER: Final = "runtime-ray-"
+"""What the names of the temporary folders begin with."""
+OF_WORKER: Final = frozenset(
+    {"PYTHONBREAKPOINT", "RAY_CLIENT_MODE", "RAY_JOB_ID", "RAY_LD_PRELOAD_ON_WORKERS", "RAY_RAYLET_PID", "SPT_NOENV"}
+)
+"""Variables that Ray sets for its own worker, which a command must not take for its own."""
+
+
+class Node:
+    """One node of one run. Every method may be called again, and from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lifeline: int | None = None
+        self._report: int | None = None
+        self._code: int | None = None
+
+    def where(self) -> dict[str, Any]:
+        """Where this actor is."""
+        import ray
+
+        return {
+            "host": os.uname().nodename,
+            "address": ray.util.get_node_ip_address(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "worker": os.environ.get("TPU_WORKER_ID"),
+        }
+
+    def run(self, shim: bytes, job: str, root: str, words: list[str], env: Mapping[str, str]) -> int:
+        """Run the shim, once however often this is called, and return its exit code.
+
+        `root` is the record root, `words` are what follows the shim's folder.
+        """
+        with self._lock:
+            if self._code is None:
+                self._code = self._run(shim, job, root, words, env)
+            return self._code
+
+    def stop(self) -> None:
+        """Send TERM to the shim, which ends its command within the grace. Nothing if there is none."""
+        lifeline = self._lifeline
+        if lifeline is not None:
+            os.write(lifeline, b"T")
+
+    def _run(self, shim: bytes, job: str, root: str, words: list[str], env: Mapping[str, str]) -> int:
+        own = tempfile.mkdtemp(prefix=FOLDER)
+        try:
+            program = Path(own, "shim.py")
+            program.write_bytes(shim)
+            if "--bucket" in words:
+                folder, log = f"{own}/{job}", ""
+                Path(folder).mkdir(0o700)
+            else:
+                folder = f"{root}/jobs/{job}"
+                log = f"{folder}/shim.log"
+            return self._guard([sys.executable, str(program), folder, *words], log, env)
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+
+    def _guard(self, words: list[str], log: str, env: Mapping[str, str]) -> int:
+        ours, its = os.pipe(), os.pipe()
+        try:
+            subprocess.run(
+                [sys.executable, guard.__file__, str(ours[0]), str(its[1]), log, *words],
+                pass_fds=(ours[0], its[1]),
+                env={**{name: value for name, value in os.environ.items() if name not in OF_WORKER}, **env},
+                check=True,
+            )
+        finally:
+            os.close(ours[0])
+            os.close(its[1])
+        self._lifeline = ours[1]
+        with os.fdopen(its[0], "rb") as report:
+            said = report.read()
+        return int(said) if said else 137

@@ -1,0 +1,162 @@
+"""The place that a target of kind `ray` names: a head, the way to it, and a record root that all nodes see.
+
+[tool.runtime.targets.tpu]
+kind = "ray"
+stack = "marin-us-central2"               # its cluster, its bucket for records, and a tunnel to the head
+cluster = "main"                          # absent: the stack's only one
+[tool.runtime.targets.lab]
+kind = "ray"
+address = "http://ray-head.lab:8265"      # a head that can be reached from here
+records = "/shared/lab/runtime"
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.jobs.hosts.bucket import check_bucket, is_bucket
+from runtime.jobs.plan import PlanContext, Target
+from runtime.launchers.settings import read_target_settings
+from runtime.outputs import ClusterOutput, StackOutputs, need_output
+from runtime.values import dataclass
+
+DASHBOARD: Final = 8265
+"""Port of a head's API, if the contract of its stack names none."""
+_EXPECTED: Final = {"address": "http://HOST:8265, the address of the head's dashboard"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySettings:
+    """The settings of a target, as a project's file has them."""
+
+    address: str | None = None
+    cluster: str | None = None
+    python: str = "python3"
+    """Interpreter on the head and the nodes; it has Ray and this package."""
+    ssh_options: tuple[str, ...] = ()
+    """Further words for the `ssh` that opens the tunnel to a stack's head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tunnel:
+    """A head that is reached through Google's IAP."""
+
+    project: str
+    zone: str
+    head: str
+    port: int
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A target, resolved."""
+
+    target: str
+    root: str
+    """The record root: a folder, or a bucket's URL."""
+    python: str
+    address: str | None
+    """URL of the head; None if a tunnel leads to it."""
+    tunnel: Tunnel | None = None
+
+    @property
+    def bucket(self) -> str | None:
+        return self.root if is_bucket(self.root) else None
+
+
+def read_settings(target: Target) -> RaySettings:
+    return read_target_settings(RaySettings, target, _EXPECTED, where=f"for target `{target.name}`")
+
+
+def check_settings(target: Target) -> None:
+    """Raise `UnknownName` or `InvalidValue` for a setting that cannot be used; nothing is asked."""
+    where, settings = f"targets.{target.name}", read_settings(target)
+    if settings.address is not None:
+        parts = urlsplit(settings.address)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
+            raise InvalidValue(f"{where}.address", settings.address, _EXPECTED["address"])
+        for name in ("cluster", "ssh_options"):
+            if name in target.settings:
+                raise InvalidValue(
+                    f"{where}.{name}", target.settings[name], "nothing: `address` is the way to the head"
+                )
+    elif target.stack is None:
+        raise InvalidValue(f"{where}.address", None, f"{_EXPECTED['address']}, or a `stack` that has a cluster")
+    if is_bucket(target.records):
+        check_bucket(target)
+    elif target.records is not None and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", target.records):
+        raise InvalidValue(
+            f"{where}.records", target.records, "gs://… or s3://…, or a folder that this machine and all nodes share"
+        )
+    elif target.records is None and target.stack is None:
+        raise InvalidValue(
+            f"{where}.records", None, "a bucket, or a folder that this machine and all nodes of the cluster share"
+        )
+
+
+def read_place(target: Target, context: PlanContext) -> Place:
+    """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has."""
+    settings = read_settings(target)
+    outputs = _outputs(target, context) if settings.address is None or target.records is None else None
+    tunnel = None
+    if settings.address is None:
+        assert outputs is not None
+        cluster = _choose_cluster(target, settings.cluster, outputs)
+        if outputs.project is None:
+            raise NotPossible(f"stack `{target.stack}` names no project, so there is no way to the head of its cluster")
+        tunnel = Tunnel(
+            project=outputs.project,
+            zone=cluster.zone,
+            head=cluster.head,
+            port=cluster.ports.get("dashboard", DASHBOARD),
+            options=settings.ssh_options,
+        )
+    return Place(
+        target=target.name,
+        root=_root(target, outputs, context),
+        python=settings.python,
+        address=settings.address.rstrip("/") if settings.address else None,
+        tunnel=tunnel,
+    )
+
+
+def _outputs(target: Target, context: PlanContext) -> StackOutputs:
+    from runtime.stack.find import find_stack
+
+    return find_stack(target.stack, settings=context.settings).outputs
+
+
+def _root(target: Target, outputs: StackOutputs | None, context: PlanContext) -> str:
+    if is_bucket(target.records):
+        return str(target.records).rstrip("/")
+    if target.records is not None:
+        from runtime.jobs.hosts.local import LocalFiles
+
+        return LocalFiles(target.records).root
+    url = outputs.records.url.rstrip("/") if outputs and outputs.records else None
+    if not is_bucket(url):
+        raise NotPossible(
+            f"target `{target.name}` has no record root: a bucket or folder that its nodes write to and that is read from here",
+            facts=[f"records of stack `{target.stack}`: {url or 'none'}"],
+            hint='set records = "gs://BUCKET/PATH" for the target; docs/ray.md',
+        )
+    return f"{url}/jobs-of-ray"
+
+
+def _choose_cluster(target: Target, named: str | None, outputs: StackOutputs) -> ClusterOutput:
+    clusters = need_output(outputs, "clusters", f"target `{target.name}`")
+    if named is None and len(clusters) == 1:
+        return next(iter(clusters.values()))  # type: ignore[no-any-return]
+    if named is None:
+        raise NotPossible(
+            f"stack `{target.stack}` has more than one cluster",
+            facts=[f"it has: {', '.join(clusters)}"],
+            hint=f'set cluster = "…" in [tool.runtime.targets.{target.name}]',
+        )
+    if named not in clusters:
+        raise UnknownName("cluster", named, list(clusters), where=f"in stack `{target.stack}`")
+    return clusters[named]  # type: ignore[no-any-return]

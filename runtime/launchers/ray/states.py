@@ -1,0 +1,97 @@
+"""States of jobs by the head's words and the driver's notes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from runtime.jobs.plan import NativeState
+from runtime.jobs.spec import JobState
+from runtime.reasons import EndReason, Explanation
+from runtime.shim.words import DUPLICATE
+
+_ENDED: Final = ("STOPPED", "SUCCEEDED", "FAILED")
+_NO_START: Final = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
+
+
+def has_ended(info: Mapping[str, Any]) -> bool:
+    return info.get("status") in _ENDED
+
+
+def read_states(native: str, info: Mapping[str, Any] | None, note: Mapping[str, Any] | None) -> list[NativeState]:
+    """The state of a native job, and those of its runs that wait for a place.
+
+    `info` is what the head knows, None if nothing: a head that has started again has forgotten its jobs.
+    """
+    if info is None:
+        said = "the head does not know it: it was started again, or the job was deleted there"
+        return [_state(native, JobState.FAILED, EndReason.LOST, raw="404", message=said)]
+    status = str(info.get("status"))
+    started = _read_time(info.get("start_time"))
+    if status == "PENDING":
+        return [_state(native, JobState.PENDING, raw=status, message=str(info.get("message") or ""))]
+    if status not in _ENDED:
+        runs = (note or {}).get("runs", {})
+        waiting = [int(index) for index, run in runs.items() if run["state"] == "waiting"]
+        message = _tell_wants(note)
+        whole = _state(native, JobState.RUNNING, raw=status, started_at=started, where=_tell_hosts(runs))
+        return [
+            whole,
+            *(_state(native, JobState.PENDING, index=index, raw="waiting", message=message) for index in waiting),
+        ]
+    return [_read_end(native, status, info, note)]
+
+
+def _read_end(native: str, status: str, info: Mapping[str, Any], note: Mapping[str, Any] | None) -> NativeState:
+    message, code = str(info.get("message") or ""), info.get("driver_exit_code")
+    if status == "SUCCEEDED":
+        return _state(native, JobState.SUCCEEDED, raw=status)
+    if status == "STOPPED":
+        return _state(native, JobState.CANCELLED, EndReason.CANCELLED, raw=status, message="stopped on the head")
+    if info.get("error_type") == _NO_START or _NO_START in message:
+        return _state(native, JobState.FAILED, EndReason.NO_CAPACITY, raw=status, message=message)
+    if code == DUPLICATE:
+        message = "another native job had begun to serve it"
+    elif isinstance(code, int) and code > 0 and (note is None or code != 1):
+        # The driver could not begin, or a shim could not follow its order.
+        return _state(native, JobState.FAILED, EndReason.APP_FAILED, raw=status, message=message, exit_code=code)
+    return _state(native, JobState.FAILED, EndReason.LOST, raw=status, message=message)
+
+
+def explain_waiting(native: NativeState, note: Mapping[str, Any] | None) -> Explanation | None:
+    """What a run waits for."""
+    if native.state is not JobState.PENDING:
+        return None
+    if native.raw != "waiting":
+        return Explanation(
+            sentence="the head has not started its driver yet",
+            evidence=tuple(filter(None, [native.message])),
+            hint="`ray status` on the head shows what it is busy with",
+        )
+    return Explanation(
+        sentence="it waits for room on the cluster",
+        evidence=(f"each node asks for {_tell_wants(note)}", *(note or {}).get("has", ())),
+        hint="it starts by itself when there is room; a demand that no kind of node can meet waits for ever",
+    )
+
+
+def _tell_wants(note: Mapping[str, Any] | None) -> str:
+    wants = (note or {}).get("wants", {})
+    amounts = [f"{amount:g} {name}" for name, amount in wants.get("bundle", {}).items() if amount]
+    if tpu := wants.get("tpu"):
+        amounts.append(f"{tpu['chips']} chips of a TPU {tpu['type']}")
+    return ", ".join(amounts)
+
+
+def _tell_hosts(runs: Mapping[str, Any]) -> str:
+    hosts = sorted({host for run in runs.values() for host in run.get("hosts", ())})
+    return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+
+
+def _read_time(milliseconds: object) -> datetime | None:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC) if isinstance(milliseconds, int) and milliseconds else None
+
+
+def _state(native: str, state: JobState, reason: EndReason | None = None, **more: Any) -> NativeState:
+    return NativeState(native_id=native, index=more.pop("index", None), state=state, reason=reason, **more)

@@ -1,0 +1,139 @@
+"""A real Ray cluster on this machine: a head, and nodes that can be killed one by one, each with all of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.services_support import PATIENCE_S, require, wait_until
+
+# In the order of the ports of a node, after the base of the node.
+_PORTS = (
+    "node-manager-port",
+    "object-manager-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+    "min-worker-port",
+)
+_STARTED = "Ray runtime started."
+_WORKERS = 80
+_STEP = 100
+_NODES = 8
+
+
+class RayCluster:
+    """A head on 127.0.0.1; node K listens on addresses and ports of its own."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        require("unshare", shutil.which("unshare"), "apt-get install util-linux")
+        self._ray = Path(sys.executable).with_name("ray")
+        require("ray", self._ray.exists(), "make test")
+        self._environ = {**os.environ, **environ, "RAY_USAGE_STATS_ENABLED": "0"}
+        # Unix sockets have short names, and a folder of a test has a long one.
+        self._folder = tempfile.mkdtemp(prefix="ray-")
+        self._base = _find_range(_STEP * (_NODES + 1))
+        self._going: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._base + 1}"
+
+    def start_head(self, cpus: int) -> None:
+        words = ["--head", f"--port={self._base}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self._base + 1}"]
+        words += [
+            "--include-dashboard=true",
+            f"--temp-dir={self._folder}",
+            f"--ray-client-server-port={self._base + 2}",
+        ]
+        self._start(0, cpus, words, {})
+        assert wait_until(lambda: self.read("/api/version") is not None), self._log(0)
+        assert wait_until(lambda: self.count_nodes() == 1), self._log(0)
+
+    def start_node(self, number: int, cpus: int, **resources: float) -> None:
+        # The head may count the last node of this number for a while.
+        before = self._log(number).count(_STARTED)
+        self._start(number, cpus, [f"--address=127.0.0.1:{self._base}"], resources)
+        assert wait_until(lambda: self._log(number).count(_STARTED) > before), self._log(number)
+
+    def kill(self, number: int) -> None:
+        """End a machine without notice."""
+        process = self._going.pop(number)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        for number in list(self._going):
+            self.kill(number)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def read(self, path: str) -> Any:
+        """An answer of the head's API, None if it gives none."""
+        try:
+            with urllib.request.urlopen(f"{self.address}{path}", timeout=10) as answer:
+                return json.loads(answer.read())
+        except (OSError, urllib.error.URLError, ValueError):
+            return None
+
+    def count_nodes(self) -> int:
+        """How many nodes the head counts as alive."""
+        found = self.read("/nodes?view=summary")
+        return sum(each["raylet"].get("state") == "ALIVE" for each in found["data"]["summary"]) if found else 0
+
+    def _start(self, number: int, cpus: int, words: list[str], resources: Mapping[str, float]) -> None:
+        first = self._base + _STEP * number + 10
+        ports = [f"--{name}={first + at}" for at, name in enumerate(_PORTS)]
+        words = [*words, *ports, f"--max-worker-port={first + len(_PORTS) + _WORKERS}", f"--num-cpus={cpus}"]
+        words += [f"--node-ip-address=127.0.0.{number + 1}", "--num-gpus=0", "--object-store-memory=80000000"]
+        words += [f"--resources={json.dumps(resources)}"] if resources else []
+        with Path(f"{self._folder}/{number}.log").open("ab") as log:
+            self._going[number] = subprocess.Popen(
+                # `ray start` leaves its children alive when it is killed; the first process of a namespace does not.
+                [
+                    "unshare",
+                    "-U",
+                    "-r",
+                    "-p",
+                    "-f",
+                    "--kill-child",
+                    "--mount-proc",
+                    self._ray,
+                    "start",
+                    "--block",
+                    *words,
+                ],
+                env=self._environ,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _log(self, number: int) -> str:
+        path = Path(f"{self._folder}/{number}.log")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _find_range(count: int) -> int:
+    """The first of `count` ports below the ephemeral ones, of which none listens now."""
+    while True:
+        base = random.randrange(20000, 32000 - count)
+        try:
+            for port in range(base, base + count, 10):
+                with socket.socket() as opened:
+                    opened.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return base

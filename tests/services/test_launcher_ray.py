@@ -1,0 +1,275 @@
+"""Jobs on a real Ray head with a second node, both on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from runtime.client.jobs.handle import JobHandle
+from runtime.jobs.spec import JobResources, JobState, SecretRef, Tpu
+from runtime.reasons import EndReason
+from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
+from tests.services.ray_cluster import RayCluster
+from tests.services_support import MotoServer, require, wait_until
+
+pytest.register_assert_rewrite("runtime.testing.launchers")
+from runtime.testing.launchers import LauncherSuite  # noqa: E402  its assertions are rewritten first
+
+pytestmark = pytest.mark.service
+
+HEAD_CPUS, NODE_CPUS = 4, 6
+BIG = JobResources(cpus=HEAD_CPUS + 1)
+"""What only the second node has room for."""
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(moto_process: MotoServer) -> Iterator[RayCluster]:
+    require("the package `ray`", importlib.util.find_spec("ray"), "make test")
+    cluster = RayCluster(moto_process.environment)
+    try:
+        cluster.start_head(HEAD_CPUS)
+        cluster.start_node(1, NODE_CPUS)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def case(ray_cluster: RayCluster, tmp_path: Path) -> LauncherCase:
+    return LauncherCase(
+        kind="ray",
+        settings={"address": ray_cluster.address, "python": sys.executable},
+        records=str(tmp_path / "records"),
+        patience_s=120,
+        break_job=kill_processes,
+    )
+
+
+@pytest.fixture
+def bench(case: LauncherCase, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(case, tmp_path / "bench")
+    yield made
+    made.close()
+
+
+def kill_processes(job: JobHandle) -> None:
+    """Kill driver, guards and shims of a job, as they go with their machines."""
+    needle = job.id.encode()
+
+    def find() -> list[int]:
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and int(folder.name) != os.getpid():
+                try:
+                    words = (folder / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if needle in words and b"runtime" in words:
+                    found.append(int(folder.name))
+        return found
+
+    def kill_all() -> bool:
+        pids = find()
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        return not pids
+
+    assert wait_until(kill_all)
+
+
+class TestRay(LauncherSuite):
+    @pytest.fixture
+    def case(self, case: LauncherCase) -> LauncherCase:
+        return case
+
+
+# nodes that go
+
+
+def test_run_whose_node_is_killed_goes_on_where_there_is_room(ray_cluster: RayCluster, bench: Bench) -> None:
+    job = bench.start("sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600", resources=BIG)
+    assert wait_until(lambda: read_log(job) == "attempt 1\n")
+
+    ray_cluster.kill(1)
+    ray_cluster.start_node(1, NODE_CPUS)
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert (read_log(job), job.attempts()) == ("attempt 1\nattempt 2\n", [1, 2])
+    assert [each.native_id for each in job.entry().natives] == [f"{job.id}-e1-p0-{job.entry().natives[0].name[-6:]}"]
+
+
+def test_run_of_two_nodes_goes_on_together_after_one_was_killed(ray_cluster: RayCluster, bench: Bench) -> None:
+    command = "echo $RUNTIME_NODE_RANK in attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"
+    job = bench.start("sh", "-c", command, nodes=2, grace_period=timedelta(seconds=2))
+    assert wait_until(lambda: [read_log(job, rank=rank) for rank in (0, 1)] == ["0 in attempt 1\n", "1 in attempt 1\n"])
+
+    ray_cluster.kill(1)
+    ray_cluster.start_node(1, NODE_CPUS)
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert job.attempts() == [1, 2]
+    assert read_log(job, rank=1, attempt=2) == "1 in attempt 2\n"
+
+
+def test_job_of_a_head_that_was_killed_is_taken_up_once(ray_cluster: RayCluster, bench: Bench) -> None:
+    command = ("sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
+    job = bench.start(*command)
+    assert wait_until(lambda: read_log(job) == "attempt 1\n")
+
+    for number in (1, 0):
+        ray_cluster.kill(number)
+    ray_cluster.start_head(HEAD_CPUS)
+    ray_cluster.start_node(1, NODE_CPUS)
+    gone = bench.end(job)
+    again = [bench.start(*command) for _ in range(2)]
+
+    assert (gone.state, gone.reason) == (JobState.FAILED, EndReason.LOST)
+    assert [(each.id, each.new) for each in again] == [(job.id, False)] * 2
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert read_log(job) == "attempt 1\nattempt 2\n"
+    assert [each.epoch for each in job.entry().natives] == [1, 2]
+
+
+# what the head knows
+
+
+def test_secret_is_in_no_answer_of_the_head(
+    ray_cluster: RayCluster, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CANARY", "canary-4711")
+    job = bench.start("sh", "-c", "echo ${#TOKEN}; sleep 5", secrets=(SecretRef(name="TOKEN", source="env://CANARY"),))
+    assert wait_until(lambda: read_log(job) == "11\n")
+    name = job.entry().natives[0].native_id
+
+    paths: tuple[str, ...] = (
+        "/api/jobs/",
+        f"/api/jobs/{name}",
+        f"/api/jobs/{name}/logs",
+        "/logical/actors",
+        "/nodes?view=summary",
+    )
+    paths = (
+        *paths,
+        "/api/v0/actors?detail=1",
+        "/api/v0/tasks?detail=1",
+        "/api/v0/workers?detail=1",
+        "/api/v0/runtime_envs",
+    )
+    said = {path: json.dumps(ray_cluster.read(path)) for path in paths}
+
+    assert [path for path, answer in said.items() if answer == "null"] == []
+    assert [path for path, answer in said.items() if "canary-4711" in answer] == []
+    assert name in said["/api/jobs/"]
+    assert bench.end(job).state is JobState.SUCCEEDED
+
+
+def test_cancel_waits_for_the_command_s_own_end_and_the_head_forgets_the_job(
+    ray_cluster: RayCluster, bench: Bench
+) -> None:
+    handler = "trap 'sleep 5; echo put away; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    job = bench.start("sh", "-c", handler)
+    assert wait_until(lambda: read_log(job) == "ready\n")
+    name = job.entry().natives[0].native_id
+
+    left = job.cancel()
+
+    assert (left, read_log(job).splitlines()[-1]) == ([], "put away")
+    assert bench.end(job).state is JobState.CANCELLED
+    assert ray_cluster.read(f"/api/jobs/{name}") is None
+    assert ray_cluster.read("/api/jobs/") is not None
+
+
+WAITS = (JobState.PENDING, "it waits for room on the cluster", ("each node asks for 100 CPU",))
+
+
+def explain(job: JobHandle) -> tuple[JobState, str, tuple[str, ...]]:
+    """A job's state, and what the launcher says about its last native state."""
+    (status, states) = job.look()
+    said = job.launcher.explain(job.target, states[-1], job.host) if states else None
+    return (status.state, said.sentence, said.evidence) if said else (status.state, "", ())
+
+
+def test_run_that_fits_nowhere_is_pending_says_what_it_asks_for_and_is_cancelled(bench: Bench) -> None:
+    job = bench.start("true", resources=JobResources(cpus=100))
+    assert wait_until(lambda: explain(job) == WAITS)
+
+    assert job.cancel() == []
+    assert (bench.end(job).state, job.attempts()) == (JobState.CANCELLED, [])
+
+
+def test_python_that_the_head_does_not_have_is_setup_failed(case: LauncherCase, tmp_path: Path) -> None:
+    broken = LauncherCase(
+        kind="ray", settings={**case.settings, "python": "/no/python"}, records=case.records, patience_s=case.patience_s
+    )
+    bench = Bench(broken, tmp_path / "broken")
+    try:
+        job = bench.start("true")
+        status = bench.end(job)
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
+    finally:
+        bench.close()
+
+
+# TPUs
+
+
+def test_run_on_a_tpu_of_one_host_is_placed_where_it_is(ray_cluster: RayCluster, bench: Bench) -> None:
+    ray_cluster.start_node(2, 1, **{"TPU": 4, "TPU-v4-8-head": 1, "one-host": 1})
+
+    job = bench.start("true", resources=JobResources(tpu=Tpu(type="v4-8")))
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    ray_cluster.kill(2)
+
+
+def test_run_on_a_slice_of_two_hosts_is_one_run_of_two_nodes(ray_cluster: RayCluster, bench: Bench) -> None:
+    ray_cluster.start_node(2, 1, **{"TPU": 4, "TPU-v4-16-head": 1, "slice-a": 1})
+    # Another slice of the type, which has one host too few.
+    ray_cluster.start_node(3, 1, **{"TPU": 4, "slice-b": 1})
+    job = bench.start(
+        "sh", "-c", "echo $RUNTIME_NODE_RANK of $RUNTIME_NUM_NODES", resources=JobResources(tpu=Tpu(type="v4-16"))
+    )
+    assert wait_until(lambda: explain(job)[2] == ("each node asks for 1 CPU, 4 chips of a TPU v4-16",))
+
+    ray_cluster.start_node(4, 1, **{"TPU": 4, "slice-a": 1})
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert [read_log(job, rank=rank) for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
+    for number in (2, 3, 4):
+        ray_cluster.kill(number)
+
+
+# in a bucket
+
+
+def test_job_in_a_bucket_goes_on_after_its_node_was_killed(
+    ray_cluster: RayCluster, case: LauncherCase, moto_server: MotoServer, tmp_path: Path
+) -> None:
+    import boto3
+
+    boto3.client("s3", endpoint_url=moto_server.url, region_name="us-east-1").create_bucket(Bucket="lab")
+    there = LauncherCase(kind="ray", settings=case.settings, records="s3://lab/jobs", patience_s=case.patience_s)
+    bench = Bench(there, tmp_path / "bucket")
+    try:
+        command = "echo $RUNTIME_ATTEMPT | tee $RUNTIME_OUTPUT_DIR/n; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"
+        job = bench.start("sh", "-c", command, resources=BIG)
+        assert wait_until(lambda: read_log(job) == "1\n")
+
+        ray_cluster.kill(1)
+        ray_cluster.start_node(1, NODE_CPUS)
+
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert [path.read_text() for path in job.fetch(tmp_path / "home")] == ["2\n"]
+    finally:
+        bench.close()
