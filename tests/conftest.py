@@ -62,6 +62,7 @@ LONGEST = (
     "services/test_images.py",
     "services/test_launcher_kubernetes.py",
     "services/test_launcher_slurm.py",
+    "services/test_launcher_ray.py",
     "unit/shim/test_shim.py",
     "services/test_queue_pubsub.py",
     "services/test_failures_worker.py",

@@ -136,7 +136,7 @@ def test_job_of_a_head_that_was_killed_is_taken_up_once(ray_cluster: RayCluster,
 
     assert (gone.state, gone.reason) == (JobState.FAILED, EndReason.LOST)
     assert [(each.id, each.new) for each in again] == [(job.id, False)] * 2
-    assert bench.end(job).state is JobState.SUCCEEDED
+    assert bench.end(job).state is JobState.SUCCEEDED, ray_cluster.read("/api/jobs/")
     assert read_log(job) == "attempt 1\nattempt 2\n"
     assert [each.epoch for each in job.entry().natives] == [1, 2]
 
