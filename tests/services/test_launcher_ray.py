@@ -48,7 +48,7 @@ def case(ray_cluster: RayCluster, tmp_path: Path) -> LauncherCase:
         kind="ray",
         settings={"address": ray_cluster.address, "python": sys.executable},
         records=str(tmp_path / "records"),
-        patience_s=120,
+        patience_s=400,
         break_job=kill_processes,
     )
 
