@@ -28,6 +28,9 @@ START_S: Final = 180
 """How long the pod may take to run, a first pull of its image included."""
 _SECRET: Final = re.compile(r"jobs/[^/]+/secrets/[^/]+")
 _FRAME: Final = 1 << 18
+READS: Final = frozenset({"where", "read", "read_many", "read_from", "names", "tree", "room"})
+"""Requests that are made again over a new connection if theirs was closed: the pod ends when it has nothing to do, which may
+be right now. Others may have been carried out."""
 
 
 class JobFiles(BucketFiles):
@@ -67,13 +70,18 @@ class KubernetesHost(RemoteHost):
     def exchange(self, request: bytes, patience_s: float) -> dict[str, Any]:
         if self.place.bucket:
             raise HostUnavailable(f"no pod in `{self.name}` runs commands: its jobs lie in a bucket", retryable=False)
-        if self._socket is None:
-            self._connect()
-        try:
-            self._send(request)
-            return self._hear(patience_s)
-        except Exception as problem:
-            raise self._lost(problem) from problem
+        tries = 2 if json.loads(request)["do"] in READS else 1
+        while True:
+            if self._socket is None:
+                self._connect()
+            try:
+                self._send(request)
+                return self._hear(patience_s)
+            except Exception as problem:
+                tries -= 1
+                lost = self._lost(problem)
+                if not tries or isinstance(problem, TimeoutError):
+                    raise lost from problem
 
     def explain(self, said: str, number: int | None) -> StoreUnavailable:
         return StoreUnavailable(
