@@ -163,7 +163,7 @@ def test_run_whose_nodes_do_not_all_come_found_no_capacity(make: MakeGang) -> No
 
 
 def test_run_with_a_window_waits_for_its_nodes_in_one_attempt_after_another(make: MakeGang) -> None:
-    gang = make("true", start_s=3, retry={"capacity_s": 3600})
+    gang = make("true", start_s=6, retry={"capacity_s": 3600})
     first = gang.start(0)
     wait_for(lambda: "a0002" in list_record(gang, "runs/0"), "a second attempt")
 
@@ -218,7 +218,7 @@ def test_node_that_is_killed_and_started_again_ends_the_attempt_as_lost(
 
 def test_node_that_gives_no_sign_of_life_is_lost(make: MakeGang, said: Path) -> None:
     gang = make(f"touch {said}/$RANK; exec sleep 600", retry={"preemption": 0})
-    gang.job.constants["SILENT_S"] = 4.0
+    gang.job.constants["SILENT_S"] = 12.0
     first, second = gang.start(0), gang.start(1)
     wait_for(lambda: len(list(said.iterdir())) == 2, "both commands")
 
@@ -226,14 +226,14 @@ def test_node_that_gives_no_sign_of_life_is_lost(make: MakeGang, said: Path) -> 
 
     assert gang.job.finish(first) == 1
     assert gang.job.results() == {0: ("lost", 1, 1)}
-    assert re.fullmatch(r"node 1 on \S+ gave no sign of life for 4 s", gang.result()["message"])
+    assert re.fullmatch(r"node 1 on \S+ gave no sign of life for 12 s", gang.result()["message"])
     os.kill(second.pid, signal.SIGCONT)
     assert gang.job.finish(second) == 1
 
 
 def test_node_leaves_an_attempt_whose_node_0_is_silent(make: MakeGang, said: Path) -> None:
     gang = make(f"touch {said}/$RANK; exec sleep 600", retries="backend", start_s=600)
-    gang.job.constants["SILENT_S"] = 4.0
+    gang.job.constants["SILENT_S"] = 12.0
     first, second = gang.start(0), gang.start(1)
     wait_for(lambda: len(list(said.iterdir())) == 2, "both commands")
 
