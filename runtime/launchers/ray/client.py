@@ -76,15 +76,15 @@ class RayJobs:
                 return None
             raise
 
-    def list(self) -> dict[str, dict[str, Any]]:
-        """All jobs that were submitted with an id."""
-        found = self._call("GET", "", "list its jobs")
-        return {job["submission_id"]: dict(job) for job in found if job.get("submission_id")}
-
     def list_drivers(self) -> list[dict[str, Any]]:
         """What runs as a job without having been submitted: programs that connected to the cluster by themselves."""
         found = self._call("GET", "", "list its jobs")
         return [dict(job) for job in found if not job.get("submission_id")]
+
+    def list(self) -> dict[str, dict[str, Any]]:
+        """All jobs that were submitted with an id."""
+        found = self._call("GET", "", "list its jobs")
+        return {job["submission_id"]: dict(job) for job in found if job.get("submission_id")}
 
     def read_session(self) -> str | None:
         """The name of the head's session, another one after each start of the head; None if it tells none."""

@@ -173,4 +173,5 @@ def _choose_cluster(target: Target, named: str | None, outputs: StackOutputs) ->
         )
     if named not in clusters:
         raise UnknownName("cluster", named, list(clusters), where=f"in stack `{target.stack}`")
-    return named, clusters[named]
+    found: ClusterOutput = clusters[named]
+    return named, found
