@@ -142,6 +142,10 @@ class LabHead:
         """Names of the nodes that Google lists as ready, oldest first."""
         return names_of([name for name, each in self._list_google() if each["state"] == "READY"])
 
+    def hosts(self, name: str) -> list[Machine]:
+        """The machines of a node that are on."""
+        return [self.lab.machines[each] for each in self._machines.get(name, ()) if each in self.lab.machines]
+
     def preempt(self, name: str) -> None:
         """Kill a node's machines without notice; Google lists it as preempted."""
         self._switch_off(name)
@@ -164,9 +168,9 @@ class LabHead:
             check=False,
         )
 
-    def reap(self) -> subprocess.CompletedProcess[str]:
+    def reap(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run the reaper once, as the head's timer does."""
-        return self.run("reap", "--state", str(self.folder / "reaper"))
+        return self.run("reap", "--state", str(self.folder / "reaper"), *words)
 
     @property
     def environment(self) -> dict[str, str]:

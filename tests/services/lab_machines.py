@@ -156,12 +156,13 @@ class Machine:
             given = dict(word.split("=", 1) for word in shlex.split(text))
         words = shlex.split(fields["ExecStart"])
         at = next(at for at, word in enumerate(words) if word.startswith("--entrypoint="))
-        environment = {**self.environment, **_FRUGAL, "TMPDIR": "/tmp"}
+        environment = {**_FRUGAL, "TMPDIR": "/tmp"}
         for word in words[:at]:
             if word.startswith("--env="):
                 name, equals, value = word.removeprefix("--env=").partition("=")
                 if equals or name in given:
                     environment[name] = value if equals else given[name]
+        environment |= self.environment
         (script, *more) = words[at + 2 :]
         here = self.root / f"{Path(script).name}.here"
         here.write_text(self._localize(Path(f"{self.root}{script}").read_text()))
