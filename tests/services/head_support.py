@@ -146,6 +146,16 @@ class LabHead:
         """The machines of a node that are on."""
         return [self.lab.machines[each] for each in self._machines.get(name, ()) if each in self.lab.machines]
 
+    def hold_creation(self) -> None:
+        """Let Google make no node ready until `finish_creation`."""
+        self.server.slow_creation = True
+
+    def finish_creation(self) -> None:
+        self.server.slow_creation = False
+        for _, node in self._list_google():
+            if node["state"] == "CREATING":
+                node["state"] = "READY"
+
     def preempt(self, name: str) -> None:
         """Kill a node's machines without notice; Google lists it as preempted."""
         self._switch_off(name)
