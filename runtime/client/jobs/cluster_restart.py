@@ -24,7 +24,6 @@ from runtime.jobs.ledger import job_folder
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost
 from runtime.launchers.ray.names import note_name, split_name
-from runtime.units import count_noun
 from runtime.values import dataclass, replace
 
 LOCK_FOLDER: Final = "restart"
