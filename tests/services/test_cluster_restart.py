@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -45,8 +46,12 @@ def head(moto_process: MotoServer) -> Iterator[LabHead]:
 @pytest.fixture
 def environment(head: LabHead, moto_process: MotoServer, tmp_path: Path) -> dict[str, str]:
     """Variables of an operator's commands; the contract names a bucket for records."""
+    import boto3
+
     outputs = parse_outputs(json.loads(head.contract.read_text()))
-    records = RecordsOutput(url=f"s3://{moto_process.make_bucket()}")
+    name = f"lab-{uuid.uuid4().hex[:8]}"
+    boto3.client("s3", endpoint_url=moto_process.url, region_name="us-east-1").create_bucket(Bucket=name)
+    records = RecordsOutput(url=f"s3://{name}")
     head.contract.write_text(encode_outputs(replace(outputs, records=records)))
     return {**head.environment, **moto_process.environment, "XDG_DATA_HOME": str(tmp_path / "data")}
 

@@ -1,0 +1,164 @@
+"""Restarting a cluster: which step follows from what is there, and a command that is killed and run again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from runtime import faults
+from runtime.clusters.restart import ForeignJobs, HeadJob, RestartView, Step, decide_step, foresee, restart
+from runtime.faults import FaultReached
+from runtime.jobs.hold import Hold
+from runtime.values import replace
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOLD = Hold(token="t", by="ada@desk", since=NOW, renewed=NOW, session="old")
+OURS = HeadJob(name="j-a-e1-p0-0", ours=True, state="RUNNING", job="j-a", title="fit", owner="ada", here=True)
+THEIRS = HeadJob(name="raysubmit_1", ours=False, state="RUNNING", title="python x.py")
+ASKED = replace(HOLD, asked=(OURS.name,))
+
+
+def view(hold: Hold | None = HOLD, session: str | None = "old", *jobs: HeadJob) -> RestartView:
+    return RestartView(hold=hold, session=session, jobs=jobs)
+
+
+@pytest.mark.parametrize(
+    ("seen", "done", "step"),
+    [
+        # the mark comes first, and is taken over
+        (view(None), (), Step.HOLD),
+        (view(None, "old", OURS), (), Step.HOLD),
+        (view(replace(HOLD, token="other")), (), Step.HOLD),
+        # jobs are asked, and end
+        (view(HOLD, "old", OURS), (), Step.ASK),
+        (view(ASKED, "old", OURS), (), Step.ASK),
+        (view(HOLD, "old", OURS), (Step.ASK,), Step.ASK),
+        (view(ASKED, "old", OURS), (Step.ASK,), Step.AWAIT_ENDS),
+        (view(ASKED, "old", OURS), (Step.ASK, Step.AWAIT_ENDS), Step.RESTART),
+        (view(ASKED, "old", replace(OURS, state="STOPPED")), (), Step.AWAIT_ENDS),
+        (view(ASKED, "old", replace(OURS, state="STOPPED")), (Step.AWAIT_ENDS,), Step.FORGET),
+        (view(ASKED, "old", replace(OURS, state="STOPPED")), (Step.AWAIT_ENDS, Step.FORGET), Step.RESTART),
+        # a job that had ended before is none of it
+        (view(HOLD, "old", replace(OURS, state="SUCCEEDED")), (), Step.RESTART),
+        (view(HOLD, "old", THEIRS), (), Step.RESTART),
+        # the head
+        (view(HOLD), (), Step.RESTART),
+        (view(HOLD, None), (), Step.RESTART),
+        (view(replace(HOLD, commanded=True)), (), Step.AWAIT_HEAD),
+        (view(replace(HOLD, commanded=True), None), (), Step.AWAIT_HEAD),
+        (view(replace(HOLD, session=None), "new"), (), Step.RESTART),
+        # it is another one, whoever restarted it
+        (view(replace(HOLD, session=None, commanded=True), "new"), (), Step.REAP),
+        (view(HOLD, "new"), (), Step.REAP),
+        (view(ASKED, "new", OURS), (), Step.REAP),
+        (view(HOLD, "new"), (Step.REAP,), Step.AWAIT_MEMBERS),
+        (view(HOLD, "new"), (Step.REAP, Step.AWAIT_MEMBERS), Step.TAKE_UP),
+        (view(HOLD, "new"), (Step.REAP, Step.AWAIT_MEMBERS, Step.TAKE_UP), Step.RELEASE),
+        (view(None, "new"), tuple(Step), Step.DONE),
+    ],
+)
+def test_next_step_follows_from_what_is_there(seen: RestartView, done: tuple[Step, ...], step: Step) -> None:
+    assert decide_step(seen, token="t", done=done) is step
+
+
+def test_jobs_of_others_are_refused_before_anything_is_marked() -> None:
+    with pytest.raises(ForeignJobs) as refused:
+        decide_step(view(None, "old", OURS, THEIRS, replace(THEIRS, state="FAILED")), token="t")
+    with pytest.raises(ForeignJobs) as silent:
+        decide_step(view(None, None), token="t")
+
+    assert (refused.value.jobs, refused.value.exit_code) == ([THEIRS], 2)
+    assert silent.value.jobs is None
+    assert decide_step(view(None, "old", THEIRS), token="t", drop_foreign=True) is Step.HOLD
+    assert decide_step(view(None, None), token="t", drop_foreign=True) is Step.HOLD
+    # One that goes on has been allowed to.
+    assert decide_step(view(replace(HOLD, token="other"), "old", THEIRS), token="t") is Step.HOLD
+
+
+class Lab:
+    """A cluster in memory; what it does is written down."""
+
+    def __init__(self) -> None:
+        self.seen = view(None, "old", OURS)
+        self.did: list[Step] = []
+        self.token = ""
+
+    def look(self) -> RestartView:
+        return self.seen
+
+    def act(self, step: Step, view: RestartView) -> None:
+        self.did.append(step)
+        hold = self.seen.hold
+        if step is Step.HOLD:
+            self.seen = replace(self.seen, hold=replace(hold or HOLD, token=self.token))
+        elif step is Step.RELEASE:
+            self.seen = replace(self.seen, hold=None)
+        assert hold is not None or step in (Step.HOLD, Step.RELEASE)
+        if step is Step.ASK:
+            assert hold is not None
+            self.seen = replace(self.seen, hold=replace(hold, asked=tuple(each.name for each in self.seen.jobs)))
+        elif step is Step.AWAIT_ENDS:
+            self.seen = replace(self.seen, jobs=tuple(replace(each, state="STOPPED") for each in self.seen.jobs))
+        elif step is Step.FORGET:
+            self.seen = replace(self.seen, jobs=())
+        elif step is Step.RESTART:
+            assert hold is not None
+            self.seen = replace(self.seen, session="new", jobs=(), hold=replace(hold, commanded=True))
+
+    def go(self, token: str) -> None:
+        self.token = token
+        restart(self, token=token)
+
+
+ALL = [Step.HOLD, Step.ASK, Step.AWAIT_ENDS, Step.FORGET, Step.RESTART, Step.REAP, Step.AWAIT_MEMBERS, Step.TAKE_UP]
+
+
+def test_restart_does_each_step_once() -> None:
+    lab = Lab()
+
+    lab.go("one")
+
+    assert lab.did == [*ALL, Step.RELEASE]
+    assert lab.seen.hold is None
+
+
+@pytest.mark.parametrize("killed", ALL)
+def test_restart_that_dies_after_a_step_goes_on_and_restarts_the_head_once(
+    killed: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab()
+    monkeypatch.setenv("RUNTIME_FAULTS", f"restart.{killed}=raise")
+    faults.arm()
+    with pytest.raises(FaultReached):
+        lab.go("one")
+    monkeypatch.delenv("RUNTIME_FAULTS")
+    faults.arm()
+
+    lab.go("two")
+
+    assert lab.did.count(Step.RESTART) == 1
+    assert lab.did[-2:] == [Step.TAKE_UP, Step.RELEASE]
+    assert lab.seen.hold is None
+
+
+def test_mark_counts_for_an_hour_after_it_was_renewed_and_not_if_it_is_of_a_far_future() -> None:
+    ages = [timedelta(), timedelta(minutes=59), timedelta(minutes=61), timedelta(minutes=-30), timedelta(hours=-2)]
+
+    assert [HOLD.blocks(NOW + age) for age in ages] == [True, True, False, True, False]
+
+
+def test_plan_says_what_each_step_would_do_now() -> None:
+    lines = list(foresee(view(None, "old", OURS, THEIRS), boot={"restart-needed": "ray-start"}, open_jobs=3))
+
+    assert lines == [
+        (Step.HOLD, "mark the cluster: launches and keepers wait"),
+        (Step.ASK, "ask 1 job to end with a checkpoint"),
+        (Step.ASK, "1 job of others would be lost: `--drop-foreign`"),
+        (Step.RESTART, "run the boot script on the head and restart Ray, which applies ray-start"),
+        (Step.AWAIT_HEAD, "wait for another session of the head"),
+        (Step.REAP, "remove nodes that will never work again"),
+        (Step.AWAIT_MEMBERS, "wait for the members that Google runs"),
+        (Step.TAKE_UP, "take up 3 open jobs"),
+        (Step.RELEASE, "remove the mark"),
+    ]
