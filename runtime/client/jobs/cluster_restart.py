@@ -115,7 +115,7 @@ class ClusterRestart:
     def _await_ends(self, view: RestartView) -> None:
         asked = {each.name: each for each in view.jobs if each.name in self._held(view).asked}
         grace = max((each.grace_s for each in asked.values()), default=0.0)
-        left = self._wait(lambda: self._list_unended(asked), grace + END_S, "jobs that end within their grace")
+        left = self._wait(lambda: self.list_unended(asked), grace + END_S, "jobs that end within their grace")
         for name in left:
             self._tell(f"has not said its end: {_tell_job(asked[name])}; its attempt counts as lost")
 
@@ -206,7 +206,7 @@ class ClusterRestart:
         ]
         return (*found, *drivers)
 
-    def _list_unended(self, asked: Mapping[str, HeadJob]) -> list[str]:
+    def list_unended(self, asked: Mapping[str, HeadJob]) -> list[str]:
         known = self._host.jobs.list()
         unended = []
         for name, each in asked.items():

@@ -164,7 +164,8 @@ def default_root(url: str, cluster: str) -> str:
 def _choose_cluster(target: Target, named: str | None, outputs: StackOutputs) -> tuple[str, ClusterOutput]:
     clusters = need_output(outputs, "clusters", f"target `{target.name}`")
     if named is None and len(clusters) == 1:
-        return next(iter(clusters.items()))
+        only: tuple[str, ClusterOutput] = next(iter(clusters.items()))
+        return only
     if named is None:
         raise NotPossible(
             f"stack `{target.stack}` has more than one cluster",
