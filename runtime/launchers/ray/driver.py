@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.launchers.ray import decide
+from runtime.launchers.ray import decide, losses
 from runtime.launchers.ray.names import note_name, submission_name
 from runtime.launchers.ray.node import Node
 from runtime.shim.record import FolderRecord, Run
@@ -91,6 +91,7 @@ class Driver:
                 return self._show(index, "ended", DONE if result["reason"] == "succeeded" else FAILED)
             codes: list[int | None] = [None]
             lingers = False
+            begun = max((number for number, _ in run.attempts()), default=0)
             try:
                 with self._placed(index, run) as actors:
                     if actors is None:
@@ -99,7 +100,7 @@ class Driver:
                         pause = _TURN_S
                         continue
                     codes = self._serve(index, actors)
-                    lingers = self._lingers(codes, actors)
+                    lingers = self._hand_on_losses(run, begun, codes, [place for _, place in actors])
             except _ray_error() as problem:
                 say(f"index {index} is placed again: {type(problem).__name__}")
             code = decide.judge_codes(codes)
@@ -221,12 +222,17 @@ class Driver:
                     actors[node][0].stop.remote()
         return [codes.get(node) for node in range(len(actors))]
 
-    def _lingers(self, codes: Sequence[int | None], actors: Sequence[tuple[Any, dict[str, Any]]]) -> bool:
-        """Whether a node that was lost is alive, so that its shim may be."""
+    def _hand_on_losses(
+        self, run: Any, begun: int, codes: Sequence[int | None], places: Sequence[dict[str, Any]]
+    ) -> bool:
+        """Note for the next shim that nodes died; returns whether a node that was lost is alive."""
         import ray
 
-        lost = {place["node"] for code, (_, place) in zip(codes, actors, strict=True) if code is None}
-        return bool(lost) and any(each["NodeID"] in lost and each["Alive"] for each in ray.nodes())
+        if None not in codes:
+            return False
+        nodes = ray.nodes()
+        losses.note_dead(run, self.native, begun, losses.find_dead(codes, places, nodes))
+        return losses.has_living(codes, places, nodes)
 
     def _start(self, index: int, node: int, actor: Any, place: Mapping[str, Any]) -> Any:
         words = ["--native", self.native, "--index", str(index)]
