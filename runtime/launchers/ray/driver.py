@@ -25,6 +25,7 @@ from runtime.jobs.hosts.bucket import is_bucket
 from runtime.launchers.ray import decide, losses
 from runtime.launchers.ray.names import note_name, submission_name
 from runtime.launchers.ray.node import Node
+from runtime.launchers.ray.watch import Watch
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.retry import decide as after_attempt
 from runtime.shim.words import DONE, FAILED
@@ -52,8 +53,11 @@ class Driver:
         """No other start has it, so that shims of two drivers are never taken for each other's."""
         self.note = note_name(epoch, part)
         self.wants: Mapping[str, Any] = self.order["ray"]
+        self.watch = Watch(self.wants, int(self.order["nodes"]))
         self.stopping = threading.Event()
         self.shown: dict[str, dict[str, Any]] = {}
+        self.why: dict[str, Any] = {}
+        """Why the runs that wait do."""
         self.lock = threading.Lock()
 
     def go(self) -> int:
@@ -62,7 +66,7 @@ class Driver:
 
         runs = [int(index) for index in self.order["runs"]]
         for index in runs:
-            self.shown[str(index)] = {"state": "waiting"}
+            self.shown[str(index)] = {"state": "waiting", "since": round(time.time())}
         self._write_note()
         ray.init(log_to_driver=False, logging_level=_WARNING)
         at_once = decide.count_at_once(len(runs), self.wants.get("max_parallel"))
@@ -70,6 +74,8 @@ class Driver:
             going = [pool.submit(self._carry_out, index) for index in runs]
             written = self._encode_note()
             while wait(going, _NOTE_S).not_done:
+                waits = any(each["state"] == "waiting" for each in list(self.shown.values()))
+                self.why = self.watch.look() if waits else {}
                 if (text := self._encode_note()) != written:
                     with contextlib.suppress(OSError):
                         self._write_note()
@@ -262,13 +268,20 @@ class Driver:
 
     def _show(self, index: int, state: str, code: int, **more: Any) -> int:
         with self.lock:
-            self.shown[str(index)] = {"state": state, **({"code": code} if state == "ended" else {}), **more}
+            before = self.shown.get(str(index), {})
+            since = before["since"] if before.get("state") == state else round(time.time())
+            self.shown[str(index)] = {
+                "state": state,
+                "since": since,
+                **({"code": code} if state == "ended" else {}),
+                **more,
+            }
         say(f"index {index}: {state} {more or ''}".rstrip())
         return code
 
     def _encode_note(self) -> str:
         with self.lock:
-            return json.dumps({"runs": self.shown, "wants": self.wants}, sort_keys=True)
+            return json.dumps({"runs": self.shown, "wants": self.wants, "why": self.why}, sort_keys=True)
 
     def _write_note(self) -> None:
         self.record.write(self.note, self._encode_note())
