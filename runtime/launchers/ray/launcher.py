@@ -85,6 +85,12 @@ class RayLauncher:
         backend: dict[str, Any] = {"ray": render_demand(spec)}
         if spec.array and spec.array.max_parallel:
             backend["ray"]["max_parallel"] = spec.array.max_parallel
+        if spec.resources.cpus:
+            # Ray counts CPUs and holds nobody to them.
+            backend["limits"] = {"cpus": spec.resources.cpus}
+        if place.tunnel is not None:
+            # A stack's clusters are Google's machines.
+            backend["notices"] = {"clouds": ["gce"]}
         if setup := activation_lines(spec):
             backend["setup"] = setup
         order = make_order(

@@ -34,14 +34,14 @@ def note_dead(run: Run, native: str, before: int, dead: Sequence[Mapping[str, An
 
     `before` is the number of the newest attempt when the nodes were placed. Attempts of other native jobs are left alone.
     """
-    attempts = run.attempts()  # type: ignore[no-untyped-call]
+    attempts = run.attempts()
     if not dead or not attempts or attempts[-1][0] <= before:
         return None
     number, end = attempts[-1]
-    start = run.started(number) or {}  # type: ignore[no-untyped-call]
+    start = run.started(number) or {}
     if start.get("native") != native or (end is not None and end["reason"] != "stopped"):
         return None
     names = ", ".join(f"{each['host']} ({each['node'][:8]})" for each in dead)
     text = json.dumps({"message": f"ray says that its node {names} is dead"}, sort_keys=True)
-    run.record.write(f"{run.attempt_name(number)}/{LOSS}", text)  # type: ignore[no-untyped-call]
+    run.record.write(f"{run.attempt_name(number)}/{LOSS}", text)
     return int(number)

@@ -42,8 +42,8 @@ class Watch:
         from ray.experimental.internal_kv import _internal_kv_get
 
         view = read_view(
-            ray.nodes(),  # type: ignore[no-untyped-call]
-            available_resources_per_node(),  # type: ignore[no-untyped-call]
+            ray.nodes(),
+            available_resources_per_node(),
             contract=_read_end(CONTRACT),
             head=os.uname().nodename,
             status=_internal_kv_get(_STATUS),
