@@ -16,7 +16,7 @@ import pytest
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import read_attempts
-from runtime.jobs.spec import JobResources, JobState, SecretRef, Tpu
+from runtime.jobs.spec import Array, JobResources, JobState, Retry, SecretRef, Tpu
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from tests.services.ray_cluster import RayCluster
@@ -148,6 +148,35 @@ def test_job_of_a_head_that_was_killed_is_taken_up_once(ray_cluster: RayCluster,
     assert read_log(job) == "attempt 1\nattempt 2\n"
     epochs = [each.epoch for each in job.entry().natives]
     assert epochs == list(range(1, len(epochs) + 1))
+
+
+# arrays and fleets
+
+
+def test_array_grows_with_the_cluster_and_a_lost_run_waits_again_without_a_failure(
+    ray_cluster: RayCluster, bench: Bench, tmp_path: Path
+) -> None:
+    command = ("sh", "-c", f"until [ -e {tmp_path}/over ]; do sleep 0.2; done")
+    array, retry = Array(count=2, max_parallel=2), Retry(failure=0)
+    job = bench.start(*command, array=array, retry=retry, resources=BIG)
+
+    def standing() -> list[JobState]:
+        return sorted(each.state for each in job.look()[0].indices)
+
+    # Only the second node has room for one of them.
+    assert wait_until(lambda: standing() == [JobState.PENDING, JobState.RUNNING])
+    ray_cluster.start_node(2, NODE_CPUS)
+    assert wait_until(lambda: standing() == [JobState.RUNNING] * 2)
+    ray_cluster.kill(2)
+    assert wait_until(lambda: standing() == [JobState.PENDING, JobState.RUNNING])
+    ray_cluster.start_node(2, NODE_CPUS)
+    assert wait_until(lambda: standing() == [JobState.RUNNING] * 2)
+    (tmp_path / "over").touch()
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    reasons = [[each.reason for each in read_attempts(job.files, job.id, index)] for index in range(2)]
+    assert sorted(reasons) == [[EndReason.NODE_FAILED, EndReason.SUCCEEDED], [EndReason.SUCCEEDED]]
+    ray_cluster.kill(2)
 
 
 # what the head knows

@@ -25,8 +25,9 @@ from runtime.jobs.hosts.bucket import is_bucket
 from runtime.launchers.ray import decide, losses
 from runtime.launchers.ray.names import note_name, submission_name
 from runtime.launchers.ray.node import Node
+from runtime.launchers.ray.runs import BUCKET_S, DriversRun
 from runtime.launchers.ray.watch import Watch
-from runtime.shim.record import FolderRecord, Run
+from runtime.shim.record import FolderRecord
 from runtime.shim.retry import decide as after_attempt
 from runtime.shim.words import DONE, FAILED
 
@@ -88,7 +89,7 @@ class Driver:
 
     def _carry_out(self, index: int) -> int:
         idle, pause = (0, 0), 0.0
-        run = Run(_open_record(self.root, self.job), index)
+        run = DriversRun(_open_record(self.root, self.job), index, look_s=BUCKET_S if self.bucket else 0.0)
         while True:
             if self.stopping.wait(pause):
                 return self._show(index, "stopped", FAILED)

@@ -32,7 +32,9 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "gang.start_timeout": by_shim(
         "node 0 waits in the record root for the others; a group that waits for room holds none"
     ),
-    "array.max_parallel": native("the driver places no more at a time, and never more than 256"),
+    "array.max_parallel": native(
+        "the driver places no more at a time, and never more than 1,024; 256 if it is left out"
+    ),
     "array.pack": _NO_PACKING,
     "array.pack_per": _NO_PACKING,
     **dict.fromkeys(

@@ -64,8 +64,6 @@ class ClusterView:
     nodes: tuple[NodeView, ...] = ()
     pools: tuple[PoolView, ...] | None = None
     """None if nothing says which there are."""
-    scales: bool = False
-    """Whether an autoscaler reports."""
     coming: Mapping[str, int] = field(default_factory=dict)
     """Pool → nodes that are being made."""
     dead: Mapping[str, int] = field(default_factory=dict)
@@ -109,7 +107,6 @@ def read_view(
             if each["Alive"]
         ),
         pools=_read_pools(contract, head),
-        scales=bool(report),
         coming={pool: count for pool, count in coming.items() if count},
         dead=dead,
         refusals=tuple(sorted((each for each in refusals if now - each.at < RECENT_S), key=lambda each: each.at)),

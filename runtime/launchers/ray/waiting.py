@@ -88,9 +88,12 @@ def _explain_missing_type(wants: Mapping[str, Any], view: ClusterView, lines: li
 def _explain_impossible(
     needs: Mapping[str, float], nodes: int, view: ClusterView, lines: list[str]
 ) -> Explanation | None:
-    """Explain a demand that no node could hold, if all kinds of nodes are known."""
+    """Explain a demand that no node could hold. Without known pools, an autoscaler at work may make such a node.
+
+    That Ray has an autoscaler's report proves no autoscaler: a head that was started without one has it too.
+    """
     hosts = [node.total for node in view.nodes] + [pool.host for pool in view.pools or ()]
-    if not hosts or (view.pools is None and view.scales):
+    if not hosts or (view.pools is None and (view.coming or view.refusals or view.error)):
         return None
     ever = "no node could ever hold it" if view.pools is not None else "no node that is there could hold it"
     hint = "ask for less, or name another target"

@@ -480,7 +480,16 @@ def test_first_host_names_its_slice(resources: dict[str, float], name: str | Non
 
 
 def test_runs_of_an_array_are_placed_within_bounds() -> None:
-    assert [decide.count_at_once(*each) for each in ((1, None), (1000, None), (1000, 8), (3, 8))] == [1, 256, 8, 3]
+    assert [
+        decide.count_at_once(*each) for each in ((1, None), (1000, None), (1000, 8), (3, 8), (900, 900), (9000, 9000))
+    ] == [
+        1,
+        256,
+        8,
+        3,
+        900,
+        1024,
+    ]
 
 
 # the guard
