@@ -33,6 +33,7 @@ from runtime.launchers.ray.demand import count_nodes, render_demand
 from runtime.launchers.ray.fidelity import KEEPS
 from runtime.launchers.ray.names import note_name, split_name, strip_nonce, submission_name
 from runtime.launchers.ray.settings import Place, check_settings, read_place
+from runtime.launchers.ray.starting import submit_until_begun
 from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
 from runtime.launchers.ray.waiting import warn_of_type
 from runtime.reasons import Explanation
@@ -140,7 +141,7 @@ class RayLauncher:
         if known is not None and has_ended(known) and not is_ours(known, body["metadata"], ["record"]):
             # Of a record that was removed since.
             jobs.delete(name)
-        known = jobs.submit(body)
+        known = submit_until_begun(jobs, body, lambda: _read_note(host.files, name))
         if not is_ours(known, body["metadata"], ["job", "epoch"]):
             raise NotPossible(
                 f"the head has another job under the id `{name}`",

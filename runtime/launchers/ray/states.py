@@ -14,10 +14,25 @@ from runtime.units import format_duration
 
 _ENDED: Final = ("STOPPED", "SUCCEEDED", "FAILED")
 _NO_START: Final = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
+_FAULTS_OF_HEAD: Final = (
+    "JOB_SUPERVISOR_ACTOR_DIED",
+    "JOB_SUPERVISOR_ACTOR_START_FAILURE",
+    "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
+    "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE",
+    "RUNTIME_ENV_SETUP_FAILURE",
+)
+"""Kinds of errors that a head has just after its start. A submission of ours names no runtime environment that could fail."""
 
 
 def has_ended(info: Mapping[str, Any]) -> bool:
     return info.get("status") in _ENDED
+
+
+def has_failed_to_start(info: Mapping[str, Any], note: Mapping[str, Any] | None) -> bool:
+    """Whether the head failed to start a driver through no fault of the job. A driver's first act is its note."""
+    if info.get("status") != "FAILED" or note is not None or info.get("driver_exit_code") is not None:
+        return False
+    return info.get("error_type") in _FAULTS_OF_HEAD
 
 
 def read_states(native: str, info: Mapping[str, Any] | None, note: Mapping[str, Any] | None) -> list[NativeState]:
