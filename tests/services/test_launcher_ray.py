@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from runtime.client.jobs.handle import JobHandle
-from runtime.jobs.spec import JobResources, JobState, SecretRef, Tpu
+from runtime.client.jobs.status import read_attempts
+from runtime.jobs.spec import Array, JobResources, JobState, Retry, SecretRef, Tpu
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from tests.services.ray_cluster import RayCluster
@@ -106,6 +108,7 @@ def test_run_whose_node_is_killed_goes_on_where_there_is_room(ray_cluster: RayCl
 
     assert bench.end(job).state is JobState.SUCCEEDED
     assert (read_log(job), job.attempts()) == ("attempt 1\nattempt 2\n", [1, 2])
+    assert [each.reason for each in read_attempts(job.files, job.id, 0)] == [EndReason.NODE_FAILED, EndReason.SUCCEEDED]
     assert [each.native_id for each in job.entry().natives] == [f"{job.id}-e1-p0-{job.entry().natives[0].name[-6:]}"]
 
 
@@ -145,6 +148,35 @@ def test_job_of_a_head_that_was_killed_is_taken_up_once(ray_cluster: RayCluster,
     assert read_log(job) == "attempt 1\nattempt 2\n"
     epochs = [each.epoch for each in job.entry().natives]
     assert epochs == list(range(1, len(epochs) + 1))
+
+
+# arrays and fleets
+
+
+def test_array_grows_with_the_cluster_and_a_lost_run_waits_again_without_a_failure(
+    ray_cluster: RayCluster, bench: Bench, tmp_path: Path
+) -> None:
+    command = ("sh", "-c", f"until [ -e {tmp_path}/over ]; do sleep 0.2; done")
+    array, retry = Array(count=2, max_parallel=2), Retry(failure=0)
+    job = bench.start(*command, array=array, retry=retry, resources=BIG)
+
+    def standing() -> list[JobState]:
+        return sorted(each.state for each in job.look()[0].indices)
+
+    # Only the second node has room for one of them.
+    assert wait_until(lambda: standing() == [JobState.PENDING, JobState.RUNNING])
+    ray_cluster.start_node(2, NODE_CPUS)
+    assert wait_until(lambda: standing() == [JobState.RUNNING] * 2)
+    ray_cluster.kill(2)
+    assert wait_until(lambda: standing() == [JobState.PENDING, JobState.RUNNING])
+    ray_cluster.start_node(2, NODE_CPUS)
+    assert wait_until(lambda: standing() == [JobState.RUNNING] * 2)
+    (tmp_path / "over").touch()
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    reasons = [[each.reason for each in read_attempts(job.files, job.id, index)] for index in range(2)]
+    assert sorted(reasons) == [[EndReason.NODE_FAILED, EndReason.SUCCEEDED], [EndReason.SUCCEEDED]]
+    ray_cluster.kill(2)
 
 
 # what the head knows
@@ -196,14 +228,20 @@ def test_cancel_waits_for_the_command_s_own_end_and_the_head_forgets_the_job(
     assert ray_cluster.read("/api/jobs/") is not None
 
 
-WAITS = (JobState.PENDING, "it waits for room on the cluster", ("each node asks for 100 CPU",))
+WAITS = (
+    JobState.PENDING,
+    f"for 100 CPU: no node that is there could hold it: it asks for 100 CPU, and the largest offers {NODE_CPUS} CPU",
+    ("each node asks for 100 CPU",),
+)
 
 
 def explain(job: JobHandle) -> tuple[JobState, str, tuple[str, ...]]:
-    """A job's state, and what the launcher says about its last native state."""
+    """A job's state, and what the launcher says about its last native state, without the time that it has waited."""
     (status, states) = job.look()
     said = job.launcher.explain(job.target, states[-1], job.host) if states else None
-    return (status.state, said.sentence, said.evidence) if said else (status.state, "", ())
+    if said is None:
+        return status.state, "", ()
+    return status.state, re.sub("^it has waited [0-9a-z.]+ ", "", said.sentence), said.evidence
 
 
 def test_run_that_fits_nowhere_is_pending_says_what_it_asks_for_and_is_cancelled(bench: Bench) -> None:

@@ -13,11 +13,13 @@ FINAL: Final = frozenset({DONE, FAILED, REFUSED, DUPLICATE, NEVER})
 NOT_OURS: Final = frozenset({REFUSED, DUPLICATE, NEVER})
 """Exit codes after which the run has no result from this driver, so no other node can finish it."""
 MOST_AT_ONCE: Final = 256
-"""Runs of an array that are placed or wait for a place at a time, unless `array.max_parallel` says less."""
+"""Runs of an array that are placed or wait for a place at a time, unless `array.max_parallel` names another number."""
+MOST_THREADS: Final = 1024
+"""The largest such number: each run has a thread of the driver."""
 
 
 def count_at_once(runs: int, most: int | None) -> int:
-    return max(1, min(runs, most or MOST_AT_ONCE, MOST_AT_ONCE))
+    return max(1, min(runs, most or MOST_AT_ONCE, MOST_THREADS))
 
 
 def judge_codes(codes: Sequence[int | None]) -> int | None:

@@ -21,7 +21,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "secrets": by_shim("read at launch, into a file in the record root; refused where that is a bucket"),
     "mounts": refused("the cluster's machines mount what its stack says"),
     **dict.fromkeys([f"environment.{name}" for name in ("manager", "lock", "extras", "build_on")], _NO_BUILD),
-    "resources.cpus": native("num_cpus, set aside and no limit"),
+    "resources.cpus": native("num_cpus, and the shim keeps each node of a run to so many CPUs, claimed on the machine"),
     "resources.memory": native("memory, set aside and no limit; the least of a range"),
     "resources.gpus.count": native("num_gpus"),
     "resources.gpus.type": native("accelerator_type"),
@@ -32,7 +32,9 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "gang.start_timeout": by_shim(
         "node 0 waits in the record root for the others; a group that waits for room holds none"
     ),
-    "array.max_parallel": native("the driver places no more at a time, and never more than 256"),
+    "array.max_parallel": native(
+        "the driver places no more at a time, and never more than 1,024; 256 if it is left out"
+    ),
     "array.pack": _NO_PACKING,
     "array.pack_per": _NO_PACKING,
     **dict.fromkeys(

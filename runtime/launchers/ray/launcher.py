@@ -34,7 +34,9 @@ from runtime.launchers.ray.demand import count_nodes, render_demand
 from runtime.launchers.ray.fidelity import KEEPS
 from runtime.launchers.ray.names import note_name, split_name, strip_nonce, submission_name
 from runtime.launchers.ray.settings import Place, check_settings, read_place
+from runtime.launchers.ray.starting import submit_until_begun
 from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
+from runtime.launchers.ray.waiting import warn_of_type
 from runtime.reasons import Explanation
 from runtime.values import replace
 
@@ -87,6 +89,12 @@ class RayLauncher:
         backend: dict[str, Any] = {"ray": render_demand(spec)}
         if spec.array and spec.array.max_parallel:
             backend["ray"]["max_parallel"] = spec.array.max_parallel
+        if spec.resources.cpus:
+            # Ray counts CPUs and holds nobody to them.
+            backend["limits"] = {"cpus": spec.resources.cpus}
+        if place.tunnel is not None:
+            # A stack's clusters are Google's machines.
+            backend["notices"] = {"clouds": ["gce"]}
         if setup := activation_lines(spec):
             backend["setup"] = setup
         order = make_order(
@@ -122,6 +130,7 @@ class RayLauncher:
             fidelity={each: KEEPS[each] for each in set_fields(spec) if each in KEEPS},
             indices=tuple(indices),
             root=place.root,
+            notes=_warn(spec, place),
         )
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
@@ -136,7 +145,7 @@ class RayLauncher:
         if known is not None and has_ended(known) and not is_ours(known, body["metadata"], ["record"]):
             # Of a record that was removed since.
             jobs.delete(name)
-        known = jobs.submit(body)
+        known = submit_until_begun(jobs, body, lambda: _read_note(host.files, name))
         if not is_ours(known, body["metadata"], ["job", "epoch"]):
             raise NotPossible(
                 f"the head has another job under the id `{name}`",
@@ -258,6 +267,12 @@ def _check(spec: JobSpec, place: Place) -> None:
             ],
             hint="let the command read it with the machine's own identity, or name a folder that the nodes share: records",
         )
+
+
+def _warn(spec: JobSpec, place: Place) -> tuple[str, ...]:
+    tpu = spec.resources.tpu
+    warning = warn_of_type(tpu.type, place.pools, place.target) if tpu and place.pools is not None else None
+    return (warning,) if warning else ()
 
 
 def _name_record(files: Files, job: str) -> str:

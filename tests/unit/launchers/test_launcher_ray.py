@@ -20,11 +20,11 @@ from runtime.config import Project, Settings
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, PlanContext, Target
 from runtime.jobs.spec import Array, Code, CodeMode, Gpus, JobResources, JobSpec, JobState, Range, SecretRef, Tpu
-from runtime.launchers.ray import decide, guard
+from runtime.launchers.ray import decide, guard, starting
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable, tunnel_words
 from runtime.launchers.ray.demand import count_hosts
 from runtime.launchers.ray.launcher import RayHost, RayLauncher, set_epoch
-from runtime.launchers.ray.names import split_name, submission_name
+from runtime.launchers.ray.names import note_name, split_name, submission_name
 from runtime.launchers.ray.settings import Place, Tunnel, read_place
 from runtime.launchers.ray.states import read_states
 from runtime.reasons import EndReason
@@ -190,6 +190,17 @@ def test_place_of_a_stack_has_a_tunnel_to_its_head(context: PlanContext) -> None
     assert words[-3:] == ["-L", "127.0.0.1:4000:127.0.0.1:8265", "ray-head"]
 
 
+def test_launch_on_a_stack_is_told_of_a_type_that_no_pool_has(context: PlanContext) -> None:
+    contract = json.loads(json.dumps(CONTRACT))
+    contract["clusters"]["main"]["pools"] = {"v4": {"accelerator": "v4-8", "max": 4}}
+    (context.base / "contract.json").write_text(json.dumps(contract))
+    where = Target(name="tpu", kind="ray", stack="marin")
+
+    one, other = (plan(context, where, resources=JobResources(tpu=Tpu(type=kind))) for kind in ("v4-8", "v4-16"))
+
+    assert (one.notes, len(other.notes), "type v4-16" in other.notes[0]) == ((), 1, True)
+
+
 CONTRACT: dict[str, Any] = {
     "schema": 1,
     "stack": "marin",
@@ -224,6 +235,9 @@ class Head(ThreadingHTTPServer):
         self.hides: set[str] = set()
         """Ids that the next GET does not know yet."""
         self.broken: int | None = None
+        self.statuses: list[dict[str, Any]] = []
+        """What becomes of the next submissions; the others stay PENDING."""
+        self.submitted = 0
 
     @property
     def place(self) -> Place:
@@ -266,7 +280,9 @@ class _Answers(BaseHTTPRequestHandler):
         if body["submission_id"] in self.server.jobs:
             said = f"ValueError: Job with submission_id {body['submission_id']} already exists. Please use another."
             return self._say(500, f"Traceback (most recent call last):\n  File …\n{said}")
-        self.server.jobs[body["submission_id"]] = {**body, "status": "PENDING"}
+        status = self.server.statuses.pop(0) if self.server.statuses else {"status": "PENDING"}
+        self.server.jobs[body["submission_id"]] = {**body, **status}
+        self.server.submitted += 1
         return self._say(200, {"submission_id": body["submission_id"]})
 
     def do_DELETE(self) -> None:
@@ -338,7 +354,48 @@ def test_id_that_another_job_has_is_no_job_of_ours(head: Head, context: PlanCont
     assert found == {}
 
 
-def test_ended_job_of_a_removed_record_is_replaced(head: Head, context: PlanContext, tmp_path: Path) -> None:
+UNSTARTED = {"status": "FAILED", "error_type": "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE", "driver_exit_code": None}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "submitted", "last"),
+    [
+        ([{"status": "RUNNING"}], 1, "RUNNING"),
+        ([UNSTARTED, UNSTARTED, {"status": "RUNNING"}], 3, "RUNNING"),
+        ([UNSTARTED] * 9, 3, "FAILED"),
+        ([{**UNSTARTED, "driver_exit_code": 1}], 1, "FAILED"),
+        ([{**UNSTARTED, "error_type": "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}], 1, "FAILED"),
+        ([{**UNSTARTED, "error_type": "JOB_ENTRYPOINT_COMMAND_START_ERROR"}], 1, "FAILED"),
+    ],
+)
+def test_job_whose_driver_the_head_fails_to_start_is_submitted_again(
+    head: Head, context: PlanContext, tmp_path: Path, statuses: list[dict[str, Any]], submitted: int, last: str
+) -> None:
+    where = target(str(tmp_path / "runs"), address=head.place.address)
+    planned = plan(context, where)
+    head.statuses = list(statuses)
+
+    RayLauncher().submit(planned, planned.parts[0], RayLauncher().open_host(where, context))
+
+    assert (head.submitted, head.jobs[planned.parts[0].name]["status"]) == (submitted, last)
+
+
+def test_job_whose_driver_left_a_note_is_not_submitted_again(head: Head, context: PlanContext, tmp_path: Path) -> None:
+    where = target(str(tmp_path / "runs"), address=head.place.address)
+    planned = plan(context, where)
+    host = RayLauncher().open_host(where, context)
+    host.files.write(f"jobs/{JOB.id}/{note_name(1, 0)}", b"{}")
+    head.statuses = [UNSTARTED]
+
+    RayLauncher().submit(planned, planned.parts[0], host)
+
+    assert head.submitted == 1
+
+
+def test_ended_job_of_a_removed_record_is_replaced(
+    head: Head, context: PlanContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "START_S", 0.0)
     where = target(str(tmp_path / "runs"), address=head.place.address)
     planned = plan(context, where)
     name = planned.parts[0].name
@@ -469,7 +526,16 @@ def test_first_host_names_its_slice(resources: dict[str, float], name: str | Non
 
 
 def test_runs_of_an_array_are_placed_within_bounds() -> None:
-    assert [decide.count_at_once(*each) for each in ((1, None), (1000, None), (1000, 8), (3, 8))] == [1, 256, 8, 3]
+    assert [
+        decide.count_at_once(*each) for each in ((1, None), (1000, None), (1000, 8), (3, 8), (900, 900), (9000, 9000))
+    ] == [
+        1,
+        256,
+        8,
+        3,
+        900,
+        1024,
+    ]
 
 
 # the guard
