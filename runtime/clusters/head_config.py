@@ -83,6 +83,5 @@ def check_head(
             verdict=Verdict.WARN,
             check="restart",
             text=f"Ray runs with older files than the machine has: {restart}",
-            fix="restarts Ray, and its jobs with it: "
-            f"`runtime cluster exec --cluster {key} -- sudo google_metadata_script_runner startup`",
+            fix=f"`runtime cluster restart --cluster {key}` applies them, and takes up the jobs",
         )

@@ -179,9 +179,30 @@ def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None
         pools=tuple(compare_pools(pools, view, cluster.cluster_name, plan, ray)),
         queued=queued,
         wanted=dict(ray.wanted) if ray else {},
-        mismatches=tuple(find_mismatches(name, pools, view, cluster.cluster_name, plan, ray, now)),
+        mismatches=(
+            *_find_hold(chosen, name),
+            *find_mismatches(name, pools, view, cluster.cluster_name, plan, ray, now),
+        ),
         ray=why,
     )
+
+
+def _find_hold(chosen: Chosen, name: str) -> Iterator[Mismatch]:
+    """Yield that the cluster is being restarted, as far as its records can be read."""
+    from runtime.jobs.hold import HINT, read_hold
+    from runtime.jobs.hosts.bucket import BucketFiles, is_bucket
+    from runtime.launchers.ray.settings import default_root
+
+    records = chosen.outputs.records
+    if records is None or not is_bucket(records.url):
+        return
+    try:
+        held = read_hold(BucketFiles(default_root(records.url, name)))
+    except (InfrastructureFailure, RequestRefused) as problem:
+        note(f"{name}: nobody knows whether it is being restarted: {problem.message}")
+        return
+    if held is not None:
+        yield Mismatch(pool=None, what=held.tell(), next=HINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
