@@ -25,6 +25,8 @@ class RayHead(ThreadingHTTPServer):
         """Ids of all submissions that were accepted, in any session."""
         self.session = 1
         self.silent = False
+        self.answers_restart = True
+        """Whether `POST /restart`, which is no path of Ray's, restarts it."""
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
 
     def __enter__(self) -> Self:
@@ -75,6 +77,10 @@ class _Answers(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        if self.path == "/restart":
+            if self.server.answers_restart:
+                self.server.restart()
+            return self._say(200, None)
         if self.path.endswith("/stop"):
             known = self.server.jobs.get(self._name())
             if known is None:

@@ -44,16 +44,16 @@ def head(moto_process: MotoServer) -> Iterator[LabHead]:
 
 
 @pytest.fixture
-def environment(head: LabHead, moto_process: MotoServer, tmp_path: Path) -> dict[str, str]:
+def environment(head: LabHead, moto_server: MotoServer, tmp_path: Path) -> dict[str, str]:
     """Variables of an operator's commands; the contract names a bucket for records."""
     import boto3
 
     outputs = parse_outputs(json.loads(head.contract.read_text()))
     name = f"lab-{uuid.uuid4().hex[:8]}"
-    boto3.client("s3", endpoint_url=moto_process.url, region_name="us-east-1").create_bucket(Bucket=name)
+    boto3.client("s3", endpoint_url=moto_server.url, region_name="us-east-1").create_bucket(Bucket=name)
     records = RecordsOutput(url=f"s3://{name}")
     head.contract.write_text(encode_outputs(replace(outputs, records=records)))
-    return {**head.environment, **moto_process.environment, "XDG_DATA_HOME": str(tmp_path / "data")}
+    return {**head.environment, **moto_server.environment, "XDG_DATA_HOME": str(tmp_path / "data")}
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ def test_restart_refuses_while_a_job_of_others_runs_and_changes_nothing(
     head: LabHead, environment: dict[str, str], bench: Bench, tmp_path: Path
 ) -> None:
     ray = Path(sys.executable).with_name("ray")
-    submit = [
-        ray,
+    submit: list[str] = [
+        str(ray),
         "job",
         "submit",
         "--address",

@@ -23,7 +23,7 @@ from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.printing import flush, note
 from runtime.cli.show import Columns, Output, confirm, print_list
 from runtime.errors import InfrastructureFailure, RequestRefused
-from runtime.units import parse_duration
+from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def restart(
             f"{job.job} of {job.owner or 'an unknown owner'} does not go on: {job.seen}"
             + (f"; {job.next}" if job.next else "")
         )
-    note(f"{key}: restarted; {len(world.kept) - len(left)} of {len(world.kept)} open jobs go on")
+    went = count_noun(len(world.kept) - len(left), "open job")
+    note(f"{key}: restarted; {went} of {len(world.kept):,}, the rest does not go on" if left else f"{key}: restarted; {went} taken up or ended")
     return LEFT if left else 0
 
 
