@@ -25,6 +25,7 @@ from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
+from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
 from runtime.jobs.lock import Lock
@@ -189,7 +190,8 @@ def _adopt(job: JobHandle) -> list[NativeJob]:
 
 def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
     """Put the files of a job that has ended back to where a shim looks for them."""
-    if not indices:
+    # Shims fold nothing in a bucket.
+    if not indices or is_bucket(job.files.root):
         return
     words = [find_python(job.target.settings, job.host), "-", f"{job.files.root}/{plan.folder}", "--unfold"]
     words += [str(index) for index in indices]
