@@ -1,6 +1,6 @@
 """Ray's API for jobs as a head answers: 500 with a traceback for a taken id, 404 in plain text for an unknown one.
 
-Nothing runs: a job that is submitted stays PENDING until a test, or `stop`, changes it. `restart` forgets all jobs.
+Nothing runs: a job that is submitted is RUNNING until a test, or `stop`, changes it. `restart` forgets all jobs.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Answers(BaseHTTPRequestHandler):
         if name in self.server.jobs:
             said = f"ValueError: Job with submission_id {name} already exists. Please use another."
             return self._say(500, f"Traceback (most recent call last):\n  File …\n{said}")
-        self.server.jobs[name] = {**body, "status": "PENDING"}
+        self.server.jobs[name] = {**body, "status": "RUNNING"}
         self.server.submitted.append(name)
         return self._say(200, {"submission_id": name})
 

@@ -121,7 +121,7 @@ def test_dry_run_prints_the_steps_and_jobs_and_changes_nothing(run: Run, head: R
         *("hold", "ask", "ask", "restart", "await_head", "reap", "await_members", "take_up", "release")
     ]
     assert "take_up\ttake up 1 open job" in out
-    assert f"{name}: PENDING, of " in err
+    assert f"{name}: RUNNING, of " in err
     assert "02000000: RUNNING, not ours: a program that connected by itself" in err
     assert (head.session, (tmp_path / "commands").exists()) == (1, False)
     assert hold.read_hold(BucketFiles(ROOT)) is None

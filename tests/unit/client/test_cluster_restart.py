@@ -129,7 +129,7 @@ def test_restart_that_dies_after_a_step_is_finished_by_another_and_starts_no_job
 
     assert restarts == [1]
     assert (epochs(job), len(head.submitted)) == ([1, 2], 2)
-    assert job.state() is JobState.PENDING
+    assert job.state() is JobState.RUNNING
     assert hold.read_hold(place.files) is None
 
 
@@ -168,7 +168,7 @@ def test_while_the_cluster_is_held_keepers_and_launches_wait_and_after_an_hour_t
 
     assert (kept.done, epochs(job)) == ("taken_up", [1, 2])
     assert "it is ignored" in said[0]
-    assert start(settings, "tpu", "second").state() is JobState.PENDING
+    assert start(settings, "tpu", "second").state() is JobState.RUNNING
 
 
 def test_mark_that_is_old_is_begun_anew_with_the_session_of_today(
