@@ -80,6 +80,7 @@ PREEMPTED_NOTE = "preempted"
 """File of an attempt's folder by which a command that exits with `TEMPORARY_FAILURE` reports that it loses its machine."""
 OF_RANKS: "Tuple[str, ...]" = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_RANKS += ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+OF_RANKS += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT")
 """Variables that a job launched from within another one does not inherit: it is none of the other's ranks."""
 
 
@@ -184,6 +185,22 @@ def read_secret(path):
         raise SetupFailed("a secret's file is gone: %s" % os.path.basename(path))
 
 
+def slice_variables(address, slices, nodes, node):
+    """The variables by which libtpu and JAX join `slices` TPU slices, whose hosts are the nodes of a run, slice by slice.
+
+    The names, the address without a port, and the port are those of Ray's `get_tpu_coordinator_env_vars`:
+    https://docs.ray.io/en/latest/ray-core/api/doc/ray.util.tpu.get_tpu_coordinator_env_vars.html
+    GKE sets the same ones for a JobSet of several slices. JAX reads them, and numbers its processes slice by slice:
+    https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/cloud_tpu_cluster.py
+    """
+    return dict(
+        MEGASCALE_COORDINATOR_ADDRESS=address,
+        MEGASCALE_NUM_SLICES=str(slices),
+        MEGASCALE_SLICE_ID=str(node // (nodes // slices)),
+        MEGASCALE_PORT="8081",
+    )
+
+
 class Ranks(object):
     """The processes of an attempt, or of one `node` of it. `leader` is the host of the shim that watches the attempt, if that
     is another one."""
@@ -249,6 +266,8 @@ class Ranks(object):
                 JAX_NUM_PROCESSES=str(self.count),
                 JAX_PROCESS_ID=str(rank),
             )
+        if self.order.get("slices", 1) > 1:
+            found.update(slice_variables(self.address, self.order["slices"], self.order["nodes"], rank // per_node))
         return found
 
     def start_elsewhere(self, job, index, attempt):

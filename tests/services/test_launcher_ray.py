@@ -256,6 +256,37 @@ def test_run_on_a_slice_of_two_hosts_is_one_run_of_two_nodes(ray_cluster: RayClu
         ray_cluster.kill(number)
 
 
+def test_run_on_two_slices_waits_for_both_and_goes_on_together_after_a_host_was_lost(
+    ray_cluster: RayCluster, bench: Bench
+) -> None:
+    for number, resources in ((2, {"TPU-v4-16-head": 1, "slice-a": 1}), (3, {"slice-a": 1}), (4, {"slice-b": 1})):
+        ray_cluster.start_node(number, 1, **{"TPU": 4, **resources})
+    command = "echo $RUNTIME_NODE_RANK in slice $MEGASCALE_SLICE_ID of $MEGASCALE_NUM_SLICES at "
+    command += "$MEGASCALE_COORDINATOR_ADDRESS; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"
+    job = bench.start(
+        "sh",
+        "-c",
+        command,
+        resources=JobResources(tpu=Tpu(type="v4-16", slices=2)),
+        grace_period=timedelta(seconds=2),
+    )
+    asked = ("each node asks for 1 CPU, 4 chips of a TPU v4-16, in 2 slices at once",)
+    assert wait_until(lambda: explain(job)[2] == asked)
+    ray_cluster.start_node(5, 1, **{"TPU": 4, "TPU-v4-16-head": 1, "slice-b": 1})
+    assert wait_until(lambda: all(read_log(job, rank=rank) for rank in range(4)))
+
+    ray_cluster.kill(3)
+    ray_cluster.start_node(3, 1, **{"TPU": 4, "slice-a": 1})
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert job.attempts() == [1, 2]
+    said = [read_log(job, rank=rank, attempt=2).split(" at ") for rank in range(4)]
+    assert [words for words, _ in said] == [f"{rank} in slice {rank // 2} of 2" for rank in range(4)]
+    assert len({address for _, address in said}) == 1
+    for number in (2, 3, 4, 5):
+        ray_cluster.kill(number)
+
+
 # in a bucket
 
 

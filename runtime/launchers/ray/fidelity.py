@@ -26,6 +26,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.gpus.count": native("num_gpus"),
     "resources.gpus.type": native("accelerator_type"),
     "resources.tpu.type": native("TPU-TYPE-head finds a slice, and its name the other hosts: all of them or none"),
+    "resources.tpu.slices": native("a placement group of TPU-TYPE-head finds them at once; MEGASCALE_* for each node"),
     "resources.disk": _NO_LIMIT,
     "resources.shared_memory": native("the node's own /dev/shm"),
     "nodes": native("a placement group, STRICT_SPREAD: all nodes at once or none; their shims meet in the record root"),

@@ -86,6 +86,8 @@ class RayLauncher:
             backend["ray"]["max_parallel"] = spec.array.max_parallel
         if setup := activation_lines(spec):
             backend["setup"] = setup
+        if spec.resources.tpu and spec.resources.tpu.slices > 1:
+            backend["slices"] = spec.resources.tpu.slices
         order = make_order(
             replace(spec, nodes=count_nodes(spec)),
             job,
