@@ -172,6 +172,10 @@ def make_variables(
     environment.update(order["runs"][str(run.index)].get("env") or {})
     for name, path in sorted((order.get("secrets") or {}).items()):
         environment[name] = read_secret(os.path.join(run.job, path))
+    if order.get("machine_secrets"):
+        from runtime.shim.machine_secrets import read_secrets
+
+        environment.update(read_secrets(order["machine_secrets"]))
     environment.update(binding)
     environment.update(own)
     return environment

@@ -18,7 +18,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "command": native("an actor for each node, which starts the shim"),
     "name": native("metadata of the submission"),
     "image": refused("the cluster's own image runs everything; its stack names it"),
-    "secrets": by_shim("read at launch, into a file in the record root; refused where that is a bucket"),
+    "secrets": by_shim("read at launch, into a file in the record root; by each node itself if that is a bucket"),
     "mounts": refused("the cluster's machines mount what its stack says"),
     **dict.fromkeys([f"environment.{name}" for name in ("manager", "lock", "extras", "build_on")], _NO_BUILD),
     "resources.cpus": native("num_cpus, set aside and no limit"),
