@@ -16,13 +16,13 @@ import urllib.request
 from runtime.shim.cloud import MAY_PASS, NEAR, Denied, ask_account
 from runtime.shim.words import SetupFailed
 
-PATIENCE_S = 30.0
+SECRETS_S = 30.0
 """How long answers that may pass are waited out."""
-PAUSE_S = 1.0
+SECRETS_PAUSE_S = 1.0
 ANSWER_S = 10.0
 OLDER = 20
 """Number of versions below a disabled one that are tried."""
-API = "https://secretmanager.googleapis.com"
+HOST = "secretmanager.googleapis.com"
 _ABOUT = 300
 """Letters of Google's own words in a message."""
 
@@ -40,7 +40,7 @@ def read_secrets(named):
 
     Raises `SetupFailed`, with the secret and this machine's account in the text.
     """
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + SECRETS_S
     found = {}
     for name, resource in sorted(named.items()):
         while True:
@@ -52,7 +52,7 @@ def read_secrets(named):
                 passes = problem.status in MAY_PASS if isinstance(problem, Answered) else broken
                 if not passes or time.monotonic() >= until:
                     raise SetupFailed(_explain(name, resource, problem))
-            time.sleep(PAUSE_S)
+            time.sleep(SECRETS_PAUSE_S)
     return found
 
 
@@ -85,8 +85,8 @@ def _read_older(resource, newest, token):
 
 def _access(resource, version, token):
     stand_in = os.environ.get("RUNTIME_GOOGLE_API")
-    server = stand_in.rstrip("/") + "/secretmanager" if stand_in else API
-    request = urllib.request.Request("%s/v1/%s/versions/%s:access" % (server, resource, version))
+    server = stand_in.rstrip("/") + "/" if stand_in else "https://"
+    request = urllib.request.Request("%s%s/v1/%s/versions/%s:access" % (server, HOST, resource, version))
     request.add_header("Authorization", "Bearer " + token)
     opener = NEAR.open if request.type == "http" else urllib.request.urlopen
     try:

@@ -54,8 +54,8 @@ class SecretNotBrought(NotPossible):
         super().__init__(
             f"secret `{ref.name}` cannot be brought to a Ray cluster whose record root is a bucket",
             facts=[
-                f"only this machine can read `{ref.scheme}://`; values never enter a bucket, and Ray shows what a job is "
-                "submitted with to everybody who reaches its head"
+                f"only this machine can read `{ref.scheme}://`, and values never enter a bucket",
+                "Ray shows what a job is submitted with to everybody who reaches its head",
             ],
             hint=f"put it into the stack (`runtime secrets put`) and name it: {ref.name}={_OF_STACK}://NAME; docs/ray.md",
         )
