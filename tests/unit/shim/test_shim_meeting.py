@@ -467,6 +467,20 @@ def test_checkpoint_of_node_0_is_what_every_node_begins_with(make: MakeGang) -> 
     assert [read_log(gang, rank, attempt=2) for rank in (0, 1)] == ["41\n", "41\n"]
 
 
+def test_each_node_goes_on_with_its_own_shard_and_what_node_0_wrote(make: MakeGang, said: Path) -> None:
+    script = (
+        'cd $RUNTIME_CHECKPOINT_DIR; [ "$RUNTIME_ATTEMPT" = 2 ] && { cat meta shard$RANK; exit; }; '
+        f'echo of $RANK >shard$RANK; : >{said}/$RANK; [ "$RANK" = 1 ] && exec sleep 600; '
+        f"until [ -e {said}/1 ]; do sleep 0.1; done; echo 41 >meta; exit 7"
+    )
+    gang = make(script, retry={"failure": 1}, retries="backend")
+
+    assert gang.run() == [10, 10]
+    assert gang.run() == [0, 0]
+
+    assert [read_log(gang, rank, attempt=2) for rank in (0, 1)] == ["41\nof 0\n", "41\nof 1\n"]
+
+
 def test_node_that_the_order_does_not_have_is_refused(make: MakeGang) -> None:
     gang = make("true")
 
