@@ -27,8 +27,12 @@ from infra.render.startup import (
     render_node_script,
 )
 from infra.settings.model import MachineSettings
+from runtime.client.jobs.targets import make_context
+from runtime.config import load_settings
 from runtime.errors import InvalidValue
-from runtime.outputs import parse_outputs
+from runtime.jobs.plan import Target
+from runtime.launchers.ray.settings import read_place
+from runtime.outputs import RecordsOutput, parse_outputs
 from tests.infra.machine_support import TOKEN, Machine, finish
 from tests.infra.render_support import IMAGE, SHAPES, V4, sample_cluster
 from tests.services_support import wait_until
@@ -152,6 +156,31 @@ def test_contract_on_the_head_is_one_that_the_runtime_reads() -> None:
         "marin-main",
         1024,
     )
+    assert found.records == RecordsOutput(url="gs://p-1-marin-records")
+
+
+def test_contract_on_the_head_leads_a_target_of_its_cluster_to_the_records_of_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = tmp_path / "contract.json"
+    contract.write_text(render_contract(sample_cluster(), "0" * 64))
+    target = Target(
+        name="main", kind="ray", stack="marin", settings={"cluster": "main", "address": "http://127.0.0.1:8265"}
+    )
+
+    monkeypatch.setenv("RUNTIME_OUTPUTS", str(contract))
+    place = read_place(target, make_context(load_settings()))
+
+    assert place.root.startswith("gs://p-1-marin-records/jobs-of-ray")
+    assert (place.address, place.tunnel) == ("http://127.0.0.1:8265", None)
+
+
+def test_head_of_a_stack_without_records_takes_up_no_jobs() -> None:
+    with_records, without = metadata_of(sample_cluster()), metadata_of(sample_cluster(records=None))
+
+    assert with_records.keys() - without.keys() == {"ray-keep-service", "ray-keep-timer"}
+    assert "systemctl start runtime-ray-reaper.timer runtime-ray-secrets.timer\n" in without["startup-script"]
+    assert parse_outputs(json.loads(without["ray-contract"])).records is None
 
 
 @pytest.mark.golden
@@ -190,7 +219,7 @@ def test_head_boots_once_and_the_second_run_changes_nothing(new_machine: Callabl
         "systemctl start docker.service",
         "systemctl restart runtime-ray-watch.service",
         "systemctl start runtime-ray-head.service",
-        "systemctl start runtime-ray-reaper.timer runtime-ray-secrets.timer",
+        "systemctl start runtime-ray-reaper.timer runtime-ray-keep.timer runtime-ray-secrets.timer",
     ]
     assert not any(line.startswith("docker pull") for line in machine.notes)
 
@@ -323,8 +352,31 @@ def test_watch_names_what_needs_a_restart(new_machine: Callable[..., Machine]) -
     code, out = finish(machine.run("watch", "--rounds", "1"))
 
     assert code == 0, out
-    assert machine.server.last("restart-needed") == "ray-head-service, ray-reaper-service"
+    assert machine.server.last("restart-needed") == "ray-head-service, ray-keep-service, ray-reaper-service"
     assert machine.text("etc/systemd/system/runtime-ray-head.service") == before
+
+
+def test_head_from_before_a_unit_is_told_and_takes_it_with_the_next_boot_script(
+    new_machine: Callable[..., Machine],
+) -> None:
+    old = sample_cluster(records=None)
+    machine = new_machine(metadata_of(old))
+    finish(machine.boot())
+    machine.server.set(metadata_of(sample_cluster()))
+    code, out = finish(machine.run("watch", "--rounds", "1"))
+    assert code == 0, out
+    # The contract takes effect at once, the units do not.
+    assert "gs://p-1-marin-records" in machine.text("etc/runtime-ray/config/contract.json")
+    assert machine.server.last("restart-needed") == "ray-keep-service, ray-keep-timer"
+    machine.forget_notes()
+
+    code, out = finish(machine.boot())
+
+    assert code == 0, out
+    assert machine.server.last("restart-needed") == "no"
+    # None of Ray's own files changed, so Ray runs on.
+    assert "systemctl start runtime-ray-head.service" in machine.notes
+    assert "systemctl start runtime-ray-reaper.timer runtime-ray-keep.timer runtime-ray-secrets.timer" in machine.notes
 
 
 def test_watch_outlives_a_metadata_server_that_is_away(new_machine: Callable[..., Machine]) -> None:
