@@ -78,6 +78,12 @@ class TpuServer(FaultyServer):
         """Parts of paths whose calls are refused."""
         self.refused: list[str] = []
         """Requests outside Google's description."""
+        self.give_addresses: Callable[[str, int], list[str]] = lambda type_, number: [
+            f"10.64.{number // 250}.{number % 250 + 3}"
+        ]
+        """Accelerator type and number of a new node → addresses of its hosts."""
+        self.now: Callable[[], str] = lambda: "2026-11-20T10:00:00.123456789Z"
+        """When a node is made that somebody creates through the API."""
         self._operations: dict[str, Callable[[], None] | None] = {}
         self._numbers = itertools.count(1)
 
@@ -181,8 +187,10 @@ class TpuServer(FaultyServer):
             **body,
             "name": resource,
             "state": "CREATING",
-            "createTime": "2026-11-20T10:00:00.123456789Z",
-            "networkEndpoints": [{"ipAddress": f"10.64.{number // 250}.{number % 250 + 3}"}],
+            "createTime": self.now(),
+            "networkEndpoints": [
+                {"ipAddress": address} for address in self.give_addresses(body["acceleratorType"], number)
+            ],
         }
 
         def finish() -> None:

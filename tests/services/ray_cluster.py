@@ -45,7 +45,7 @@ class RayCluster:
         self._environ = {**os.environ, **environ, "RAY_USAGE_STATS_ENABLED": "0"}
         # Unix sockets have short names, and a folder of a test has a long one.
         self._folder = tempfile.mkdtemp(prefix="ray-")
-        self._base = _find_range(_STEP * (_NODES + 1))
+        self._base = find_range(_STEP * (_NODES + 1))
         self._going: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -126,7 +126,7 @@ class RayCluster:
         return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _find_range(count: int) -> int:
+def find_range(count: int) -> int:
     """The first of `count` ports below the ephemeral ones, of which none listens now."""
     while True:
         base = random.randrange(20000, 32000 - count)

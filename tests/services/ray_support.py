@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,10 @@ from tests.fakes.tpu import TpuServer
 from tests.services_support import wait_until
 
 
-@contextmanager
-def google_of(server: TpuServer) -> Iterator[None]:
-    """Direct Ray's clients to `server`; only the endpoint differs, for which Ray has no setting."""
+def client_makers(config: Any, endpoints: Mapping[str, str]) -> dict[str, Any]:
+    """Return the functions of Ray's module `config` that make Google's clients, with other endpoints and no credentials."""
     from google.auth.credentials import AnonymousCredentials
     from googleapiclient import discovery
-    from ray.autoscaler._private.gcp import config
-    from ray.autoscaler._private.providers import _clear_provider_cache
 
     def client(service: str, version: str) -> Any:
         def build(credentials: object = None) -> Any:
@@ -33,17 +30,26 @@ def google_of(server: TpuServer) -> Iterator[None]:
                 requestBuilder=config.build_request,
                 cache_discovery=False,
                 static_discovery=True,
-                client_options={"api_endpoint": server.endpoint(service)} if service in ("tpu", "compute") else None,
+                client_options={"api_endpoint": endpoints[service]} if service in endpoints else None,
             )
 
         return build
 
-    makers = {
+    return {
         "_create_tpu": client("tpu", "v2alpha1"),
         "_create_compute": client("compute", "v1"),
         "_create_crm": client("cloudresourcemanager", "v1"),
         "_create_iam": client("iam", "v1"),
     }
+
+
+@contextmanager
+def google_of(server: TpuServer) -> Iterator[None]:
+    """Direct Ray's clients to `server`; only the endpoint differs, for which Ray has no setting."""
+    from ray.autoscaler._private.gcp import config
+    from ray.autoscaler._private.providers import _clear_provider_cache
+
+    makers = client_makers(config, {service: server.endpoint(service) for service in ("tpu", "compute")})
     before = {name: getattr(config, name) for name in makers}
     for name, maker in makers.items():
         setattr(config, name, maker)

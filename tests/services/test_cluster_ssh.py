@@ -20,31 +20,10 @@ from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
 from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.tpu import TpuServer, names_of
+from tests.services.gcloud_support import add_gcloud
 from tests.services_support import find_free_port, wait_until
 from tests.shim_support import PATIENCE_S
 from tests.ssh_support import SshServer
-
-GCLOUD = """#!{python}
-import socket, sys, threading
-
-words = sys.argv[1:]
-expected = ["compute", "start-iap-tunnel", {head!r}, "22", "--listen-on-stdin", "--project", "p-1", "--zone", {zone!r}]
-if words != expected:
-    sys.exit(f"gcloud: {{words}}, expected {{expected}}")
-tunnel = socket.create_connection(("127.0.0.1", {port}))
-
-
-def send():
-    while data := sys.stdin.buffer.raw.read(65536):
-        tunnel.sendall(data)
-    tunnel.shutdown(socket.SHUT_WR)
-
-
-threading.Thread(target=send, daemon=True).start()
-while data := tunnel.recv(65536):
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
-"""
 
 Cluster = Callable[..., Any]
 """Returns the process that ended, or with `wait=False` the one that runs."""
@@ -86,16 +65,7 @@ def dashboard() -> Iterator[Dashboard]:
 def cluster(ssh_server: SshServer, server: TpuServer, dashboard: Dashboard, tmp_path: Path) -> Cluster:
     """Run `runtime cluster …`; its head is the test's sshd, behind a stand-in for gcloud."""
     programs = tmp_path / "programs"
-    programs.mkdir()
-    gcloud = programs / "gcloud"
-    gcloud.write_text(GCLOUD.format(python=sys.executable, head=CLUSTER.head, zone=CLUSTER.zone, port=ssh_server.port))
-    gcloud.chmod(0o700)
-    key = (ssh_server.folder / "host_key.pub").read_text().split()
-    ssh_server.known_hosts.write_text(f"{CLUSTER.head} {key[0]} {key[1]}\n")
-    # The client's settings are of the host `box`; a head has them under its own name, without an address or a port.
-    lines = ssh_server.config.read_text().splitlines()
-    kept = [line for line in lines if not line.startswith(("HostName", "Port"))]
-    ssh_server.config.write_text("\n".join([f"Host {CLUSTER.head}", *kept[1:]]) + "\n")
+    add_gcloud(programs, ssh_server, CLUSTER.head, CLUSTER.zone)
     contract = tmp_path / "contract.json"
     each = replace(CLUSTER, ports={"dashboard": int(dashboard.url.rpartition(":")[2])})
     contract.write_text(encode_outputs(replace(OUTPUTS, clusters={"main": each})))
