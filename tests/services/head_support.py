@@ -142,6 +142,10 @@ class LabHead:
         """Names of the nodes that Google lists as ready, oldest first."""
         return names_of([name for name, each in self._list_google() if each["state"] == "READY"])
 
+    def list_strays(self) -> list[str]:
+        """Nodes that Google lists without a machine behind them: preempted ones that nobody removed."""
+        return [name for name in names_of([name for name, _ in self._list_google()]) if not self.hosts(name)]
+
     def hosts(self, name: str) -> list[Machine]:
         """The machines of a node that are on."""
         return [self.lab.machines[each] for each in self._machines.get(name, ()) if each in self.lab.machines]
