@@ -5,6 +5,7 @@ from __future__ import annotations
 from runtime.cli.clusters.config import config
 from runtime.cli.clusters.login import attach, dashboard, exec_
 from runtime.cli.clusters.reap import reap
+from runtime.cli.clusters.restart import restart
 from runtime.cli.clusters.status import list_, status
 from runtime.cli.clusters.stop import stop
 from runtime.cli.commands import new_app
@@ -17,4 +18,5 @@ app.command()(attach)
 app.command("exec")(exec_)
 app.command()(dashboard)
 app.command()(reap)
+app.command()(restart)
 app.command()(stop)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from runtime.cli.commands import OutputOption
+from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, print_list
 from runtime.errors import RequestRefused
@@ -37,6 +37,20 @@ def keep(
     ] = None,
     once: Annotated[bool, Option("--once", help="Look once and leave, as a timer needs it.")] = False,
     every: Annotated[str, Option(metavar="30s", help="Pause between two looks.")] = "30s",
+    cluster: Annotated[
+        str | None,
+        Option(
+            "--cluster",
+            metavar="NAME",
+            help="All jobs of this Ray cluster of the stack, whatever their targets are called.",
+            show_default=False,
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        Option(metavar="URL", help="Where the API of that cluster's head is reachable.", show_default=False),
+    ] = None,
+    stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Start jobs again whose machine went, if their backend does not: this machine, and machines over ssh.
@@ -51,6 +65,7 @@ def keep(
       runtime keep                                    go on for ever, every 30 s, for all targets
       runtime keep --once --on gpu1 --on gpu2         from a timer
       runtime keep --once -o json
+      runtime keep --once --cluster main --address http://127.0.0.1:8265     on its head
     """
     from runtime.client.jobs.targets import find_target, list_usable_targets
     from runtime.config import load_settings
@@ -59,6 +74,14 @@ def keep(
     if output is Output.JSON and not once:
         raise RequestRefused("`-o json` prints one look", hint="runtime keep --once -o json")
     settings = load_settings()
+    if cluster is not None:
+        if on:
+            raise RequestRefused(
+                "`--cluster` keeps all targets of a cluster, and `--on` names one", hint="name one of them"
+            )
+        return _keep_cluster(cluster, address, stack, settings, output, pause_s=None if once else pause_s)
+    if address is not None or stack is not None:
+        raise RequestRefused("`--address` and `--stack` belong to `--cluster NAME`", hint="add `--cluster NAME`")
     names = [name for text in on or () for name in text.split(",") if name]
     targets = [find_target(name, settings) for name in names] or list_usable_targets(settings, tell=note)
     said: set[str] = set()
@@ -69,6 +92,34 @@ def keep(
     while True:
         _tell(_look(targets, settings, said)[0], said)
         time.sleep(pause_s)
+
+
+def _keep_cluster(
+    key: str, address: str | None, stack: str | None, settings: Settings, output: Output, *, pause_s: float | None
+) -> int:
+    """Keep all jobs of a cluster, once without a pause."""
+    from runtime.client.jobs.cluster_jobs import keep_cluster, open_cluster_jobs
+    from runtime.errors import InfrastructureFailure, UnknownName
+    from runtime.stack.find import find_stack
+
+    outputs = find_stack(stack, settings=settings).outputs
+    if key not in outputs.clusters:
+        raise UnknownName("cluster", key, list(outputs.clusters), where=f"in stack `{outputs.stack}`")
+    said: set[str] = set()
+    with open_cluster_jobs(outputs, key, settings, address=address) as place:
+        while True:
+            rows: list[KeptJob] = []
+            silent = True
+            try:
+                found = keep_cluster(place, settings, progress=lambda text: _once(text, said))
+                rows, silent = list(found.jobs), bool(found.problems)
+            except InfrastructureFailure as problem:
+                _once(f"cluster `{key}` does not answer, nothing was done there: {problem.message}", said)
+            if pause_s is None:
+                print_list(rows, COLUMNS, output)
+                return SILENT if silent else 0
+            _tell(rows, said)
+            time.sleep(pause_s)
 
 
 def _look(targets: Iterable[Target], settings: Settings, said: set[str]) -> tuple[list[KeptJob], bool]:

@@ -37,8 +37,9 @@ class Lock:
     was only slow finds it and gives up.
     """
 
-    def __init__(self, files: Files, job: str, owner: str) -> None:
-        self._files, self._folder, self._owner = files, job_folder(job), owner
+    def __init__(self, files: Files, job: str, owner: str, *, folder: str | None = None) -> None:
+        """`folder` has the lock, by default that of the job."""
+        self._files, self._folder, self._owner = files, folder or job_folder(job), owner
         self._token = os.urandom(8).hex()
         self._number = 0
         self._count = 0

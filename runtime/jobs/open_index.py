@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs.hosts.base import Files, FileToWrite
@@ -25,6 +26,12 @@ def open_folder(target: str) -> str:
     """The folder with the names of a target's open jobs; any character that is unusual in a name is written `%XX`."""
     quoted = re.sub(rb"^\.|[^A-Za-z0-9_.-]", lambda found: b"%%%02X" % ord(found[0]), target.encode())
     return f"{OPEN}/{quoted.decode()}"
+
+
+def list_targets(files: Files) -> list[str]:
+    """The names of all targets that have a folder in the index."""
+    names = (name for name in files.names(OPEN))
+    return sorted(unquote_to_bytes(name).decode("utf-8", "replace") for name in names)
 
 
 def order_entry(plan: LaunchPlan) -> dict[str, Any]:

@@ -40,12 +40,12 @@ class Chosen:
         self.stack = outputs.stack
         self.settings = settings
         self.clusters: Mapping[str, ClusterOutput] = _choose_clusters(outputs, cluster)
-        self._outputs = outputs
+        self.outputs = outputs
 
     @property
     def project(self) -> str:
         """Raises `NotPossible` if the contract names none."""
-        return _project(self._outputs)
+        return _project(self.outputs)
 
     @cached_property
     def api(self) -> GoogleApi:

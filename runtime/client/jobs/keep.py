@@ -20,7 +20,7 @@ from runtime.client.jobs.targets import OpenTarget
 from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
 from runtime.faults import reach
-from runtime.jobs import ledger, lock, open_index
+from runtime.jobs import hold, ledger, lock, open_index
 from runtime.jobs.hosts.base import AccessDenied
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.ledger import IndexStatus, LedgerEntry, job_folder, newest_natives
@@ -120,14 +120,27 @@ def open_runs(entry: LedgerEntry, *, cancelled: bool = False) -> list[int]:
 
 
 def keep_target(
-    place: OpenTarget, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
+    place: OpenTarget, settings: Settings, *, holder: str = "", progress: Callable[[str], None] = lambda text: None
 ) -> KeptTarget:
     """Look at each job in the target's index once, and do what is due. Raises `InfrastructureFailure`, and does nothing,
-    if the target does not answer."""
+    if the target does not answer.
+
+    While the record root is held, its jobs are left alone, unless `holder` is the token of the hold.
+    """
     files, target = place.files, place.target
     named = open_index.list_open(files, target.name)
     if not named:
         return KeptTarget(jobs=())
+    held = hold.read_hold(files)
+    if held is not None and held.token != holder:
+        if held.blocks(ledger.now()):
+            seen = f"{held.tell()}; it takes them up"
+            left = [
+                KeptJob(job=job, target=target.name, owner=None, seen=seen, done=DONE[Act.LEAVE], next=hold.HINT)
+                for job in sorted(named)
+            ]
+            return KeptTarget(jobs=tuple(left))
+        progress(f"{held.tell()}, and has given no sign for more than an hour: it is ignored; {hold.HINT}")
     # The service filters names in a bucket. A folder is listed whole, so once for all jobs.
     read = {job: ledger.read_outcomes(files, job).get(job, {}) for job in named} if is_bucket(files.root) else None
     entries = ledger.read_many_entries(files, named, read)

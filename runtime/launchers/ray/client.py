@@ -76,10 +76,20 @@ class RayJobs:
                 return None
             raise
 
+    def list_drivers(self) -> list[dict[str, Any]]:
+        """What runs as a job without having been submitted: programs that connected to the cluster by themselves."""
+        found = self._call("GET", "", "list its jobs")
+        return [dict(job) for job in found if not job.get("submission_id")]
+
     def list(self) -> dict[str, dict[str, Any]]:
         """All jobs that were submitted with an id."""
         found = self._call("GET", "", "list its jobs")
         return {job["submission_id"]: dict(job) for job in found if job.get("submission_id")}
+
+    def read_session(self) -> str | None:
+        """The name of the head's session, another one after each start of the head; None if it tells none."""
+        session = self._call("GET", "../version", "tell its session").get("session_name")
+        return str(session) if session else None
 
     def read_log(self, name: str) -> str:
         """What the job's driver printed; empty if there is no such job."""
@@ -106,7 +116,7 @@ class RayJobs:
                 raise
 
     def _call(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
-        url = f"{self._address()}/api/jobs/{path}"
+        url = f"{self.read_address()}/api/{path[3:] if path.startswith('../') else 'jobs/' + path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
         try:
@@ -129,7 +139,8 @@ class RayJobs:
                 hint="`runtime targets check` tries every step",
             ) from problem
 
-    def _address(self) -> str:
+    def read_address(self) -> str:
+        """The URL under which the head can be reached from here; opens the tunnel."""
         if self._place.address is not None:
             return self._place.address
         if self._tunnel is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 from runtime.errors import NotPossible
+from runtime.jobs import hold
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Files, Host, HostUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
@@ -51,6 +52,8 @@ class RayHost(LocalHost):
     def __init__(self, place: Place) -> None:
         super().__init__(place.root if place.bucket is None else ".")
         self.place, self.jobs = place, RayJobs(place)
+        self.holder = ""
+        """Token of the hold whose maker this is: it may submit jobs all the same."""
         if place.bucket is not None:
             self.files: Files = BucketFiles(place.bucket)
 
@@ -129,6 +132,7 @@ class RayLauncher:
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
         """Submit one part for the order's epoch, or find what an earlier launch of the same record submitted."""
+        hold.refuse_if_held(host.files, holder=_opened(host).holder)
         jobs, place = _opened(host).jobs, _opened(host).place
         body = json.loads(plan.artefacts[part.artefact])
         body = set_epoch(body, place, plan.job.id, int(plan.order.get("epoch", 1)), int(part.native.get("number", 0)))
@@ -147,6 +151,11 @@ class RayLauncher:
             )
         return str(name)
 
+    def check_host(self, target: Target, host: Host) -> list[str]:
+        """Raise `hold.RootHeld` while the cluster is restarted."""
+        hold.refuse_if_held(host.files, holder=_opened(host).holder)
+        return []
+
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
         found = {}
         for name, info in _look_up(names, host).items():
@@ -159,9 +168,13 @@ class RayLauncher:
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
         known = _look_up([strip_nonce(native) for native in native_ids], host)
+        stopped = any(info.get("status") == "STOPPED" for info in known.values())
+        held = hold.read_hold(host.files) if stopped else None
         found: list[NativeState] = []
         for native in native_ids:
             info = known.get(strip_nonce(native))
+            if held is not None and strip_nonce(native) in held.asked and has_ended(info or {}):
+                info = None  # as after the restart for which it was stopped
             found += read_states(native, info, _read_note(host.files, native))
         return found
 
@@ -224,7 +237,8 @@ def set_epoch(body: Mapping[str, Any], place: Place, job: str, epoch: int, part:
     return {
         **body,
         "submission_id": submission_name(job, place.root, epoch, part),
-        "entrypoint": _entrypoint(place, job, epoch, part),
+        # With the interpreter that the launch named: another target may lead to the same cluster.
+        "entrypoint": _entrypoint(replace(place, python=shlex.split(body["entrypoint"])[1]), job, epoch, part),
         "metadata": {**body["metadata"], "epoch": str(epoch)},
     }
 

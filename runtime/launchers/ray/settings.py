@@ -13,6 +13,7 @@ records = "/shared/lab/runtime"
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -79,7 +80,8 @@ def check_settings(target: Target) -> None:
         parts = urlsplit(settings.address)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
             raise InvalidValue(f"{where}.address", settings.address, _EXPECTED["address"])
-        for name in ("cluster", "ssh_options"):
+        # With a stack, `cluster` says whose records are meant.
+        for name in ("ssh_options",) if target.stack else ("cluster", "ssh_options"):
             if name in target.settings:
                 raise InvalidValue(
                     f"{where}.{name}", target.settings[name], "nothing: `address` is the way to the head"
@@ -105,22 +107,29 @@ def read_place(target: Target, context: PlanContext) -> Place:
     tunnel = None
     if settings.address is None:
         assert outputs is not None
-        cluster = _choose_cluster(target, settings.cluster, outputs)
-        if outputs.project is None:
-            raise NotPossible(f"stack `{target.stack}` names no project, so there is no way to the head of its cluster")
-        tunnel = Tunnel(
-            project=outputs.project,
-            zone=cluster.zone,
-            head=cluster.head,
-            port=cluster.ports.get("dashboard", DASHBOARD),
-            options=settings.ssh_options,
-        )
+        key, cluster = _choose_cluster(target, settings.cluster, outputs)
+        tunnel = render_tunnel(outputs, cluster, key, settings.ssh_options)
     return Place(
         target=target.name,
-        root=_root(target, outputs, context),
+        root=_root(target, settings.cluster, outputs, context),
         python=settings.python,
         address=settings.address.rstrip("/") if settings.address else None,
         tunnel=tunnel,
+    )
+
+
+def render_tunnel(outputs: StackOutputs, cluster: ClusterOutput, key: str, options: Sequence[str]) -> Tunnel:
+    """The tunnel to the head of a stack's cluster. Raises `NotPossible` if the contract names no project."""
+    if outputs.project is None:
+        raise NotPossible(
+            f"stack `{outputs.stack}` names no project, so there is no way to the head of cluster `{key}`"
+        )
+    return Tunnel(
+        project=outputs.project,
+        zone=cluster.zone,
+        head=cluster.head,
+        port=cluster.ports.get("dashboard", DASHBOARD),
+        options=tuple(options),
     )
 
 
@@ -130,7 +139,7 @@ def _outputs(target: Target, context: PlanContext) -> StackOutputs:
     return find_stack(target.stack, settings=context.settings).outputs
 
 
-def _root(target: Target, outputs: StackOutputs | None, context: PlanContext) -> str:
+def _root(target: Target, cluster: str | None, outputs: StackOutputs | None, context: PlanContext) -> str:
     if is_bucket(target.records):
         return str(target.records).rstrip("/")
     if target.records is not None:
@@ -138,19 +147,24 @@ def _root(target: Target, outputs: StackOutputs | None, context: PlanContext) ->
 
         return LocalFiles(target.records).root
     url = outputs.records.url.rstrip("/") if outputs and outputs.records else None
-    if not is_bucket(url):
+    if outputs is None or url is None or not is_bucket(url):
         raise NotPossible(
             f"target `{target.name}` has no record root: a bucket or folder that its nodes write to and that is read from here",
             facts=[f"records of stack `{target.stack}`: {url or 'none'}"],
             hint='set records = "gs://BUCKET/PATH" for the target; docs/ray.md',
         )
-    return f"{url}/jobs-of-ray"
+    return default_root(url, _choose_cluster(target, cluster, outputs)[0])
 
 
-def _choose_cluster(target: Target, named: str | None, outputs: StackOutputs) -> ClusterOutput:
+def default_root(url: str, cluster: str) -> str:
+    """The record root of a stack's cluster, by the stack's records: all that is open there is the cluster's."""
+    return f"{url.rstrip('/')}/jobs-of-ray/{cluster}"
+
+
+def _choose_cluster(target: Target, named: str | None, outputs: StackOutputs) -> tuple[str, ClusterOutput]:
     clusters = need_output(outputs, "clusters", f"target `{target.name}`")
     if named is None and len(clusters) == 1:
-        return next(iter(clusters.values()))  # type: ignore[no-any-return]
+        return next(iter(clusters.items()))
     if named is None:
         raise NotPossible(
             f"stack `{target.stack}` has more than one cluster",
@@ -159,4 +173,5 @@ def _choose_cluster(target: Target, named: str | None, outputs: StackOutputs) ->
         )
     if named not in clusters:
         raise UnknownName("cluster", named, list(clusters), where=f"in stack `{target.stack}`")
-    return clusters[named]  # type: ignore[no-any-return]
+    found: ClusterOutput = clusters[named]
+    return named, found

@@ -186,7 +186,7 @@ def test_place_of_a_stack_has_a_tunnel_to_its_head(context: PlanContext) -> None
     place = read_place(where, context)
 
     tunnel = Tunnel(project="marin-lab", zone="us-central2-b", head="ray-head", port=8265, options=("-v",))
-    assert (place.root, place.address, place.tunnel) == ("gs://marin/jobs-of-ray", None, tunnel)
+    assert (place.root, place.address, place.tunnel) == ("gs://marin/jobs-of-ray/main", None, tunnel)
     way = "gcloud compute start-iap-tunnel ray-head %p --listen-on-stdin --project marin-lab --zone us-central2-b"
     words = tunnel_words(tunnel, 4000)
     assert f"ProxyCommand={way} --verbosity=warning" in words

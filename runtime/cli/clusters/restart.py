@@ -1,0 +1,205 @@
+"""`runtime cluster restart`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from typing import TYPE_CHECKING, Annotated, Final
+
+from typer import Option
+
+from runtime.cli.clusters.common import (
+    DryRunOption,
+    OneClusterOption,
+    SshOption,
+    UserOption,
+    choose_one,
+    head_way,
+    open_clusters,
+)
+from runtime.cli.clusters.login import need_programs
+from runtime.cli.commands import OutputOption, StackOption, YesOption
+from runtime.cli.printing import flush, note
+from runtime.cli.show import Columns, Output, confirm, print_list
+from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.units import parse_duration
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.cli.clusters.common import Chosen
+    from runtime.client.jobs.cluster_restart import ClusterRestart, Means
+    from runtime.client.jobs.targets import OpenTarget
+    from runtime.clusters.tunnel import HeadWay
+    from runtime.outputs import ClusterOutput
+
+STDERR: Final = 2
+"""The descriptor."""
+STARTED: Final = "/run/runtime-ray/started-runtime-ray-head.service"
+"""On the head: the files that Ray was started with. Without it the boot script restarts Ray, with the files of today."""
+RESTART_RAY: Final = (
+    *("sudo", "systemd-run", "--quiet", "--collect", "--wait", "sh", "-c"),
+    # As a unit of its own, which goes on if the connection breaks.
+    f"rm -f {STARTED}; exec google_metadata_script_runner startup",
+)
+ANSWER_S: Final = 600.0
+"""The boot script waits for images and secrets without an end; after this time the head's own words count."""
+LEFT: Final = 3
+
+
+class HeadNotRestarted(InfrastructureFailure):
+    """The unit on `head` could not be restarted; the cluster stays marked."""
+
+    def __init__(self, head: str, code: int) -> None:
+        self.head, self.code = head, code
+        super().__init__(
+            f"could not restart Ray on head `{head}`: ssh ended with {code}",
+            facts=["the cluster stays marked; its jobs have been asked to end, and are taken up later"],
+            hint="`runtime cluster attach` shows what ssh and gcloud say; then run the same command again",
+        )
+
+
+class ClusterBusy(RequestRefused):
+    """Somebody else is restarting the cluster."""
+
+    def __init__(self, cluster: str, holder: str) -> None:
+        self.holder = holder
+        super().__init__(
+            f"cluster `{cluster}` is being restarted by {holder}",
+            facts=["nothing was changed by this command"],
+            hint="`runtime cluster restart --dry-run` shows where it stands",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartStep:
+    """A line of `--dry-run`."""
+
+    step: str
+    what: str
+
+
+PLAN: Columns = {"STEP": "step", "WHAT": "what"}
+
+
+def restart(
+    drop_foreign: Annotated[
+        bool, Option("--drop-foreign", help="Restart although jobs run that the runtime did not start, and are lost.")
+    ] = False,
+    patience: Annotated[str, Option(metavar="15m", help="How long the head may take to come back.")] = "15m",
+    address: Annotated[
+        str | None,
+        Option(metavar="URL", help="Where the head's API is reachable without a tunnel.", show_default=False),
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    cluster: OneClusterOption = None,
+    user: UserOption = None,
+    ssh_option: SshOption = None,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Restart Ray on a cluster's head, with its waiting files, and take up all jobs that are open.
+
+    Jobs are asked to end within their grace, and go on as their next attempt; no budget of failures pays. Meanwhile
+    launches and keepers wait. The same command, by anybody, continues one that was cut off; two at once are refused. It
+    refuses, and changes nothing, while jobs run that the runtime did not start. Exit code 3 if an open job neither runs
+    nor waits at the end, or a step failed.
+
+    \b
+    Examples:
+      runtime cluster restart --dry-run
+      runtime cluster restart --stack marin-us-central2 --yes
+    """
+    import getpass
+
+    from runtime.cli.keep import COLUMNS
+    from runtime.client.jobs.cluster_jobs import open_cluster_jobs
+    from runtime.client.jobs.cluster_restart import LOCK_FOLDER, ClusterRestart, describe_strays, goes_on
+    from runtime.clusters.restart import decide_step
+    from runtime.clusters.restart import restart as go
+    from runtime.jobs import lock
+
+    head_s = parse_duration(patience, field="patience").total_seconds()
+    chosen = open_clusters(stack, cluster)
+    key, each = choose_one(chosen)
+    way = head_way(chosen, each, user, ssh_option)
+    login = ["-l", user] if user else []
+    by, token = f"{getpass.getuser()}@{os.uname().nodename}", secrets.token_hex(8)
+    with open_cluster_jobs(
+        chosen.outputs, key, chosen.settings, address=address, ssh_options=[*(ssh_option or ()), *login]
+    ) as place:
+        means = _find_means(chosen, each, way)
+        world = ClusterRestart(place, chosen.settings, means, token=token, by=by, progress=note, head_s=head_s)
+        view = world.look()
+        for line in describe_strays(view):
+            note(line)
+        if dry_run:
+            _print_plan(world, place, output)
+            return 0
+        decide_step(view, token=token, drop_foreign=drop_foreign)  # refuses before the question
+        need_programs()
+        confirm(f"restart Ray on the head of `{each.cluster_name}`", yes=yes)
+        held = lock.Lock(place.files, "", by, folder=LOCK_FOLDER)
+        try:
+            held.take(patience_s=lock.STILL_S + 5, wait=False)
+        except lock.LockHeld as busy:
+            raise ClusterBusy(key, busy.holder) from None
+        try:
+            go(world, token=token, drop_foreign=drop_foreign)
+        finally:
+            held.release()
+        print_list(list(world.kept), COLUMNS, output)
+    left = [job for job in world.kept if not goes_on(job)]
+    for job in left:
+        note(
+            f"{job.job} of {job.owner or 'an unknown owner'} does not go on: {job.seen}"
+            + (f"; {job.next}" if job.next else "")
+        )
+    note(f"{key}: restarted; {len(world.kept) - len(left)} of {len(world.kept)} open jobs go on")
+    return LEFT if left else 0
+
+
+def _find_means(chosen: Chosen, cluster: ClusterOutput, way: HeadWay) -> Means:
+    from runtime.client.jobs.cluster_restart import Means
+    from runtime.clusters.head_config import read_head
+
+    return Means(
+        ray_name=cluster.cluster_name,
+        reaper=lambda: chosen.reaper(cluster),
+        restart_head=lambda: _restart_head(way),
+        read_boot=lambda: read_head(chosen.api, project=chosen.project, zone=cluster.zone, head=cluster.head),
+    )
+
+
+def _restart_head(way: HeadWay) -> None:
+    from runtime.clusters.tunnel import render_ssh
+
+    flush()
+    words = render_ssh(way, RESTART_RAY)
+    # What the head prints is no data of this command.
+    try:
+        code = subprocess.run(words, stdout=STDERR, check=False, timeout=ANSWER_S).returncode
+    except subprocess.TimeoutExpired:
+        note("the boot script has not ended yet; the head's own words say what it waits for")
+        return
+    if code:
+        raise HeadNotRestarted(way.head, code)
+
+
+def _print_plan(world: ClusterRestart, place: OpenTarget, output: Output) -> None:
+    """Print each step with what it would do now, and the jobs by name."""
+    from runtime.client.jobs.cluster_jobs import list_places
+    from runtime.clusters.restart import foresee
+    from runtime.jobs import open_index
+
+    view = world.look()
+    count = sum(len(open_index.list_open(place.files, each.target.name)) for each in list_places(place))
+    lines = foresee(view, boot=world.read_boot(), open_jobs=count)
+    print_list([RestartStep(step=step, what=what) for step, what in lines], PLAN, output)
+    if view.session is None:
+        note("the head does not answer: its jobs are not known")
+    for each in view.jobs:
+        if each.lives:
+            kind = f"of {each.owner}" if each.ours else "not ours"
+            note(f"{each.name}: {each.state}, {kind}: {each.title}")

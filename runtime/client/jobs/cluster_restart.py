@@ -1,0 +1,316 @@
+"""What each step of a restart does to the head, the record root and the nodes of a cluster. `runtime.clusters.restart` decides."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+
+from runtime.client.jobs.cluster_jobs import keep_cluster
+from runtime.client.jobs.keep import KeptJob
+from runtime.client.jobs.targets import OpenTarget
+from runtime.clusters.memory import Memory
+from runtime.clusters.ray_view import read_ray
+from runtime.clusters.reaper import Reaper, reap_once
+from runtime.clusters.restart import HeadJob, RestartView, Step, has_restarted
+from runtime.config import Settings
+from runtime.errors import InfrastructureFailure, NotPossible, explain_briefly
+from runtime.jobs import hold, ledger
+from runtime.jobs.hold import Hold
+from runtime.jobs.ledger import job_folder
+from runtime.launchers.ray.client import RayRefused, RayUnavailable
+from runtime.launchers.ray.launcher import RayHost
+from runtime.launchers.ray.names import note_name, split_name
+from runtime.values import dataclass, replace
+
+LOCK_FOLDER: Final = "restart"
+END_S: Final = 120.0
+"""How much longer than its grace a job may take to end."""
+HEAD_S: Final = 900.0
+MEMBERS_S: Final = 300.0
+TAKE_UP_S: Final = 300.0
+"""A head that has just begun may refuse drivers for a while."""
+_LOOK_S: Final = 1.0
+_NO_ONE: Final = "kept by nobody: the same launch takes it up"
+
+
+class HeadNotBack(InfrastructureFailure):
+    """The head did not come back in time; the hold stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """The ways to a cluster that its jobs do not need."""
+
+    ray_name: str
+    reaper: Callable[[], Reaper]
+    """Raises without Google's credentials."""
+    restart_head: Callable[[], None]
+    """Apply waiting files and restart the unit of Ray's head. Raises `InfrastructureFailure`."""
+    read_boot: Callable[[], Mapping[str, str] | None]
+    """What the head says of its start, as far as is known; None if nothing."""
+
+
+class ClusterRestart:
+    """A `World` of a real cluster."""
+
+    def __init__(
+        self,
+        place: OpenTarget,
+        settings: Settings,
+        means: Means,
+        *,
+        token: str,
+        by: str,
+        progress: Callable[[str], None],
+        head_s: float = HEAD_S,
+    ) -> None:
+        self._place, self._settings, self._means = place, settings, means
+        self._host = cast(RayHost, place.host)
+        self._host.holder = token
+        self._token, self._by, self._tell, self._head_s = token, by, progress, head_s
+        self.kept: tuple[KeptJob, ...] = ()
+        """What became of each open job."""
+
+    def look(self) -> RestartView:
+        held = hold.read_hold(self._place.files)
+        if held is not None and held.token == self._token and ledger.now() - held.renewed >= hold.RENEW:
+            held = self._write(held)
+        try:
+            session = self._host.jobs.read_session()
+            jobs = self._list_jobs() if session else ()
+        except (RayUnavailable, RayRefused):
+            session, jobs = None, ()
+        return RestartView(hold=held, session=session, jobs=jobs)
+
+    def act(self, step: Step, view: RestartView) -> None:
+        getattr(self, f"_{step}")(view)
+
+    # steps
+
+    def _hold(self, view: RestartView) -> None:
+        at, old = ledger.now(), view.hold
+        if old is not None and old.blocks(at):
+            self._tell(f"going on with the restart that {old.by} began, whose command has died")
+            new = replace(old, token=self._token, by=self._by, renewed=at)
+        else:
+            if old is not None:
+                self._tell(f"the mark of {old.by} is older than an hour: beginning anew")
+            # What was asked to end stays named: the head may still know it as stopped.
+            asked = old.asked if old else ()
+            new = Hold(token=self._token, by=self._by, since=at, renewed=at, session=view.session, asked=asked)
+        hold.write_hold(self._place.files, new)
+        self._tell("the cluster is marked: launches and keepers wait")
+
+    def _ask(self, view: RestartView) -> None:
+        living = [each for each in view.jobs if each.ours and each.lives]
+        self._change(view, asked=tuple(sorted({*self._held(view).asked, *(each.name for each in living)})))
+        for each in living:
+            self._host.jobs.stop(each.name)
+            self._tell(f"asked to end: {_tell_job(each)}")
+
+    def _await_ends(self, view: RestartView) -> None:
+        asked = {each.name: each for each in view.jobs if each.name in self._held(view).asked}
+        grace = max((each.grace_s for each in asked.values()), default=0.0)
+        left = self._wait(lambda: self._list_unended(asked), grace + END_S, "jobs that end within their grace")
+        for name in left:
+            self._tell(f"has not said its end: {_tell_job(asked[name])}; its attempt counts as lost")
+
+    def _forget(self, view: RestartView) -> None:
+        for each in view.jobs:
+            if each.name in self._held(view).asked and not each.lives:
+                self._host.jobs.delete(each.name)
+
+    def _restart(self, view: RestartView) -> None:
+        self._tell("restarting Ray on the head")
+        self._means.restart_head()
+        self._change(view, commanded=True)
+
+    def _await_head(self, view: RestartView) -> None:
+        until, said = time.monotonic() + self._head_s, ""
+        while not has_restarted(self.look()):
+            boot = self.read_boot()
+            waits = boot.get("waiting-for", "nothing")
+            if waits not in ("nothing", said):
+                said = waits
+                self._tell(f"the head waits for {waits}")
+            if time.monotonic() >= until:
+                # The next command restarts the unit once more.
+                self._change(self.look(), commanded=False)
+                words = [f"it says `{name}`: {text}" for name, text in sorted(boot.items())]
+                raise HeadNotBack(
+                    f"the head is not back after {self._head_s:.0f} s",
+                    facts=[
+                        *words,
+                        "the cluster stays marked; jobs that were asked to end are taken up when it is back",
+                    ],
+                    hint="`runtime cluster exec -- sudo docker logs --tail 100 ray` may say why; then run the same command",
+                )
+            time.sleep(_LOOK_S)
+        self._tell("the head is back")
+
+    def _reap(self, view: RestartView) -> None:
+        try:
+            run, _ = reap_once(self._means.reaper(), self._means.ray_name, Memory(), datetime.now(UTC))
+        except (InfrastructureFailure, NotPossible) as problem:
+            self._tell(f"nothing was reaped, which the head's reaper does: {explain_briefly(problem)}")
+            return
+        if run.error is not None:
+            self._tell(f"nothing was reaped, which the head's reaper does: {explain_briefly(run.error)}")
+        for each in run.removals:
+            self._tell(f"node {each.dead.name}: {each.error or 'removed'}")
+
+    def _await_members(self, view: RestartView) -> None:
+        left = self._wait(self._list_missing_members, MEMBERS_S, "members that join again")
+        for name in left:
+            self._tell(f"member node `{name}` is READY, and Ray does not see it yet; `runtime cluster status --tunnel`")
+
+    def _take_up(self, view: RestartView) -> None:
+        until = time.monotonic() + TAKE_UP_S
+        acted: dict[str, KeptJob] = {}
+        while True:
+            problem: InfrastructureFailure | None = None
+            try:
+                found = keep_cluster(self._place, self._settings, holder=self._token, progress=self._tell)
+                problem = next(iter(found.problems), None)
+                acted |= {each.job: each for each in found.jobs if each.done != "left" or each.job not in acted}
+            except InfrastructureFailure as silent:
+                problem = silent
+            if problem is None:
+                break
+            if time.monotonic() >= until:
+                self._tell(f"not all jobs were taken up: {explain_briefly(problem)}")
+                break
+            time.sleep(_LOOK_S)
+            self.look()
+        self.kept = tuple(sorted(acted.values(), key=lambda each: each.job))
+
+    def _release(self, view: RestartView) -> None:
+        hold.remove_hold(self._place.files)
+
+    # the world
+
+    def _list_jobs(self) -> tuple[HeadJob, ...]:
+        found = [_read_job(name, info, self._host.place.root) for name, info in self._host.jobs.list().items()]
+        drivers = [
+            HeadJob(
+                name=str(each.get("job_id") or "?"),
+                ours=False,
+                state=str(each.get("status")),
+                title=str(each.get("entrypoint") or "a program that connected by itself"),
+            )
+            for each in self._host.jobs.list_drivers()
+        ]
+        return (*found, *drivers)
+
+    def _list_unended(self, asked: Mapping[str, HeadJob]) -> list[str]:
+        known = self._host.jobs.list()
+        unended = []
+        for name, each in asked.items():
+            info = known.get(name)
+            lives = info is not None and info.get("status") in ("PENDING", "RUNNING")
+            if lives or (each.here and self._has_shims(name)):
+                unended.append(name)
+        return unended
+
+    def _has_shims(self, name: str) -> bool:
+        """Whether a run that the driver last knew on its nodes has not noted its end. A driver that ends in peace waits
+        for its shims, and notes that."""
+        job, epoch, part = split_name(name)
+        folder, files = job_folder(job), self._place.files
+        runs = json.loads(files.read(f"{folder}/{note_name(epoch, part)}") or b"{}").get("runs", {})
+        for index in (int(text) for text, run in runs.items() if run["state"] == "running"):
+            run = f"{folder}/runs/{index}"
+            attempts = ledger.list_attempts(files, job, index)
+            if (
+                attempts
+                and not files.names(f"{run}/a{attempts[-1]:04d}", "end.")
+                and files.read(f"{run}/result") is None
+            ):
+                return True
+        return False
+
+    def _list_missing_members(self) -> list[str]:
+        """Member nodes that Google says are READY and of which Ray does not see every host."""
+        try:
+            nodes = self._means.reaper().list_nodes()
+            members = {
+                each.name: each.addresses
+                for each in nodes
+                if each.labels.get("runtime-cluster") == self._means.ray_name and each.state == "READY"
+            }
+            if not members:
+                return []
+            alive = read_ray(self._host.jobs.read_address()).alive
+        except (InfrastructureFailure, NotPossible) as problem:
+            self._tell(f"members are not looked at: {explain_briefly(problem)}")
+            return []
+        return [name for name, addresses in members.items() if not alive.issuperset(addresses)]
+
+    def _wait(self, left: Callable[[], list[str]], seconds: float, what: str) -> list[str]:
+        until, before = time.monotonic() + seconds, -1
+        while found := left():
+            if len(found) != before:
+                before = len(found)
+                self._tell(f"waiting for {before} {what}, {seconds:.0f} s at most")
+            if time.monotonic() >= until:
+                break
+            time.sleep(_LOOK_S)
+            self.look()  # renews the hold
+        return found
+
+    def read_boot(self) -> Mapping[str, str]:
+        try:
+            return self._means.read_boot() or {}
+        except (InfrastructureFailure, NotPossible):
+            return {}
+
+    def _held(self, view: RestartView) -> Hold:
+        assert view.hold is not None
+        return view.hold
+
+    def _change(self, view: RestartView, **changes: Any) -> None:
+        self._write(replace(self._held(view), **changes))
+
+    def _write(self, held: Hold) -> Hold:
+        held = replace(held, renewed=ledger.now())
+        hold.write_hold(self._place.files, held)
+        return held
+
+
+def goes_on(kept: KeptJob) -> bool:
+    """Whether an open job runs or waits, or has come to its end."""
+    return kept.done != "left" or kept.seen in ("running", "pending")
+
+
+def describe_strays(view: RestartView) -> list[str]:
+    """Jobs of ours whose record is in another root, which no keeper of the cluster sees."""
+    return [f"{_tell_job(each)}: {_NO_ONE}" for each in view.jobs if each.ours and not each.here and each.lives]
+
+
+def _read_job(name: str, info: Mapping[str, Any], root: str) -> HeadJob:
+    said = info.get("metadata") or {}
+    job = said.get("job")
+    ours = bool(job) and name.startswith(f"{job}-e") and "epoch" in said
+    try:
+        here = ours and root in shlex.split(str(info.get("entrypoint") or ""))
+        grace_s = float(said.get("grace_s", 0))
+    except ValueError:
+        here, grace_s = False, 0.0
+    return HeadJob(
+        name=name,
+        ours=ours,
+        state=str(info.get("status")),
+        job=job if ours else None,
+        title=str(said.get("name") or info.get("entrypoint") or ""),
+        owner=str(said.get("owner") or ""),
+        here=here,
+        grace_s=grace_s,
+    )
+
+
+def _tell_job(each: HeadJob) -> str:
+    return f"`{each.title}` of {each.owner or 'an unknown owner'} ({each.name})"

@@ -1,0 +1,176 @@
+"""Restarting a cluster: which step is due, by a view of the world. Pure, apart from the loop that acts on each decision.
+
+Every step may be cut off and repeated: the next one is decided by what is there, never by what a command remembers to have
+done. Only the steps after the head's restart are done once more by each command, and change nothing the second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from typing import Final, Protocol
+
+from runtime.errors import NotPossible
+from runtime.faults import reach
+from runtime.jobs.hold import Hold
+from runtime.units import count_noun
+from runtime.values import dataclass
+
+
+class Step(StrEnum):
+    HOLD = "hold"
+    """Mark the cluster, so that nobody starts jobs meanwhile."""
+    ASK = "ask"
+    """Ask our jobs to end, which gives their commands the grace for a checkpoint."""
+    AWAIT_ENDS = "await_ends"
+    FORGET = "forget"
+    """Make the head forget the jobs that were asked, so that nobody takes them for cancelled."""
+    RESTART = "restart"
+    AWAIT_HEAD = "await_head"
+    REAP = "reap"
+    AWAIT_MEMBERS = "await_members"
+    TAKE_UP = "take_up"
+    RELEASE = "release"
+    DONE = "done"
+
+
+AFTER_HEAD: Final = (Step.REAP, Step.AWAIT_MEMBERS, Step.TAKE_UP, Step.RELEASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadJob:
+    """A job that the head knows."""
+
+    name: str
+    """Its submission id; for a program that connected by itself, Ray's id of it."""
+    ours: bool
+    state: str
+    job: str | None = None
+    title: str = ""
+    owner: str = ""
+    here: bool = False
+    """Whether its record root is the cluster's."""
+    grace_s: float = 0.0
+
+    @property
+    def lives(self) -> bool:
+        return self.state in ("PENDING", "RUNNING")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartView:
+    hold: Hold | None
+    session: str | None
+    """None if the head does not answer."""
+    jobs: tuple[HeadJob, ...] = ()
+
+
+class ForeignJobs(NotPossible):
+    """Jobs that are not ours would be lost, or nobody knows whether there are any. Nothing was changed."""
+
+    def __init__(self, jobs: Collection[HeadJob] | None) -> None:
+        self.jobs = jobs
+        if jobs is None:
+            super().__init__(
+                "the head does not answer, so nobody knows whether jobs of others run there",
+                facts=["nothing was changed"],
+                hint="`--drop-foreign` restarts it all the same",
+            )
+            return
+        super().__init__(
+            f"{count_noun(len(jobs), 'job')} would be lost that the runtime did not start",
+            facts=[
+                *(f"`{each.name}`, {each.state}{f': {each.title}' if each.title else ''}" for each in jobs),
+                "nothing was changed",
+            ],
+            hint="`--drop-foreign` drops them",
+        )
+
+
+def has_restarted(view: RestartView) -> bool:
+    """Whether the head that answers is another one than before the hold."""
+    hold = view.hold
+    return (
+        hold is not None
+        and view.session is not None
+        and view.session != hold.session
+        and (hold.session is not None or hold.commanded)
+    )
+
+
+def find_foreign(view: RestartView) -> list[HeadJob]:
+    return [each for each in view.jobs if not each.ours and each.lives]
+
+
+def decide_step(view: RestartView, *, token: str, done: Collection[Step] = (), drop_foreign: bool = False) -> Step:
+    """Decide what is due. `token` is that of the hold of this command. Raises `ForeignJobs`."""
+    if Step.RELEASE in done:
+        return Step.DONE
+    hold = view.hold
+    if hold is None and not drop_foreign:
+        if view.session is None:
+            raise ForeignJobs(None)
+        if foreign := find_foreign(view):
+            raise ForeignJobs(foreign)
+    if hold is None or hold.token != token:
+        return Step.HOLD
+    if not has_restarted(view):
+        return _before_restart(view, hold, done)
+    return next(step for step in AFTER_HEAD if step not in done)
+
+
+def _before_restart(view: RestartView, hold: Hold, done: Collection[Step]) -> Step:
+    if hold.commanded:
+        return Step.AWAIT_HEAD
+    living = {each.name for each in view.jobs if each.ours and each.lives}
+    if living - {*hold.asked} or (living and Step.ASK not in done):
+        return Step.ASK
+    known = [each for each in view.jobs if each.name in hold.asked]
+    if known and Step.AWAIT_ENDS not in done:
+        return Step.AWAIT_ENDS
+    if any(not each.lives for each in known) and Step.FORGET not in done:
+        return Step.FORGET
+    return Step.RESTART
+
+
+class World(Protocol):
+    def look(self) -> RestartView: ...
+
+    def act(self, step: Step, view: RestartView) -> None:
+        """Do one step. Raises what cannot be done; the hold stays, and the same command goes on later."""
+
+
+def restart(world: World, *, token: str, drop_foreign: bool = False) -> None:
+    """Look, decide and act until all is done."""
+    done: set[Step] = set()
+    while True:
+        view = world.look()
+        step = decide_step(view, token=token, done=done, drop_foreign=drop_foreign)
+        if step is Step.DONE:
+            return
+        world.act(step, view)
+        done.add(step)
+        reach(f"restart.{step}")
+
+
+def foresee(view: RestartView, *, boot: Mapping[str, str] | None, open_jobs: int) -> Iterator[tuple[Step, str]]:
+    """Yield each step that a restart would do now, with what it would do."""
+    hold = view.hold
+    ours = [each for each in view.jobs if each.ours and each.lives]
+    if hold is not None:
+        yield Step.HOLD, f"{hold.tell()}: go on with it, unless its maker is at work"
+    else:
+        yield Step.HOLD, "mark the cluster: launches and keepers wait"
+    if not has_restarted(view):
+        if not (hold and hold.commanded):
+            yield Step.ASK, f"ask {count_noun(len(ours), 'job')} to end with a checkpoint" if ours else "no job lives"
+            if foreign := find_foreign(view):
+                yield Step.ASK, f"{count_noun(len(foreign), 'job')} of others would be lost: `--drop-foreign`"
+            stale = (boot or {}).get("restart-needed", "no")
+            files = "" if stale == "no" else f", which applies {stale}"
+            yield Step.RESTART, f"run the boot script on the head and restart Ray{files}"
+        yield Step.AWAIT_HEAD, "wait for another session of the head"
+    yield Step.REAP, "remove nodes that will never work again"
+    yield Step.AWAIT_MEMBERS, "wait for the members that Google runs"
+    yield Step.TAKE_UP, f"take up {count_noun(open_jobs, 'open job')}"
+    yield Step.RELEASE, "remove the mark"

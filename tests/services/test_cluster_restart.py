@@ -1,0 +1,177 @@
+"""`runtime cluster restart` of a real head with two jobs, killed after each of its steps and run again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.client.jobs.handle import JobHandle
+from runtime.clusters.restart import Step
+from runtime.jobs.spec import JobResources, JobState, Tpu
+from runtime.outputs import RecordsOutput, encode_outputs, parse_outputs
+from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
+from runtime.values import replace
+from tests.services.head_support import LabHead, pool
+from tests.services_support import PATIENCE_S, MotoServer, require, wait_until
+
+pytestmark = pytest.mark.service
+
+COMMAND = (
+    "trap 'echo saved; exit 0' TERM; echo attempt $RUNTIME_ATTEMPT; "
+    "while [ ! -e {folder}/go ]; do sleep 0.2; done; echo end"
+)
+KILLED_AT = [step for step in Step if step is not Step.DONE]
+
+
+@pytest.fixture
+def head(moto_process: MotoServer) -> Iterator[LabHead]:
+    for package in ("ray", "googleapiclient", "google_auth_httplib2"):
+        require(f"the package `{package}`", importlib.util.find_spec(package), "make test")
+    pools = {"one": pool("v4-8", max=1, cpus=1), "two": pool("v4-16", max=1, cpus=1)}
+    environ = {**moto_process.environment, "RAY_JOB_STOP_WAIT_TIME_S": "150"}
+    with LabHead(pools, environ=environ) as running:
+        yield running
+
+
+@pytest.fixture
+def environment(head: LabHead, moto_process: MotoServer, tmp_path: Path) -> dict[str, str]:
+    """Variables of an operator's commands; the contract names a bucket for records."""
+    outputs = parse_outputs(json.loads(head.contract.read_text()))
+    records = RecordsOutput(url=f"s3://{moto_process.make_bucket()}")
+    head.contract.write_text(encode_outputs(replace(outputs, records=records)))
+    return {**head.environment, **moto_process.environment, "XDG_DATA_HOME": str(tmp_path / "data")}
+
+
+@pytest.fixture
+def bench(
+    head: LabHead, environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    url = parse_outputs(json.loads(head.contract.read_text())).records
+    assert url is not None
+    case = LauncherCase(
+        kind="ray",
+        settings={"address": head.address, "python": sys.executable},
+        records=f"{url.url}/jobs-of-ray/{head.cluster.key}",
+        environ=environment,
+        patience_s=PATIENCE_S,
+    )
+    made = Bench(case, tmp_path / "bench")
+    yield made
+    made.close()
+
+
+def restart(
+    head: LabHead, environment: Mapping[str, str], *words: str, faults: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "runtime", "cluster", "restart", "--yes", "-o", "json", *head.ssh_words, *words],
+        env={**environment, "RUNTIME_FAULTS": faults},
+        cwd=head.folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def start(bench: Bench, folder: Path) -> list[JobHandle]:
+    command = COMMAND.format(folder=folder)
+    made = [
+        bench.start(
+            "sh",
+            "-c",
+            command,
+            name=name,
+            resources=JobResources(cpus=1, tpu=Tpu(type=type_)),
+            grace_period=timedelta(seconds=20),
+        )
+        for name, type_ in (("one", "v4-8"), ("two", "v4-16"))
+    ]
+    assert wait_until(lambda: all("attempt 1\n" in read_log(job) for job in made))
+    return made
+
+
+def check_end(bench: Bench, jobs: list[JobHandle], folder: Path) -> None:
+    """Both jobs end once, in their second attempt, and the mark is gone."""
+    (folder / "go").touch()
+    assert [bench.end(job).state for job in jobs] == [JobState.SUCCEEDED] * 2
+    assert [job.attempts() for job in jobs] == [[1, 2]] * 2
+    assert [max(each.epoch for each in job.entry().natives) for job in jobs] == [2, 2]
+    assert jobs[0].files.read("restart/hold") is None
+    assert jobs[0].files.names("restart") == []
+
+
+def test_restart_that_is_killed_after_each_step_and_run_again_takes_up_each_job_once(
+    head: LabHead, environment: dict[str, str], bench: Bench, tmp_path: Path
+) -> None:
+    jobs = start(bench, tmp_path)
+    session = head.read("/api/version")["session_name"]
+
+    killed = [restart(head, environment, faults=f"restart.{step}=kill") for step in KILLED_AT]
+    done = restart(head, environment) if killed[-1].returncode else killed[-1]
+
+    assert [each.returncode for each in killed[:-1]] != [0] * (len(killed) - 1)
+    assert head.read("/api/version")["session_name"] != session
+    assert "the cluster is marked" in killed[0].stderr, killed[0].stderr
+    assert "which the runtime did not start" not in done.stderr
+    check_end(bench, jobs, tmp_path)
+
+
+def test_restart_of_a_head_with_two_jobs_says_what_became_of_each(
+    head: LabHead, environment: dict[str, str], bench: Bench, tmp_path: Path
+) -> None:
+    jobs = start(bench, tmp_path)
+
+    done = restart(head, environment)
+
+    assert done.returncode == 0, done.stderr
+    kept: list[dict[str, Any]] = json.loads(done.stdout)
+    assert {each["job"]: each["done"] for each in kept} == {job.id: "taken_up" for job in jobs}
+    check_end(bench, jobs, tmp_path)
+
+
+def test_restart_refuses_while_a_job_of_others_runs_and_changes_nothing(
+    head: LabHead, environment: dict[str, str], bench: Bench, tmp_path: Path
+) -> None:
+    ray = Path(sys.executable).with_name("ray")
+    submit = [
+        ray,
+        "job",
+        "submit",
+        "--address",
+        head.address,
+        "--submission-id",
+        "theirs",
+        "--no-wait",
+        "--",
+        "sleep",
+        "600",
+    ]
+    subprocess.run(submit, env={**os.environ}, check=True, capture_output=True)
+    assert wait_until(lambda: (head.read("/api/jobs/theirs") or {}).get("status") == "RUNNING")
+    session = head.read("/api/version")["session_name"]
+
+    refused = restart(head, environment)
+
+    assert refused.returncode == 2
+    assert (
+        "error: 1 job would be lost that the runtime did not start\n  `theirs`, RUNNING: sleep 600\n" in refused.stderr
+    )
+    assert head.read("/api/version")["session_name"] == session
+
+    done = restart(head, environment, "--drop-foreign")
+
+    assert done.returncode == 0, done.stderr
+    assert head.read("/api/version")["session_name"] != session
