@@ -246,7 +246,16 @@ def split_suspects(
         since, bound = seen.get(each.key, now), bounds.of(each.suspicion)
         if now - since >= bound:
             why = f"{each.what} for {format_duration(timedelta(seconds=int((now - since).total_seconds())))}"
-            overdue.append(Dead(resource=each.resource, why=why, kind=each.suspicion, pool=each.pool, state=each.state, again=each.again))
+            overdue.append(
+                Dead(
+                    resource=each.resource,
+                    why=why,
+                    kind=each.suspicion,
+                    pool=each.pool,
+                    state=each.state,
+                    again=each.again,
+                )
+            )
         else:
             waiting.append(Waiting(suspect=each, until=since + bound))
     return overdue, waiting
@@ -290,13 +299,9 @@ def _through_queue(dead: Mapping[str, Dead], view: ZoneView) -> list[Dead]:
 
 
 def _dead(node: TpuNode, why: str, kind: str) -> Dead:
-    return Dead(
-        resource=node.resource, why=why, kind=kind, pool=node.pool, state=node.state, again=render_add(node)
-    )
+    return Dead(resource=node.resource, why=why, kind=kind, pool=node.pool, state=node.state, again=render_add(node))
 
 
 def _suspect(each: TpuNode | QueuedResource, suspicion: Suspicion, what: str) -> Suspect:
     pool, again = (each.pool, render_add(each)) if isinstance(each, TpuNode) else (None, None)
-    return Suspect(
-        resource=each.resource, suspicion=suspicion, what=what, pool=pool, state=each.state, again=again
-    )
+    return Suspect(resource=each.resource, suspicion=suspicion, what=what, pool=pool, state=each.state, again=again)

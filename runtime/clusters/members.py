@@ -120,7 +120,7 @@ def make_specs(
     runtime_version: str | None = None,
 ) -> list[MemberSpec]:
     """Return one member called `name`, or several called `name-0`, `name-1` …. Raises `InvalidValue` or `NotPossible`."""
-    if count_hosts(accelerator) is None:
+    if not count_hosts(accelerator):
         raise InvalidValue("type", accelerator, "a type of TPU and its size, such as v4-16, v5litepod-8 or v6e-4")
     if reservation is not None and capacity is not Capacity.RESERVED:
         raise NotPossible(
@@ -331,14 +331,14 @@ class Joining:
         ever: set[str] = set()
         said: dict[str, str] = {}
         while True:
-            nodes = {each.name: each for each in self._reaper.list_nodes()}
-            self._remove_dead([nodes[each.name] for each in specs if each.name in nodes])
+            nodes = self._list_members(specs)
+            self._remove_dead(nodes.values())
             for spec in specs:
                 if spec.name not in nodes and spec.name not in self._asked and spec.name not in self._failed:
                     self._create(spec, bodies[spec.name])
                     ever.add(spec.name)
             self._follow()
-            nodes = {each.name: each for each in self._reaper.list_nodes()}
+            nodes = self._list_members(specs)
             ray = _look(look_ray)
             outcomes = [self._judge(spec, nodes.get(spec.name), ray, asked=look_ray is not None) for spec in specs]
             for each in outcomes:
@@ -354,6 +354,19 @@ class Joining:
             self._sleep(LOOK_EVERY_S)
         outcomes = [replace(each, created=each.name in ever) for each in outcomes]
         return outcomes if keep or not wait else self._undo(outcomes, nodes)
+
+    def _list_members(self, specs: Iterable[MemberSpec]) -> dict[str, TpuNode]:
+        """List the nodes of `specs`. A name that something else has meanwhile is a failure, and its node is left alone."""
+        wanted = {each.name for each in specs}
+        named = [each for each in self._reaper.list_nodes() if each.name in wanted]
+        ours = {each.name: each for each in named if each.member == each.name and each.cluster == self._cluster}
+        for each in named:
+            if each.name not in ours:
+                self._failed[each.name] = (
+                    f"the name `{each.name}` is taken by another node in this zone",
+                    "choose another with `--name NAME`",
+                )
+        return ours
 
     def _create(self, spec: MemberSpec, body: Mapping[str, Any]) -> None:
         try:
@@ -480,4 +493,3 @@ def _next_step(text: str, spec: MemberSpec | None) -> str:
     if "already exists" in lower:
         return "choose another name with `--name NAME`"
     return "run the same command again; it goes on from what is there" if spec is None else _again(spec)
-

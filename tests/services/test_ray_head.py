@@ -72,7 +72,11 @@ class Project:
         done = subprocess.run(
             [sys.executable, "-m", "runtime", *words],
             cwd=self.folder,
-            env={**os.environ, "XDG_DATA_HOME": str(self.folder / "data"), "XDG_CACHE_HOME": str(self.folder / "cache")},
+            env={
+                **os.environ,
+                "XDG_DATA_HOME": str(self.folder / "data"),
+                "XDG_CACHE_HOME": str(self.folder / "cache"),
+            },
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
