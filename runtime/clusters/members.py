@@ -29,6 +29,7 @@ from runtime.clusters.nodes import (
 from runtime.clusters.reaper import API, Removal
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, UnknownName
 from runtime.stack.google_api import GoogleRefused
+from runtime.units import format_duration
 from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
@@ -108,6 +109,21 @@ class Outcome:
     """Whether it was removed again because it did not become whole."""
     error: str | None = None
     next: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether Google runs all hosts."""
+        return self.state == "READY" and self.hosts >= (count_hosts(self.accelerator) or 1)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it failed and is to be removed. A member that was there before and that is under repair, or that Ray does not see
+        at this moment, is left to its operator; and nothing is removed only because Ray does not answer."""
+        if self.error is None:
+            return False
+        if self.created:
+            return not self.is_whole or self.in_ray is not None
+        return self.state in ("CREATING", "READY") and not self.is_whole
 
 
 def make_specs(
@@ -214,7 +230,7 @@ def _ray_facts(spec: MemberSpec, facts: HeadFacts, pool: Mapping[str, Any]) -> d
 
 def _choose_pool(spec: MemberSpec, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a pool of the same type, else one of the same family, else any."""
-    pools = [
+    pools: list[Mapping[str, Any]] = [
         each
         for _, each in sorted(config.get("available_node_types", {}).items())
         if "acceleratorType" in each.get("node_config", {})
@@ -349,7 +365,8 @@ class Joining:
             if not wait or not open_:
                 break
             if self._clock() >= deadline:
-                outcomes = [_expired(each, within) if each in open_ else each for each in outcomes]
+                unknown = look_ray is not None and ray is None
+                outcomes = [_expired(each, within, unknown=unknown) if each in open_ else each for each in outcomes]
                 break
             self._sleep(LOOK_EVERY_S)
         outcomes = [replace(each, created=each.name in ever) for each in outcomes]
@@ -425,14 +442,13 @@ class Joining:
             return replace(outcome, error="google made it and no longer lists it", next=step)
         if node is not None and node.state in DEAD and spec.name in self._asked:
             return replace(outcome, error=f"it is {node.state} already", next=_again(spec))
-        whole = node is not None and node.state == "READY" and outcome.hosts >= spec.hosts
-        return replace(outcome, joined=whole and (not asked or (outcome.in_ray or 0) >= spec.hosts))
+        return replace(outcome, joined=outcome.is_whole and (not asked or (outcome.in_ray or 0) >= spec.hosts))
 
     def _undo(self, outcomes: list[Outcome], nodes: Mapping[str, TpuNode]) -> list[Outcome]:
-        """Remove the members that are not whole: a slice has all its hosts or none."""
+        """Remove members that did not become whole: a slice has all its hosts or none."""
         from runtime.clusters.dead import find_removable
 
-        broken = [nodes[each.name] for each in outcomes if each.error is not None and each.name in nodes]
+        broken = [nodes[each.name] for each in outcomes if each.is_broken and each.name in nodes]
         removals: dict[str, Removal] = {}
         if broken:
             removals = {each.dead.name: each for each in self._reaper.remove(find_removable(broken))}
@@ -467,10 +483,9 @@ def _describe(outcome: Outcome) -> str:
     return f"{outcome.state}, {hosts}{in_ray}"
 
 
-def _expired(outcome: Outcome, within: timedelta) -> Outcome:
-    from runtime.units import format_duration
-
+def _expired(outcome: Outcome, within: timedelta, *, unknown: bool) -> Outcome:
     what = _describe(outcome) if outcome.state else "google lists no such node"
+    what += ", and Ray does not answer" if unknown else ""
     step = "allow more with `--within`, or look at the hosts of a member that is kept with `--keep`"
     return replace(outcome, error=f"not whole within {format_duration(within)}: {what}", next=step)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +53,13 @@ def count_rounds(head: LabHead) -> int:
     return head.server.calls().count("tpu.projects.locations.nodes.list")
 
 
-def test_member_joins_works_survives_the_autoscaler_and_the_head_and_is_removed(head: LabHead, bench: Bench) -> None:
+def status(head: LabHead) -> subprocess.CompletedProcess[str]:
+    return head.run("status", "--address", head.address)
+
+
+def test_member_joins_works_survives_the_autoscaler_and_the_head_and_is_removed(
+    head: LabHead, bench: Bench, tmp_path: Path
+) -> None:
     added = head.run(
         *("add", "v4-16", "--name", "eval", "--capacity", "on_demand", "--within", f"{PATIENCE_S:.0f}s"),
         *("--address", head.address),
@@ -64,9 +71,17 @@ def test_member_joins_works_survives_the_autoscaler_and_the_head_and_is_removed(
     assert wait_until(lambda: count_rounds(head) >= rounds + 5)
     assert (head.nodes(), head.count_hosts()) == (["eval"], HOSTS)
 
-    job = bench.start("sh", "-c", "echo node $RUNTIME_NODE_RANK on $TPU_WORKER_ID of $TPU_NAME", resources=SLICE)
+    command = (
+        f"echo node $RUNTIME_NODE_RANK on $TPU_WORKER_ID of $TPU_NAME; until test -e {tmp_path}/go; do sleep 0.2; done"
+    )
+    job = bench.start("sh", "-c", command, resources=SLICE)
+    logs = ["node 0 on 0 of eval\n", "node 1 on 1 of eval\n"]
+    assert wait_until(lambda: [read_log(job, rank=rank) for rank in (0, 1)] == logs)
+    assert wait_until(lambda: "\tmember eval\t-\t-\t1\t0\t1\t1\t1 READY\n" in status(head).stdout), status(head)
+    busy = head.run("remove", "eval", "--yes", "--address", head.address)
+    assert (busy.returncode, "something runs on 1 member: eval" in busy.stderr) == (2, True), busy
+    (tmp_path / "go").touch()
     assert bench.end(job).state is JobState.SUCCEEDED
-    assert [read_log(job, rank=rank) for rank in (0, 1)] == ["node 0 on 0 of eval\n", "node 1 on 1 of eval\n"]
 
     head.kill_head()
     head.start_head()
@@ -77,6 +92,7 @@ def test_member_joins_works_survives_the_autoscaler_and_the_head_and_is_removed(
     again = head.run("add", "v4-16", "--name", "eval", "--capacity", "on_demand", "--address", head.address)
     assert again.stdout == "eval\tv4-16\ton_demand\tREADY\twas there\n", again.stderr
     head.server.permissions = set(REAPER_PERMISSIONS)
+    assert wait_until(lambda: "\t1\t0\t1\t0\t1 READY" in status(head).stdout), status(head)
     removed = head.run("remove", "eval", "--yes", "--address", head.address)
     assert (removed.returncode, names_of(head.server.nodes)) == (0, []), removed.stderr
     assert wait_until(lambda: head.count_hosts() == 0)

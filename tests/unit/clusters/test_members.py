@@ -317,6 +317,37 @@ def test_join_keeps_what_is_not_whole_if_it_is_told_to(server: TpuServer, new_jo
     assert names_of(server.nodes) == ["eval"]
 
 
+@pytest.mark.parametrize(
+    ("before", "answers", "removed"),
+    [
+        (None, True, True),
+        (None, False, False),
+        ("READY", True, False),
+        ("CREATING", True, True),
+        ("REPAIRING", True, False),
+    ],
+)
+def test_join_that_ray_does_not_confirm_removes_what_it_made_and_no_member_that_worked_before(
+    server: TpuServer, new_joining: Callable[..., Joining], before: str | None, answers: bool, removed: bool
+) -> None:
+    endpoints = [{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}]
+    if before is not None:
+        server.add_node(
+            "eval", before, labels=member_labels("eval"), acceleratorType="v4-16", networkEndpoints=endpoints
+        )
+
+    def look() -> RayView:
+        if answers:
+            return RayView(alive=frozenset())
+        raise DashboardUnreachable("http://h", "no")
+
+    [outcome] = join(new_joining(), SPEC, look_ray=look)
+
+    assert (outcome.joined, outcome.error is not None, outcome.removed) == (False, True, removed)
+    assert ("Ray does not answer" in str(outcome.error)) is not answers
+    assert names_of(server.nodes) == ([] if removed else ["eval"])
+
+
 def test_join_that_google_cannot_carry_out_ends_with_its_words(
     server: TpuServer, new_joining: Callable[..., Joining]
 ) -> None:
