@@ -176,8 +176,9 @@ main() {{
   install_packages
   install_files
   systemctl start {units.SECRETS_TIMER}
-  # The head starts Ray over SSH, once it knows where it is; the image is fetched meanwhile.
+  # The head starts Ray over SSH, once it knows where it is; the image is fetched meanwhile. A member starts Ray itself.
   "${{MACHINE}}" wait
+  "${{MACHINE}}" join
 }}
 
 main "$@"

@@ -6,7 +6,9 @@ import ast
 import dataclasses
 import hashlib
 import json
+import shlex
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -496,6 +498,95 @@ def test_start_node_without_a_head_says_so(new_machine: Callable[..., Machine]) 
 
     assert code == 1
     assert "RAY_HEAD_IP is not set" in out
+
+
+# members
+
+
+MEMBER: dict[str, object] = {
+    "head": "10.64.0.2",
+    "hosts": 2,
+    "labels": {"runtime-member": "eval"},
+    "resources": {"CPU": 120, "TPU": 4, "memory": 5},
+    "type": "v4-16",
+}
+
+
+@pytest.fixture
+def raylet_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        yield raylet.getsockname()[1]
+
+
+def member_metadata(port: int, **more: str) -> dict[str, str]:
+    """Return a member's metadata; its Ray listens on `port`."""
+    metadata = {**node_metadata(sample_cluster(), MachineSettings()), "ray-member": json.dumps(MEMBER), **more}
+    metadata["ray-machine"] = metadata["ray-machine"].replace("RAYLET_PORT = 6380", f"RAYLET_PORT = {port}")
+    return metadata
+
+
+def read_node_environment(machine: Machine) -> dict[str, object]:
+    pairs = (line.split("=", 1) for line in shlex.split(machine.text("etc/runtime-ray/node.env")))
+    return {name: json.loads(value) if value.startswith("{") else value for name, value in pairs}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "head"),
+    [
+        ({"agent-worker-number": "0"}, {"TPU-v4-16-head": 1}),
+        ({"agent-worker-number": "1"}, {}),
+        ({"tpu-env": "ACCELERATOR_TYPE: 'v4-16'\nWORKER_ID: '0'\nZONE: 'z'\n"}, {"TPU-v4-16-head": 1}),
+        ({"tpu-env": "ACCELERATOR_TYPE: 'v4-16'\nWORKER_ID: '1'\nZONE: 'z'\n"}, {}),
+    ],
+)
+def test_member_boots_and_joins_by_itself_and_its_first_host_alone_is_the_slices(
+    new_machine: Callable[..., Machine], raylet_port: int, attributes: dict[str, str], head: dict[str, int]
+) -> None:
+    machine = new_machine(member_metadata(raylet_port, **attributes))
+
+    code, out = finish(machine.boot())
+
+    assert code == 0, out
+    assert read_node_environment(machine) == {
+        "RAY_HEAD_IP": "10.64.0.2",
+        "RAY_OVERRIDE_RESOURCES": {"CPU": 120, "TPU": 4, "memory": 5, **head},
+        "RAY_OVERRIDE_LABELS": {"runtime-member": "eval"},
+    }
+    assert machine.notes[-1] == "systemctl restart runtime-ray-node.service"
+    assert machine.server.last("state") == "ready"
+
+
+def test_member_of_several_hosts_waits_until_google_says_which_host_it_is(
+    new_machine: Callable[..., Machine], raylet_port: int
+) -> None:
+    metadata = member_metadata(raylet_port)
+    machine = new_machine(metadata)
+    booting = machine.boot()
+    assert wait_until(lambda: machine.server.last("waiting-for") == "number of this host in its slice")
+    assert not (machine.root / "etc/runtime-ray/node.env").exists()
+
+    machine.server.set({**metadata, "agent-worker-number": "1"})
+
+    assert finish(booting)[0] == 0
+    assert read_node_environment(machine)["RAY_OVERRIDE_RESOURCES"] == MEMBER["resources"]
+
+
+def test_member_of_another_type_offers_half_its_cpus_and_three_fifths_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TPU_WORKER_ID", raising=False)
+    monkeypatch.setattr(machine_module.os, "cpu_count", lambda: 240)
+    monkeypatch.setattr(machine_module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
+    member = {**MEMBER, "hosts": 1, "type": "v4-8", "resources": {"TPU": 4}}
+
+    variables = machine_module.member_variables({"ray-member": json.dumps(member)})
+
+    assert json.loads(variables["RAY_OVERRIDE_RESOURCES"]) == {
+        "CPU": 120,
+        "TPU": 4,
+        "TPU-v4-8-head": 1,
+        "memory": 4096 * 600,
+    }
 
 
 @pytest.mark.parametrize("kind", ["head", "node"])
