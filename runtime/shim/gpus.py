@@ -38,10 +38,15 @@ class GpuShare(object):
     own folder beside it takes the claims. All shims read both.
     """
 
+    kind = "gpus"
+    """The field of a claim."""
+    called = "GPUs"
+    folder = GPU_CLAIMS
+
     def __init__(self, wanted, devices):
         self.count = wanted["count"]
         self.devices = devices
-        self.common = wanted.get("locks") or GPU_CLAIMS
+        self.common = wanted.get("locks") or self.folder
         self.claim = {"boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid()), "groups": []}
         self.name = "claim.%d.%s" % (os.getpid(), token())
         self.path = os.path.join(self._common_folder() or self._own_folder(), self.name)
@@ -67,7 +72,8 @@ class GpuShare(object):
             folder = private_folder("%s-%d" % (self.common, os.geteuid()), 0o755)
         except OSError as problem:
             raise SetupFailed("cannot make a folder beside %s: %s" % (self.common, problem.strerror))
-        say("keeps its claims of GPUs in %s, as %s is not a folder that all users can write to" % (folder, self.common))
+        text = "keeps its claims of %s in %s, as %s is not a folder that all users can write to"
+        say(text % (self.called, folder, self.common))
         return folder
 
     def take(self, give_up):
@@ -110,7 +116,8 @@ class GpuShare(object):
             self._write_to(self.path)
         except OSError as problem:
             if not self.path.startswith(self.common + os.sep):
-                raise SetupFailed("cannot claim GPUs in %s: %s" % (os.path.dirname(self.path), problem.strerror))
+                where = os.path.dirname(self.path)
+                raise SetupFailed("cannot claim %s in %s: %s" % (self.called, where, problem.strerror))
             self.path = os.path.join(self._own_folder(), self.name)
             self._write()
 
@@ -139,22 +146,22 @@ class GpuShare(object):
 
     def _add(self, path, used):
         try:
-            owner, claim = read_claim(path)
+            owner, claim = read_claim(path, self.kind)
         except (IOError, OSError):
             return  # given back since the listing
         except (ValueError, RecursionError) as problem:
             if path not in self.said:
                 self.said.add(path)
-                say("skips the claim of GPUs %s: %s" % (path, problem))
+                say("skips the claim of %s %s: %s" % (self.called, path, problem))
             return
         if is_held(claim, owner):
-            for each, share in claim["gpus"].items():
+            for each, share in claim[self.kind].items():
                 used[each] = used.get(each, 0.0) + share
         else:
             drop_file(path)
 
 
-def read_claim(path):
+def read_claim(path, kind="gpus"):
     """Owner and content of a claim that another user may have made. Raises `ValueError` if it is no claim.
 
     Nothing is waited for: not for the other end of a pipe, nor for a device behind a link.
@@ -175,13 +182,13 @@ def read_claim(path):
     if len(content) > CLAIM_BYTES:
         raise ValueError("it has more than %d bytes" % CLAIM_BYTES)
     claim = json.loads(content.decode("utf-8"))
-    if not isinstance(claim, dict) or not isinstance(claim.get("gpus"), dict):
-        raise ValueError("it names no GPUs")
+    if not isinstance(claim, dict) or not isinstance(claim.get(kind), dict):
+        raise ValueError("it names no %s" % kind)
     groups = claim.get("groups")
     if not isinstance(groups, list) or not all(_is_process(each) for each in [claim] + groups):
         raise ValueError("it names no processes")
-    if not all(type(share) in (int, float) and 0 < share <= 1 for share in claim["gpus"].values()):
-        raise ValueError("it names parts that no GPU has")
+    if not all(type(share) in (int, float) and 0 < share <= 1 for share in claim[kind].values()):
+        raise ValueError("it names parts that none of them has")
     return status.st_uid, claim
 
 

@@ -7,7 +7,6 @@ folder of the machine. docs/shim.md describes the folder and each rule.
 """
 
 import argparse
-import math
 import os
 import shutil
 import sys
@@ -163,10 +162,11 @@ def follow(record, options, asked):
         drop_open(order, record, part)
         close_job(order, record)
         return code
+    cpus = None
     if (order.get("limits") or {}).get("cpus"):
-        from runtime.shim.pack import keep_to_cpus
+        from runtime.shim.cpus import keep_to_share
 
-        keep_to_cpus(math.ceil(order["limits"]["cpus"]))
+        cpus = keep_to_share(order["limits"])
     codes = []
     for index in indices:
         if options.node:
@@ -175,6 +175,8 @@ def follow(record, options, asked):
             codes.append(serve(order, record, index, options, asked, {}))
         if asked.stop:
             break
+    if cpus:
+        cpus.drop()
     if not options.node:
         forget_secrets(order, folder)
         drop_open(order, record, part)

@@ -3,7 +3,6 @@
 import math
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import tempfile
 import time
 import traceback
 
-from runtime.shim.files import read_system
+from runtime.shim.cpus import allowed_cpus, keep_to
 from runtime.shim.gpus import given_gpus
 from runtime.shim.processes import ASKING, KNOWN, Asked, adopt_orphans, end_orphans, is_alive, kill, reap_orphans
 from runtime.shim.record import FolderRecord, Run
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 def pack(order, record, indices, options, asked):
     """Run `indices` on this machine's slots, each with its own CPUs and GPUs; returns an exit code."""
-    cpus, limits = _cpus(), order.get("limits") or {}
+    cpus, limits = allowed_cpus(), order.get("limits") or {}
     wanted = order["pack"]["slots"] or min(len(cpus), len(indices))
     slots = share_out(min(wanted, room(limits, len(cpus))), order["pack"].get("per", "node"), cpus, given_gpus())
     if limits.get("cpus"):
@@ -178,38 +177,8 @@ def room(limits, cpus):
     return max(1, int(min(found))) if found else sys.maxsize
 
 
-def keep_to_cpus(count):
-    """Keep this process and its children to the `count` idlest CPUs."""
-    cpus = _cpus()
-    if count >= len(cpus):
-        return
-    before = _idle_time()
-    time.sleep(LOOK_S / 2)
-    after = _idle_time()
-    _keep_to(sorted(cpus, key=lambda cpu: before.get(cpu, 0) - after.get(cpu, 0))[:count])
-
-
-def _keep_to(cpus):
-    try:
-        os.sched_setaffinity(0, cpus)
-    except (AttributeError, OSError):
-        pass
-
-
-def _idle_time():
-    lines = [line.split() for line in read_system("/proc/stat").splitlines() if re.match("cpu[0-9]", line)]
-    return {int(words[0][3:]): int(words[4]) for words in lines}
-
-
-def _cpus():
-    try:
-        return sorted(os.sched_getaffinity(0))
-    except AttributeError:
-        return list(range(os.cpu_count() or 1))
-
-
 def bind(cpus, gpus):
     """Keep this run to its CPUs; returns the variables that keep it to its GPUs."""
-    _keep_to(cpus)
+    keep_to(cpus)
     # Both, since frameworks look at one and container runtimes at the other.
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void"}

@@ -29,7 +29,7 @@ from runtime.shim.files import (
 )
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
-from runtime.shim.retry import name_end, pod_failures
+from runtime.shim.retry import LOSS, name_end, name_loss, pod_failures
 from runtime.shim.words import HOST, SCHEMA, Refused, Taken, say
 
 
@@ -203,7 +203,7 @@ class Run(object):
         forgiven = (order.get("forgiven") or {}).get(str(self.index), 0)
         known = [each for each in self.attempts() if forgiven < each[0] <= (last or each[0])]
         if pod_failures() is None:
-            return [note for _, note in known]
+            return [self._name_loss(number, note, order) for number, note in known]
         found = []
         for place, (number, note) in enumerate(known):
             if note is None or note["reason"] == "stopped":
@@ -213,6 +213,13 @@ class Run(object):
                 note = name_end(note, self.seen_failures(number), after, full)
             found.append(note)
         return found
+
+    def _name_loss(self, attempt, note, order):
+        """The end of an attempt with the word that the backend's own program left beside it."""
+        if order.get("retries") != "backend" or (note and note["reason"] != "stopped"):
+            return note
+        text = self.record.read("%s/%s" % (self.attempt_name(attempt), LOSS))
+        return note if text is None else name_loss(note, json.loads(text))
 
     def seen_failures(self, attempt):
         """How many failures the backend had counted when an attempt began, None if it does not count."""

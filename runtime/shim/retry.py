@@ -15,6 +15,9 @@ FAILURES = ("app_failed", "oom", "disk", "idle", "setup_failed", "timeout")
 PREEMPTIONS = ("stopped", "lost", "preempted", "node_failed", "temporary")
 FREE = ("requeue", "checkpointed")
 
+LOSS = "node_failed"
+"""File of an attempt's folder: the backend's own word that a machine of the attempt died."""
+
 
 def decide(ended, retry, pause=random.random):
     """("again", seconds) or ("final", reason) after `ended`, the notes of all attempts, oldest first.
@@ -91,6 +94,13 @@ def name_end(note, before, after, full):
         said = (note or {}).get("message") or "it left no word"
         return dict(note or {"code": 1}, reason="lost", message="%s, and the backend tells of no disruption" % said)
     return dict(note or {"code": 1, "message": "the backend took its machine away"}, reason="preempted")
+
+
+def name_loss(note, loss):
+    """The end of an attempt by the backend's word that its machine died, unless the attempt itself knew its end."""
+    if loss is None or (note and note["reason"] != "stopped"):
+        return note
+    return dict(note or {"code": 1}, reason="node_failed", message=loss.get("message", ""))
 
 
 def _in_a_row(reasons, wanted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.status import read_attempts
 from runtime.jobs.spec import Backoff, JobResources, JobState, Retry, SecretRef, Tpu
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
@@ -133,6 +135,7 @@ def test_run_whose_node_is_killed_goes_on_where_there_is_room(ray_cluster: RayCl
 
     assert bench.end(job).state is JobState.SUCCEEDED
     assert (read_log(job), job.attempts()) == ("attempt 1\nattempt 2\n", [1, 2])
+    assert [each.reason for each in read_attempts(job.files, job.id, 0)] == [EndReason.NODE_FAILED, EndReason.SUCCEEDED]
     assert [each.native_id for each in job.entry().natives] == [f"{job.id}-e1-p0-{job.entry().natives[0].name[-6:]}"]
 
 
@@ -217,14 +220,20 @@ def test_cancel_waits_for_the_command_s_own_end_and_the_head_forgets_the_job(
     assert ray_cluster.read("/api/jobs/") is not None
 
 
-WAITS = (JobState.PENDING, "it waits for room on the cluster", ("each node asks for 100 CPU",))
+WAITS = (
+    JobState.PENDING,
+    f"for 100 CPU: no node that is there could hold it: it asks for 100 CPU, and the largest offers {NODE_CPUS} CPU",
+    ("each node asks for 100 CPU",),
+)
 
 
 def explain(job: JobHandle) -> tuple[JobState, str, tuple[str, ...]]:
-    """A job's state, and what the launcher says about its last native state."""
+    """A job's state, and what the launcher says about its last native state, without the time that it has waited."""
     (status, states) = job.look()
     said = job.launcher.explain(job.target, states[-1], job.host) if states else None
-    return (status.state, said.sentence, said.evidence) if said else (status.state, "", ())
+    if said is None:
+        return status.state, "", ()
+    return status.state, re.sub("^it has waited [0-9a-z.]+ ", "", said.sentence), said.evidence
 
 
 def test_run_that_fits_nowhere_is_pending_says_what_it_asks_for_and_is_cancelled(bench: Bench) -> None:

@@ -26,6 +26,7 @@ from runtime.launchers.base import RemembersStarts
 from runtime.launchers.standing import judge_jobs
 from runtime.reasons import EndReason
 from runtime.shim.files import FOLDED
+from runtime.shim.retry import LOSS, name_end, name_loss
 from runtime.values import dataclass, replace
 
 ATTEMPTS_SHOWN: Final = 20
@@ -352,6 +353,8 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
     }
     wanted = [f"{run}/result", *(f"{run}/a{number:04d}/start.json" for number in numbers)]
     wanted += [f"{run}/a{number:04d}/{name}" for number, name in ends.items() if name]
+    untold = [number for number, name in ends.items() if name is None or name.startswith("end.stopped.")]
+    wanted += [f"{run}/a{number:04d}/{LOSS}" for number in untold]
     read = ledger.read_objects(files, wanted)
     result = read.get(f"{run}/result", {})
     found = []
@@ -360,11 +363,10 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
         end = read.get(f"{run}/a{number:04d}/{ends[number]}", {})
         if not end and result.get("attempt") == number:
             end = result
+        end = name_loss(end, read.get(f"{run}/a{number:04d}/{LOSS}"))  # type: ignore[no-untyped-call]
         if not end and number != numbers[-1]:
             end = {"reason": EndReason.LOST, "message": "it left no word, and the next one began"}
         if end.get("reason") == "stopped" and "failures" in start:
-            from runtime.shim.retry import name_end
-
             then = read.get(f"{run}/a{number + 1:04d}/start.json", {})
             end = name_end(end, start["failures"], then.get("failures"), None)  # type: ignore[no-untyped-call]
         found.append(

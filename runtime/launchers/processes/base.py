@@ -176,7 +176,9 @@ PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     "name": native("the ledger"),
     "image": refused("processes of this machine run without a container"),
     "mounts": refused("a path of the machine is there already: name it in the command, which reads a bucket by itself"),
-    "resources.cpus": by_shim("as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"),
+    "resources.cpus": by_shim(
+        "as a limit: a run is kept to so many CPUs of the machine, which other runs take last; none are set aside"
+    ),
     "resources.memory": by_shim("as a limit: a run that holds more is ended, and none is set aside"),
     "resources.tpu.type": NO_TPU,
     "resources.tpu.slices": NO_TPU,

@@ -22,9 +22,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.launchers.ray import decide
+from runtime.launchers.ray import decide, losses
 from runtime.launchers.ray.names import note_name, submission_name
 from runtime.launchers.ray.node import Node
+from runtime.launchers.ray.watch import Watch
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.retry import decide as after_attempt
 from runtime.shim.words import DONE, FAILED
@@ -52,8 +53,11 @@ class Driver:
         """No other start has it, so that shims of two drivers are never taken for each other's."""
         self.note = note_name(epoch, part)
         self.wants: Mapping[str, Any] = self.order["ray"]
+        self.watch = Watch(self.wants, int(self.order["nodes"]))
         self.stopping = threading.Event()
         self.shown: dict[str, dict[str, Any]] = {}
+        self.why: dict[str, Any] = {}
+        """Why the runs that wait do."""
         self.lock = threading.Lock()
 
     def go(self) -> int:
@@ -62,7 +66,7 @@ class Driver:
 
         runs = [int(index) for index in self.order["runs"]]
         for index in runs:
-            self.shown[str(index)] = {"state": "waiting"}
+            self.shown[str(index)] = {"state": "waiting", "since": round(time.time())}
         self._write_note()
         ray.init(log_to_driver=False, logging_level=_WARNING)
         at_once = decide.count_at_once(len(runs), self.wants.get("max_parallel"))
@@ -70,6 +74,8 @@ class Driver:
             going = [pool.submit(self._carry_out, index) for index in runs]
             written = self._encode_note()
             while wait(going, _NOTE_S).not_done:
+                waits = any(each["state"] == "waiting" for each in list(self.shown.values()))
+                self.why = self.watch.look() if waits else {}
                 if (text := self._encode_note()) != written:
                     with contextlib.suppress(OSError):
                         self._write_note()
@@ -91,6 +97,7 @@ class Driver:
                 return self._show(index, "ended", DONE if result["reason"] == "succeeded" else FAILED)
             codes: list[int | None] = [None]
             lingers = False
+            begun = max((number for number, _ in run.attempts()), default=0)
             try:
                 with self._placed(index, run) as actors:
                     if actors is None:
@@ -99,7 +106,7 @@ class Driver:
                         pause = _TURN_S
                         continue
                     codes = self._serve(index, actors)
-                    lingers = self._lingers(codes, actors)
+                    lingers = self._hand_on_losses(run, begun, codes, [place for _, place in actors])
             except _ray_error() as problem:
                 say(f"index {index} is placed again: {type(problem).__name__}")
             code = decide.judge_codes(codes)
@@ -223,12 +230,17 @@ class Driver:
                     actors[node][0].stop.remote()
         return [codes.get(node) for node in range(len(actors))]
 
-    def _lingers(self, codes: Sequence[int | None], actors: Sequence[tuple[Any, dict[str, Any]]]) -> bool:
-        """Whether a node that was lost is alive, so that its shim may be."""
+    def _hand_on_losses(
+        self, run: Any, begun: int, codes: Sequence[int | None], places: Sequence[dict[str, Any]]
+    ) -> bool:
+        """Note for the next shim that nodes died; returns whether a node that was lost is alive."""
         import ray
 
-        lost = {place["node"] for code, (_, place) in zip(codes, actors, strict=True) if code is None}
-        return bool(lost) and any(each["NodeID"] in lost and each["Alive"] for each in ray.nodes())
+        if None not in codes:
+            return False
+        nodes = ray.nodes()
+        losses.note_dead(run, self.native, begun, losses.find_dead(codes, places, nodes))
+        return losses.has_living(codes, places, nodes)
 
     def _start(self, index: int, node: int, actor: Any, place: Mapping[str, Any]) -> Any:
         words = ["--native", self.native, "--index", str(index)]
@@ -258,13 +270,20 @@ class Driver:
 
     def _show(self, index: int, state: str, code: int, **more: Any) -> int:
         with self.lock:
-            self.shown[str(index)] = {"state": state, **({"code": code} if state == "ended" else {}), **more}
+            before = self.shown.get(str(index), {})
+            since = before["since"] if before.get("state") == state else round(time.time())
+            self.shown[str(index)] = {
+                "state": state,
+                "since": since,
+                **({"code": code} if state == "ended" else {}),
+                **more,
+            }
         say(f"index {index}: {state} {more or ''}".rstrip())
         return code
 
     def _encode_note(self) -> str:
         with self.lock:
-            return json.dumps({"runs": self.shown, "wants": self.wants}, sort_keys=True)
+            return json.dumps({"runs": self.shown, "wants": self.wants, "why": self.why}, sort_keys=True)
 
     def _write_note(self) -> None:
         self.record.write(self.note, self._encode_note())

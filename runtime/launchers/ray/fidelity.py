@@ -21,7 +21,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "secrets": by_shim("read at launch, into a file in the record root; by each node itself if that is a bucket"),
     "mounts": refused("the cluster's machines mount what its stack says"),
     **dict.fromkeys([f"environment.{name}" for name in ("manager", "lock", "extras", "build_on")], _NO_BUILD),
-    "resources.cpus": native("num_cpus, set aside and no limit"),
+    "resources.cpus": native("num_cpus, and the shim keeps each node of a run to so many CPUs, claimed on the machine"),
     "resources.memory": native("memory, set aside and no limit; the least of a range"),
     "resources.gpus.count": native("num_gpus"),
     "resources.gpus.type": native("accelerator_type"),

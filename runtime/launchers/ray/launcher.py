@@ -36,6 +36,7 @@ from runtime.launchers.ray.names import note_name, split_name, strip_nonce, subm
 from runtime.launchers.ray.secrets import SECRET_SCHEMES, find_machine_secrets, schemes_of
 from runtime.launchers.ray.settings import Place, check_settings, read_place
 from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
+from runtime.launchers.ray.waiting import warn_of_type
 from runtime.reasons import Explanation
 from runtime.values import replace
 
@@ -88,6 +89,12 @@ class RayLauncher:
         backend: dict[str, Any] = {"ray": render_demand(spec)}
         if spec.array and spec.array.max_parallel:
             backend["ray"]["max_parallel"] = spec.array.max_parallel
+        if spec.resources.cpus:
+            # Ray counts CPUs and holds nobody to them.
+            backend["limits"] = {"cpus": spec.resources.cpus}
+        if place.tunnel is not None:
+            # A stack's clusters are Google's machines.
+            backend["notices"] = {"clouds": ["gce"]}
         if setup := activation_lines(spec):
             backend["setup"] = setup
         if spec.resources.tpu and spec.resources.tpu.slices > 1:
@@ -128,6 +135,7 @@ class RayLauncher:
             fidelity={each: KEEPS[each] for each in set_fields(spec) if each in KEEPS},
             indices=tuple(indices),
             root=place.root,
+            notes=_warn(spec, place),
         )
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
@@ -255,6 +263,12 @@ def _check(spec: JobSpec) -> None:
             "`code.mode: none` runs the live tree of this machine, which no node of the cluster can see",
             hint="code.mode: snapshot, or image where the code lies in the cluster's image",
         )
+
+
+def _warn(spec: JobSpec, place: Place) -> tuple[str, ...]:
+    tpu = spec.resources.tpu
+    warning = warn_of_type(tpu.type, place.pools, place.target) if tpu and place.pools is not None else None
+    return (warning,) if warning else ()
 
 
 def _name_record(files: Files, job: str) -> str:

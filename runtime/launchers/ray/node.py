@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.launchers.ray import guard
+from runtime.launchers.ray.rotation import read_rotated
 
 FOLDER: Final = "runtime-ray-"
 """What the names of the temporary folders begin with."""
@@ -79,7 +80,7 @@ class Node:
             subprocess.run(
                 [sys.executable, guard.__file__, str(ours[0]), str(its[1]), log, *words],
                 pass_fds=(ours[0], its[1]),
-                env={**{name: value for name, value in os.environ.items() if name not in OF_WORKER}, **env},
+                env={**_inherited(), **read_rotated(), **env},
                 check=True,
             )
         finally:
@@ -89,3 +90,7 @@ class Node:
         with os.fdopen(its[0], "rb") as report:
             said = report.read()
         return int(said) if said else 137
+
+
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in OF_WORKER}

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.hosts.bucket import check_bucket, is_bucket
 from runtime.jobs.plan import PlanContext, Target
+from runtime.launchers.ray.view import PoolView, read_pools
 from runtime.launchers.settings import read_target_settings
 from runtime.outputs import ClusterOutput, StackOutputs, need_output
 from runtime.values import dataclass
@@ -63,6 +64,8 @@ class Place:
     address: str | None
     """URL of the head; None if a tunnel leads to it."""
     tunnel: Tunnel | None = None
+    pools: tuple[PoolView, ...] | None = None
+    """Pools of the stack's cluster; None if the target names an address."""
 
     @property
     def bucket(self) -> str | None:
@@ -104,17 +107,19 @@ def read_place(target: Target, context: PlanContext) -> Place:
     """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has."""
     settings = read_settings(target)
     outputs = _outputs(target, context) if settings.address is None or target.records is None else None
-    tunnel = None
+    tunnel, pools = None, None
     if settings.address is None:
         assert outputs is not None
         key, cluster = _choose_cluster(target, settings.cluster, outputs)
         tunnel = render_tunnel(outputs, cluster, key, settings.ssh_options)
+        pools = read_pools(cluster.pools)
     return Place(
         target=target.name,
         root=_root(target, settings.cluster, outputs, context),
         python=settings.python,
         address=settings.address.rstrip("/") if settings.address else None,
         tunnel=tunnel,
+        pools=pools,
     )
 
 

@@ -10,6 +10,7 @@ from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.words import DUPLICATE
+from runtime.units import format_duration
 
 _ENDED: Final = ("STOPPED", "SUCCEEDED", "FAILED")
 _NO_START: Final = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
@@ -34,7 +35,8 @@ def read_states(native: str, info: Mapping[str, Any] | None, note: Mapping[str, 
     if status not in _ENDED:
         runs = (note or {}).get("runs", {})
         waiting = [int(index) for index, run in runs.items() if run["state"] == "waiting"]
-        message = _tell_wants(note)
+        why = (note or {}).get("why") or {}
+        message = f"{why['for']}: {why['sentence']}" if "sentence" in why else _tell_wants(note)
         whole = _state(native, JobState.RUNNING, raw=status, started_at=started, where=_tell_hosts(runs))
         return [
             whole,
@@ -59,8 +61,10 @@ def _read_end(native: str, status: str, info: Mapping[str, Any], note: Mapping[s
     return _state(native, JobState.FAILED, EndReason.LOST, raw=status, message=message)
 
 
-def explain_waiting(native: NativeState, note: Mapping[str, Any] | None) -> Explanation | None:
-    """What a run waits for."""
+def explain_waiting(
+    native: NativeState, note: Mapping[str, Any] | None, *, now: datetime | None = None
+) -> Explanation | None:
+    """What a run waits for, and why it waits."""
     if native.state is not JobState.PENDING:
         return None
     if native.raw != "waiting":
@@ -69,10 +73,20 @@ def explain_waiting(native: NativeState, note: Mapping[str, Any] | None) -> Expl
             evidence=tuple(filter(None, [native.message])),
             hint="`ray status` on the head shows what it is busy with",
         )
+    why = (note or {}).get("why") or {}
+    asks = f"each node asks for {_tell_wants(note)}"
+    if "sentence" not in why:
+        return Explanation(
+            sentence="it waits for room on the cluster",
+            evidence=(asks,),
+            hint="it starts by itself when there is room; a demand that no kind of node can meet waits for ever",
+        )
+    since = (note or {}).get("runs", {}).get(str(native.index), {}).get("since")
+    waited = f" {format_duration((now or datetime.now(UTC)).timestamp() - since)}" if since else ""
     return Explanation(
-        sentence="it waits for room on the cluster",
-        evidence=(f"each node asks for {_tell_wants(note)}", *(note or {}).get("has", ())),
-        hint="it starts by itself when there is room; a demand that no kind of node can meet waits for ever",
+        sentence=f"it has waited{waited} for {why['for']}: {why['sentence']}",
+        evidence=(asks, *why.get("evidence", ())),
+        hint=why.get("hint"),
     )
 
 

@@ -193,6 +193,17 @@ def test_place_of_a_stack_has_a_tunnel_to_its_head(context: PlanContext) -> None
     assert words[-3:] == ["-L", "127.0.0.1:4000:127.0.0.1:8265", "ray-head"]
 
 
+def test_launch_on_a_stack_is_told_of_a_type_that_no_pool_has(context: PlanContext) -> None:
+    contract = json.loads(json.dumps(CONTRACT))
+    contract["clusters"]["main"]["pools"] = {"v4": {"accelerator": "v4-8", "max": 4}}
+    (context.base / "contract.json").write_text(json.dumps(contract))
+    where = Target(name="tpu", kind="ray", stack="marin")
+
+    one, other = (plan(context, where, resources=JobResources(tpu=Tpu(type=kind))) for kind in ("v4-8", "v4-16"))
+
+    assert (one.notes, len(other.notes), "type v4-16" in other.notes[0]) == ((), 1, True)
+
+
 CONTRACT: dict[str, Any] = {
     "schema": 1,
     "stack": "marin",
