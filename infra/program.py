@@ -16,7 +16,7 @@ from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
 from infra.components.ray_head import RayHead, RayHeadArgs, SecretVariable
-from infra.components.records import Records, RecordsArgs
+from infra.components.records import Records, RecordsArgs, name_bucket
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
 from infra.components.site import Key, Site, as_member
@@ -164,7 +164,9 @@ class _GoogleParts:
             )
             for name, queue in settings.queues.items()
         }
-        records = self._records(workers | submitters | everyone, deployer)
+        # The driver of a job runs on the head with the head's identity, and the units there take jobs up.
+        drivers: Members = {f"{name}-head": as_member(head.head_email) for name, head in heads.items()}
+        records = self._records(workers | submitters | everyone | drivers, deployer)
         self._alerts(queues, heads)
         return Built(
             settings=settings,
@@ -257,6 +259,9 @@ class _GoogleParts:
             return {}
         assert network is not None  # `parse_settings` requires it, and the zone
         assert self.settings.zone is not None
+        kept = self.settings.records
+        # By name and not by the bucket, whose grants wait for the accounts of the heads.
+        records = None if kept is None else f"gs://{name_bucket(kept, self.site.names)}"
         pulled_from: Members = {}
         for name, registry in registries.items():
             pulled_from |= {f"{name}-{region}": each for region, each in registry.repositories.items()}
@@ -281,6 +286,7 @@ class _GoogleParts:
                     reapers={"reaper": identity.members[Role.REAPER]},
                     operators=operators,
                     users=researchers,
+                    records=records,
                     apis=self.apis,
                 ),
                 self.opts,

@@ -33,6 +33,14 @@ def ours(cluster: str) -> dict[str, str]:
     return labels(cluster, **{"managed-by": "research-runtime", "stack": "gone"})
 
 
+def member_labels(name: str, cluster: str = "marin-main") -> dict[str, str]:
+    return {"managed-by": "research-runtime", "runtime-cluster": cluster, "runtime-member": name, "stack": "marin"}
+
+
+def member(state: str, name: str = "eval", **more: Any) -> TpuNode:
+    return node(state, name, **{"accelerator": "v4-16", "labels": member_labels(name), **more})
+
+
 def node(state: str, name: str = "n", *, age: timedelta = timedelta(), **more: Any) -> TpuNode:
     kind = {key: more.pop(key) for key in ("cluster", "pool", "kind") if key in more}
     return TpuNode(

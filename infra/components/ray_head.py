@@ -102,6 +102,9 @@ class RayHeadArgs:
     users: Members = field(default_factory=dict)
     """Label → member that logs in to the head to use the cluster. A person on a machine can act as its account, so these
     members have all rights of the head."""
+    records: str | None = None
+    """URL of the bucket of the stack's records. Jobs on the cluster have theirs there, so whoever makes the bucket lets
+    both accounts, `head_email` and `node_email`, read and write it."""
     apis: Apis | None = None
 
 
@@ -291,6 +294,7 @@ class RayHead(Part):
                 labels=site.labels,
                 machine=args.settings,
                 cloud_logging=args.settings.cloud_logging,
+                records=args.records,
             )
         )
 

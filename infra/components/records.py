@@ -10,6 +10,7 @@ from pulumi_gcp import storage
 
 from infra.components.apis import Apis
 from infra.components.site import Members, Part, Site
+from infra.naming import Names
 from infra.settings.model import RecordsSettings
 from infra.settings.read import ensure_valid
 
@@ -39,6 +40,11 @@ class RecordsArgs:
     apis: Apis | None = None
 
 
+def name_bucket(settings: RecordsSettings, names: Names) -> str:
+    """Return the bucket's name, which is known before the bucket is there."""
+    return settings.bucket or names.bucket("records")
+
+
 class Records(Part):
     bucket: pulumi.Output[str]
     url: pulumi.Output[str]
@@ -61,7 +67,7 @@ class Records(Part):
 
     def _make(self, settings: RecordsSettings) -> storage.Bucket:
         site = self._site
-        bucket = settings.bucket or site.names.bucket("records")
+        bucket = name_bucket(settings, site.names)
         return storage.Bucket(
             f"{self._name}-bucket",
             name=bucket,

@@ -42,6 +42,13 @@ AUTOSCALER_KEY = "ray-autoscaler"
 # In two parts: this file lies inside the one in which the mark is replaced.
 PUBLIC_KEY_MARK = "@@" + "HEAD_PUBLIC_KEY@@"
 
+# Of a member, which joins a cluster by itself; `runtime.clusters.members` writes it.
+MEMBER_KEY = "ray-member"
+# Ray reads the number of a slice's host from the same places.
+# https://github.com/ray-project/ray/blob/ray-2.9.0/python/ray/_private/accelerators/tpu.py
+WORKER_NUMBER_KEY = "agent-worker-number"
+TPU_ENVIRONMENT_KEY = "tpu-env"
+
 NODE_UNIT = "runtime-ray-node.service"
 NODE_VARIABLES = ("RAY_HEAD_IP", "RAY_OVERRIDE_RESOURCES", "RAY_OVERRIDE_LABELS")
 RAYLET_PORT = 6380
@@ -50,6 +57,9 @@ SHORTEST_WAIT_S = float(os.environ.get("RUNTIME_RAY_WAIT_S", "5"))
 LONGEST_WAIT_S = 120.0
 START_PATIENCE_S = 300.0
 OLDER_VERSIONS = 20
+# The shares of a host that pools offer as well: other tasks than Ray's, its object store and the system take the rest.
+CPUS_SHARE = 0.5
+MEMORY_SHARE = 0.6
 
 
 class NotYet(Exception):
@@ -313,6 +323,8 @@ def command_install(_: argparse.Namespace) -> None:
     report("restart-needed", "no")
     if AUTOSCALER_KEY in attributes:
         report("config-sha256", digest(attributes[AUTOSCALER_KEY]))
+        # `runtime cluster add` gives it to members, as Ray gives it to its nodes.
+        report("ssh-key", ensure_key())
 
 
 def command_wait(_: argparse.Namespace) -> None:
@@ -368,6 +380,49 @@ def command_start_node(_: argparse.Namespace) -> None:
     values = {name: os.environ[name] for name in NODE_VARIABLES if os.environ.get(name)}
     if "RAY_HEAD_IP" not in values:
         raise SystemExit("runtime-ray: RAY_HEAD_IP is not set; the head sets it when it starts a node")
+    start_node(values)
+
+
+def command_join(_: argparse.Namespace) -> None:
+    """Start Ray on a member, which no head starts; on other nodes, do nothing."""
+    attributes = read_attributes()
+    if MEMBER_KEY not in attributes:
+        return
+    found: list[dict[str, str]] = []
+    # Google writes the number of a host after the host has started.
+    wait_for(lambda: found.append(member_variables(read_attributes())))
+    start_node(found[-1])
+
+
+def member_variables(attributes: dict[str, str]) -> dict[str, str]:
+    """The variables that Ray's autoscaler would set on this host. Raises `NotYet` while Google has not said which it is."""
+    member = json.loads(attributes[MEMBER_KEY])
+    number = worker_number(attributes)
+    if number is None and member["hosts"] > 1:
+        raise NotYet("number of this host in its slice")
+    resources: dict[str, float] = {
+        "CPU": max(1, int((os.cpu_count() or 1) * CPUS_SHARE)),
+        "memory": int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE),
+        **member["resources"],
+    }
+    if number in (None, 0):
+        resources["TPU-{}-head".format(member["type"])] = 1
+    return {
+        "RAY_HEAD_IP": member["head"],
+        "RAY_OVERRIDE_RESOURCES": json.dumps(resources, sort_keys=True),
+        "RAY_OVERRIDE_LABELS": json.dumps(member["labels"], sort_keys=True),
+    }
+
+
+def worker_number(attributes: dict[str, str]) -> int | None:
+    written = re.search(r"^WORKER_ID: *'?(\d+)'?", attributes.get(TPU_ENVIRONMENT_KEY, ""), re.MULTILINE)
+    for text in (os.environ.get("TPU_WORKER_ID"), attributes.get(WORKER_NUMBER_KEY), written and written.group(1)):
+        if text and text.strip().isdecimal():
+            return int(text)
+    return None
+
+
+def start_node(values: dict[str, str]) -> None:
     lines = [f"{name}={quote_for_systemd(value)}\n" for name, value in values.items()]
     write_file(NODE_ENVIRONMENT, "".join(lines), 0o600)
     prepare()
@@ -407,6 +462,7 @@ COMMANDS = {
     "secrets": command_secrets,
     "watch": command_watch,
     "start-node": command_start_node,
+    "join": command_join,
 }
 
 

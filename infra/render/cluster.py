@@ -71,6 +71,8 @@ class Cluster:
     machine: MachineSettings = MachineSettings()
     """Settings of the head, which pools inherit."""
     cloud_logging: bool = True
+    records: str | None = None
+    """URL of the stack's records, below which jobs have theirs; without it there are no jobs to take up."""
 
     @property
     def max_workers(self) -> int:

@@ -17,7 +17,7 @@ from infra.render import units
 from infra.render.cluster import PORTS, Cluster, cpus_per_host
 from infra.settings.model import MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
-from runtime.outputs import ClusterOutput, StackOutputs, encode_outputs
+from runtime.outputs import ClusterOutput, RecordsOutput, StackOutputs, encode_outputs
 
 MACHINE_KEY: Final = "ray-machine"
 STARTUP_KEY: Final = "startup-script"
@@ -48,12 +48,13 @@ def render_settings(cluster: Cluster) -> str:
 
 
 def render_contract(cluster: Cluster, config_sha256: str) -> str:
-    """Render the part of the stack's contract that the reaper on the head needs, so that it reads no bucket."""
+    """Render the part of the stack's contract that the commands on the head need, so that they look for no other."""
     outputs = StackOutputs(
         stack=cluster.stack,
         project=cluster.project,
         region=cluster.region,
         zone=cluster.zone,
+        records=RecordsOutput(url=cluster.records) if cluster.records else None,
         clusters={
             cluster.key: ClusterOutput(
                 head=cluster.head,
@@ -98,6 +99,17 @@ def head_files(cluster: Cluster, autoscaler: str, config_sha256: str) -> list[In
         _unit("ray-watch-service", units.WATCH_UNIT, units.render_watch_service(cluster)),
         _unit("ray-reaper-service", "runtime-ray-reaper.service", reaper),
         _unit("ray-reaper-timer", units.REAPER_TIMER, reaper_timer),
+        *_keep_files(cluster),
+    ]
+
+
+def _keep_files(cluster: Cluster) -> list[InstalledFile]:
+    if cluster.records is None:
+        return []
+    keep, timer = units.render_keep(cluster)
+    return [
+        _unit("ray-keep-service", "runtime-ray-keep.service", keep),
+        _unit("ray-keep-timer", units.KEEP_TIMER, timer),
     ]
 
 
@@ -108,7 +120,9 @@ def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict
     """
     files = head_files(cluster, autoscaler, config_sha256)
     metadata = {
-        STARTUP_KEY: render_head_script(config_sha256, has_setup=bool(cluster.machine.setup)),
+        STARTUP_KEY: render_head_script(
+            config_sha256, has_setup=bool(cluster.machine.setup), has_records=cluster.records is not None
+        ),
         **_as_metadata(files),
     }
     for key, text in metadata.items():
@@ -127,7 +141,8 @@ def node_metadata(cluster: Cluster, machine: MachineSettings) -> dict[str, str]:
     return {STARTUP_KEY: render_node_script(), **_as_metadata([*_shared_files(cluster, machine), service])}
 
 
-def render_head_script(config_sha256: str, *, has_setup: bool = False) -> str:
+def render_head_script(config_sha256: str, *, has_setup: bool = False, has_records: bool = False) -> str:
+    timers = " ".join((units.REAPER_TIMER, *([units.KEEP_TIMER] if has_records else []), units.SECRETS_TIMER))
     own = (f"/etc/systemd/system/{units.HEAD_UNIT}", units.START_SCRIPT, *([units.SETUP_SCRIPT] if has_setup else []))
     ray_files = " ".join(path.lstrip("/") for path in own)
     return (
@@ -144,7 +159,7 @@ main() {{
   systemctl restart {units.WATCH_UNIT}
   "${{MACHINE}}" wait
   start_unit {units.HEAD_UNIT} {ray_files}
-  systemctl start {units.REAPER_TIMER} {units.SECRETS_TIMER}
+  systemctl start {timers}
   "${{MACHINE}}" ready
 }}
 
@@ -161,8 +176,9 @@ main() {{
   install_packages
   install_files
   systemctl start {units.SECRETS_TIMER}
-  # The head starts Ray over SSH, once it knows where it is; the image is fetched meanwhile.
+  # The head starts Ray over SSH, once it knows where it is; the image is fetched meanwhile. A member starts Ray itself.
   "${{MACHINE}}" wait
+  "${{MACHINE}}" join
 }}
 
 main "$@"

@@ -22,6 +22,7 @@ REAPER_FOLDER: Final = "/var/lib/runtime-ray-reaper"
 HEAD_UNIT: Final = "runtime-ray-head.service"
 WATCH_UNIT: Final = "runtime-ray-watch.service"
 REAPER_TIMER: Final = "runtime-ray-reaper.timer"
+KEEP_TIMER: Final = "runtime-ray-keep.timer"
 SECRETS_TIMER: Final = "runtime-ray-secrets.timer"
 NODE_UNIT: Final = "runtime-ray-node.service"
 
@@ -33,6 +34,9 @@ _CLOUD_LOGS: Final = (
     "--log-opt=cache-max-size=50m --log-opt=cache-max-file=5"
 )
 _LIMITS: Final = "--ulimit=memlock=-1:-1 --ulimit=nofile=1048576:1048576 --pids-limit=-1"
+_LONGEST_RUN_S: Final = 300
+_JOB_START_S: Final = 7 * 24 * 3600
+_JOB_STOP_S: Final = 150
 _DROP_OLD_SESSIONS: Final = (
     "/usr/bin/find /var/lib/runtime-ray -mindepth 1 -maxdepth 1 -name session_* -mtime +7 -exec rm -rf {} +"
 )
@@ -55,6 +59,10 @@ def render_head_service(cluster: Cluster) -> str:
         "--env=RAY_enable_autoscaler_v2=0",
         # The autoscaler never resets its count of errors: by default it would give up after the sixth, months later.
         "--env=AUTOSCALER_MAX_NUM_FAILURES=1000000000",
+        # By default Ray fails a job that has not started within 15 minutes; one that waits for a TPU may wait a week.
+        f"--env=RAY_JOB_START_TIMEOUT_SECONDS={_JOB_START_S}",
+        # By default Ray kills the driver of a stopped job after 3 s, before its commands have had their grace.
+        f"--env=RAY_JOB_STOP_WAIT_TIME_S={_JOB_STOP_S}",
         cluster=cluster,
         settings=cluster.machine,
         machine="head",
@@ -148,18 +156,48 @@ def render_watch_service(cluster: Cluster) -> str:
 def render_reaper(cluster: Cluster) -> tuple[str, str]:
     """Render the service that removes dead nodes, and its timer."""
     title = f"Removes dead TPU nodes of Ray cluster {cluster.name}"
-    command = (
-        f"/usr/bin/docker run --rm --name=runtime-ray-reaper --network=host --user=0 {_logs(cluster)} "
-        "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro "
-        f"--volume={REAPER_FOLDER}:{REAPER_FOLDER} "
-        f"--env=RUNTIME_OUTPUTS={CONTRACT_FILE} --entrypoint=runtime {shlex.quote(cluster.image)} "
+    service = _runtime(
+        title,
         f"cluster reap --cluster {shlex.quote(cluster.key)} --state {REAPER_FOLDER} "
-        f"--metrics-file {REAPER_FOLDER}/reaper.prom"
+        f"--metrics-file {REAPER_FOLDER}/reaper.prom",
+        f"--volume={REAPER_FOLDER}:{REAPER_FOLDER}",
+        name="runtime-ray-reaper",
+        cluster=cluster,
     )
     # A preempted node is gone within 120 s. By itself systemd would be up to a minute late.
-    timer = _timer(title, first="3min", every="45s", exact=True)
+    return service, _timer(title, first="3min", every="45s", exact=True)
+
+
+def render_keep(cluster: Cluster) -> tuple[str, str]:
+    """Render the service that takes up the jobs that a lost driver or head left, and its timer."""
+    title = f"Takes up jobs of Ray cluster {cluster.name} that lost their driver"
+    address = f"http://127.0.0.1:{PORTS['dashboard']}"
+    service = _runtime(
+        title,
+        f"keep --once --cluster {shlex.quote(cluster.key)} --address {address}",
+        name="runtime-ray-keep",
+        cluster=cluster,
+        # After the loss of a head there may be hundreds of jobs, one after the other.
+        longest_s=1800,
+    )
+    return service, _timer(title, first="30s", every="60s")
+
+
+def _runtime(
+    title: str, words: str, *options: str, name: str, cluster: Cluster, longest_s: int = _LONGEST_RUN_S
+) -> str:
+    """Render a service that runs a command of this package once, in the cluster's image and with the head's contract."""
+    run = " ".join(
+        (
+            f"/usr/bin/docker run --rm --name={name} --network=host --user=0 {_logs(cluster)}",
+            "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro",
+            *options,
+            f"--env=RUNTIME_OUTPUTS={CONTRACT_FILE} --entrypoint=runtime {shlex.quote(cluster.image)}",
+            words,
+        )
+    )
     # A container that outlived its client, as after a time-out, would keep the name and stop every later run.
-    return _oneshot(title, command, before="-/usr/bin/docker rm --force runtime-ray-reaper"), timer
+    return _oneshot(title, run, before=f"-/usr/bin/docker rm --force {name}", longest_s=longest_s)
 
 
 def render_secrets(cluster: Cluster) -> tuple[str, str]:
@@ -261,9 +299,11 @@ def _docker_run(*options: str, cluster: Cluster, settings: MachineSettings, mach
     )
 
 
-def _oneshot(description: str, command: str, *, before: str = "", needs_docker: bool = True) -> str:
+def _oneshot(
+    description: str, command: str, *, before: str = "", needs_docker: bool = True, longest_s: int = _LONGEST_RUN_S
+) -> str:
     first = f"ExecStartPre={before}\n" if before else ""
-    body = f"Type=oneshot\n{first}ExecStart={command}\nTimeoutStartSec=300"
+    body = f"Type=oneshot\n{first}ExecStart={command}\nTimeoutStartSec={longest_s}"
     return _service(description, body, needs_docker=needs_docker)
 
 

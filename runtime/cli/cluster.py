@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runtime.cli.clusters.config import config
 from runtime.cli.clusters.login import attach, dashboard, exec_
+from runtime.cli.clusters.members import add, remove
 from runtime.cli.clusters.reap import reap
 from runtime.cli.clusters.restart import restart
 from runtime.cli.clusters.status import list_, status
@@ -17,6 +18,8 @@ app.command()(config)
 app.command()(attach)
 app.command("exec")(exec_)
 app.command()(dashboard)
+app.command()(add)
+app.command()(remove)
 app.command()(reap)
 app.command()(restart)
 app.command()(stop)

@@ -1,4 +1,4 @@
-"""`runtime convert`: job files made of what people launched with before."""
+"""`runtime convert`: job files and stack files made of what people launched with before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.cli.commands import new_app
 from runtime.cli.printing import note, write_text
 from runtime.errors import NotPossible
 
-app = new_app("Make job files of what you launched with before.")
+app = new_app("Make job files and stack files of what you launched with before.")
 
 LINES_FILE = "runs.jsonl"
 
@@ -59,6 +59,63 @@ def phoebe(
         if content:
             _write(to / name, content)
     return 0
+
+
+@app.command("marin")
+def marin(
+    cluster: Annotated[Path, Argument(metavar="CLUSTER.yaml", help="The file that `ray up` takes.")],
+    to: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write the stack file there.")] = None,
+) -> int:
+    """A cluster file of Ray for Google's TPUs, as Marin's are, as the settings of a stack.
+
+    Heads, pools, image, mounts, variables and set-up are carried over, and secrets by their names in Secret Manager.
+    What is different, or left out, stands at the top of the stack file, each with its next step.
+
+    \b
+    Examples:
+      runtime convert marin infra/marin-us-central2.yaml
+      runtime convert marin infra/marin-us-central2.yaml -o Pulumi.marin-us-central2.yaml
+      python -m infra check --stack marin-us-central2
+    """
+    from runtime.clusters.convert.cluster import MOST_BYTES, convert_cluster, render
+    from runtime.units import count_noun
+
+    made = convert_cluster(_load_cluster(cluster, MOST_BYTES))
+    text = render(made)
+    if to is None:
+        write_text(text)
+    else:
+        _write(to, text)
+    count = count_noun(len(made.notes), "thing")
+    note(f"{count} of `{cluster}` differ or are left out; the top of the stack file has each with its next step")
+    return 0
+
+
+def _load_cluster(path: Path, most_bytes: int) -> Any:
+    import yaml
+
+    from runtime.jobs.spec_file import describe_syntax, load_yaml
+
+    hint = "name the file that `ray up` takes"
+    try:
+        # A pipe has no size.
+        with path.open("rb") as opened:
+            content = opened.read(most_bytes + 1)
+        text = content.decode()
+    except (OSError, UnicodeDecodeError) as problem:
+        said = getattr(problem, "strerror", None) or "it is no text"
+        raise NotPossible(f"cannot read `{path}`: {said.lower()}", hint=hint) from None
+    if len(content) > most_bytes:
+        raise NotPossible(f"`{path}` is larger than {most_bytes:,} bytes, which no cluster file is", hint=hint)
+    if "{%" in text or "{{" in text:
+        raise NotPossible(
+            f"`{path}` is a template, and not the cluster file that is made of it",
+            hint="make the cluster files first, with `python infra/update-cluster-configs.py` for Marin's",
+        )
+    try:
+        return load_yaml(text)
+    except yaml.YAMLError as problem:
+        raise NotPossible(f"`{path}` is no YAML: {describe_syntax(problem)}", hint=hint) from None
 
 
 def _write(path: Path, text: str) -> None:

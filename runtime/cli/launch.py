@@ -314,13 +314,21 @@ def _print_plans(plans: Sequence[Prepared], output: Output) -> None:
 
 def _describe_secrets(prepared: Prepared) -> list[dict[str, str]]:
     """How each secret of the job reaches its command; no value is read."""
+    from runtime.jobs.secret_schemes import SecretReader
     from runtime.jobs.spec import secret_refs
 
     schemes = prepared.launcher.secret_schemes
-    return [
-        {"name": ref.name, "source": ref.source, "read_by": schemes[ref.scheme].reader, "how": schemes[ref.scheme].how}
-        for ref in secret_refs(prepared.plan.spec)
-    ]
+    by_machine = prepared.plan.order.get("machine_secrets", {})
+    found = []
+    for ref in secret_refs(prepared.plan.spec):
+        reader, how = schemes[ref.scheme].reader, schemes[ref.scheme].how
+        if ref.name in by_machine:
+            reader, how = (
+                SecretReader.MACHINE,
+                f"{by_machine[ref.name]}, with the machine's own account, at each attempt",
+            )
+        found.append({"name": ref.name, "source": ref.source, "read_by": reader, "how": how})
+    return found
 
 
 def _describe_price(prepared: Prepared) -> dict[str, Any] | None:

@@ -68,6 +68,8 @@ class Dead:
     pool: str | None = None
     state: str = ""
     """Google's word for it when it was listed."""
+    again: str | None = None
+    """For a member, the command that makes it again; Ray makes other nodes again by itself."""
 
     @property
     def name(self) -> str:
@@ -86,6 +88,7 @@ class Suspect:
     """`lacks 1 of 4 hosts`"""
     pool: str | None = None
     state: str = ""
+    again: str | None = None
 
     @property
     def name(self) -> str:
@@ -160,7 +163,10 @@ def find_dead(
 
 
 def find_orphans(view: ZoneView, cluster: str) -> list[Dead]:
-    """Return the nodes that an older head of `cluster` made: the head of today has no key for them, and no job on them."""
+    """Return the nodes that an older head of `cluster` made: the head of today has no key for them, and no job on them.
+
+    No member is among them: it joins every head by itself.
+    """
     head_made = (view.heads or {}).get(cluster)
     if head_made is None:
         return []
@@ -168,6 +174,7 @@ def find_orphans(view: ZoneView, cluster: str) -> list[Dead]:
         _dead(node, "made for an older head", "older head")
         for node in view.nodes
         if node.cluster == cluster
+        and node.member is None
         and node.state != "DELETING"
         and node.created_at is not None
         and node.created_at < head_made
@@ -239,7 +246,16 @@ def split_suspects(
         since, bound = seen.get(each.key, now), bounds.of(each.suspicion)
         if now - since >= bound:
             why = f"{each.what} for {format_duration(timedelta(seconds=int((now - since).total_seconds())))}"
-            overdue.append(Dead(resource=each.resource, why=why, kind=each.suspicion, pool=each.pool, state=each.state))
+            overdue.append(
+                Dead(
+                    resource=each.resource,
+                    why=why,
+                    kind=each.suspicion,
+                    pool=each.pool,
+                    state=each.state,
+                    again=each.again,
+                )
+            )
         else:
             waiting.append(Waiting(suspect=each, until=since + bound))
     return overdue, waiting
@@ -257,9 +273,23 @@ def find_billed(view: ZoneView, cluster: str) -> list[Dead]:
     return sorted(_through_queue(found, view), key=lambda each: (not each.is_queued, each.resource))
 
 
+def find_removable(nodes: Iterable[TpuNode]) -> list[Dead]:
+    """Return nodes that somebody removes by name."""
+    return [_dead(node, f"node {node.state}", "removed") for node in nodes]
+
+
 def count_live(nodes: Iterable[TpuNode], cluster: str) -> dict[str, int]:
-    """Return pool → nodes of `cluster` in creation or running. A node without a pool's label counts under the empty name."""
-    return dict(Counter(node.pool or "" for node in nodes if node.cluster == cluster and node.state in ALIVE))
+    """Return pool → nodes of `cluster` in creation or running, without members. A node without a pool's label counts under
+    the empty name."""
+    counted = (node for node in nodes if node.cluster == cluster and node.member is None)
+    return dict(Counter(node.pool or "" for node in counted if node.state in ALIVE))
+
+
+def render_add(node: TpuNode) -> str | None:
+    """Return the command that makes a member again; None for other nodes."""
+    if node.member is None:
+        return None
+    return f"runtime cluster add {node.accelerator} --name {node.member} --capacity {node.capacity}"
 
 
 def _through_queue(dead: Mapping[str, Dead], view: ZoneView) -> list[Dead]:
@@ -269,9 +299,9 @@ def _through_queue(dead: Mapping[str, Dead], view: ZoneView) -> list[Dead]:
 
 
 def _dead(node: TpuNode, why: str, kind: str) -> Dead:
-    return Dead(resource=node.resource, why=why, kind=kind, pool=node.pool, state=node.state)
+    return Dead(resource=node.resource, why=why, kind=kind, pool=node.pool, state=node.state, again=render_add(node))
 
 
 def _suspect(each: TpuNode | QueuedResource, suspicion: Suspicion, what: str) -> Suspect:
-    pool = each.pool if isinstance(each, TpuNode) else None
-    return Suspect(resource=each.resource, suspicion=suspicion, what=what, pool=pool, state=each.state)
+    pool, again = (each.pool, render_add(each)) if isinstance(each, TpuNode) else (None, None)
+    return Suspect(resource=each.resource, suspicion=suspicion, what=what, pool=pool, state=each.state, again=again)

@@ -15,6 +15,10 @@ POOL_LABEL: Final = "ray-user-node-type"
 MANAGED_LABEL: Final = ("managed-by", "research-runtime")
 """The label that every resource of our stacks has, nodes of Ray among them."""
 STACK_LABEL: Final = "stack"
+JOINS_LABEL: Final = "runtime-cluster"
+"""Ray's name of the cluster that a member joins. Ray's autoscaler ends nodes with `CLUSTER_LABEL` that it did not make, so members
+have this one instead."""
+MEMBER_LABEL: Final = "runtime-member"
 
 ALIVE: Final = frozenset({"CREATING", "STARTING", "RESTARTING", "READY"})
 """States that Ray counts."""
@@ -29,6 +33,7 @@ _CORES_PER_HOST: Final = {"v2": 8, "v3": 8, "v4": 8, "v5p": 8}
 """Families whose types count cores."""
 _CHIPS_PER_HOST: Final = {"v5litepod": 4, "v6e": 4}
 """Families whose types count chips. A type of up to eight of them is one host."""
+_CAPACITIES: Final = ("reserved", "spot", "preemptible")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +49,28 @@ class TpuNode:
     """Internal addresses of the hosts that Google lists, the first host's first."""
     queued_resource: str | None = None
     """The queued resource that asked for this node; Google deletes the node with it."""
+    capacity: str = "on_demand"
+    """`reserved`, `spot`, `preemptible` or `on_demand`."""
 
     @property
     def name(self) -> str:
         return self.resource.rpartition("/")[2]
 
     @property
+    def member(self) -> str | None:
+        """The name of a member, which `runtime cluster add` made; None for a node that Ray made."""
+        return find_member(self.labels)
+
+    @property
     def pool(self) -> str | None:
-        return self.labels.get(POOL_LABEL)
+        """Ray's name of the pool, or `member NAME`."""
+        member = self.member
+        return self.labels.get(POOL_LABEL) if member is None else f"member {member}"
 
     @property
     def cluster(self) -> str | None:
         """Ray's name of the cluster; None for a head and for a node that is no cluster's."""
-        return None if self.labels.get(KIND_LABEL) == "head" else self.labels.get(CLUSTER_LABEL)
+        return find_cluster(self.labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +88,7 @@ class QueuedResource:
     @property
     def cluster(self) -> str | None:
         """Ray's name of the cluster of all nodes that it asks for; None if they have none, or not all the same."""
-        clusters = {labels.get(CLUSTER_LABEL) for labels in self.labels}
+        clusters = {find_cluster(labels) for labels in self.labels}
         return clusters.pop() if len(clusters) == 1 else None
 
 
@@ -90,6 +104,19 @@ class ZoneView:
     """Why heads cannot be listed."""
 
 
+def find_member(labels: Mapping[str, str]) -> str | None:
+    """Return the name of the member with these labels; None for a node that is none."""
+    key, maker = MANAGED_LABEL
+    is_ours = labels.get(key) == maker and JOINS_LABEL in labels and CLUSTER_LABEL not in labels
+    return labels.get(MEMBER_LABEL) if is_ours else None
+
+
+def find_cluster(labels: Mapping[str, str]) -> str | None:
+    if labels.get(KIND_LABEL) == "head":
+        return None
+    return labels.get(CLUSTER_LABEL if find_member(labels) is None else JOINS_LABEL)
+
+
 def parse_node(item: Mapping[str, Any]) -> TpuNode:
     return TpuNode(
         resource=str(item["name"]),
@@ -99,6 +126,7 @@ def parse_node(item: Mapping[str, Any]) -> TpuNode:
         accelerator=str(item.get("acceleratorType", "")),
         addresses=tuple(str(each["ipAddress"]) for each in item.get("networkEndpoints", ()) if each.get("ipAddress")),
         queued_resource=item.get("queuedResource"),
+        capacity=next((each for each in _CAPACITIES if item.get("schedulingConfig", {}).get(each)), "on_demand"),
     )
 
 
@@ -136,6 +164,17 @@ def count_hosts(accelerator: str) -> int | None:
     if family in _CHIPS_PER_HOST:
         return 1 if size <= 8 else -(-size // _CHIPS_PER_HOST[family])
     return -(-size // _CORES_PER_HOST[family]) if family in _CORES_PER_HOST else None
+
+
+def count_chips(accelerator: str) -> int | None:
+    """Return the chips that each host of a slice sees: 4 for `v4-16`, 8 for `v5litepod-8`; None for an unknown family."""
+    matched = _ACCELERATOR.fullmatch(accelerator)
+    if matched is None or count_hosts(accelerator) is None:
+        return None
+    family, size = matched[1], int(matched[2])
+    if family in _CHIPS_PER_HOST:
+        return size if size <= 8 else _CHIPS_PER_HOST[family]
+    return min(max(size // 2, 1), 4)
 
 
 def _parse_time(text: object) -> datetime | None:

@@ -44,7 +44,7 @@ READ_BACK_AFTER_S: Final = (0.0, 2.0, 5.0, 10.0)
 
 # A node's metadata holds its boot script; 1,024 of them would be 30 MB.
 _NODE_FIELDS: Final = (
-    "nextPageToken,nodes(name,state,labels,createTime,acceleratorType,networkEndpoints,queuedResource)"
+    "nextPageToken,nodes(name,state,labels,createTime,acceleratorType,networkEndpoints,queuedResource,schedulingConfig)"
 )
 _QUEUED_FIELDS: Final = "nextPageToken,queuedResources(name,state,tpu)"
 

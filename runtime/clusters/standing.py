@@ -41,6 +41,8 @@ class PoolStanding:
     """Nodes all of whose hosts Ray counts on; None if Ray was not asked."""
     busy: int | None = None
     """Nodes on which something runs."""
+    member: bool = False
+    """Whether this is a member, which `runtime cluster add` made, and no pool of Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +56,21 @@ class Mismatch:
 def compare_pools(
     pools: Sequence[Pool], view: ZoneView, cluster: str, plan: ReapPlan, ray: RayView | None
 ) -> list[PoolStanding]:
-    """Return the contract's pools, then those that only nodes name."""
+    """Return the contract's pools, then those that only nodes name, then members."""
     nodes = [node for node in view.nodes if node.cluster == cluster]
     known = {pool.name: pool for pool in pools}
-    strangers = sorted({node.pool or "" for node in nodes} - set(known))
+    members = {node.pool or "": node for node in nodes if node.member is not None}
+    strangers = sorted({node.pool or "" for node in nodes} - set(known) - set(members))
     dead = Counter(each.pool or "" for each in plan.dead if not each.is_queued)
     standings = []
-    for name in (*known, *strangers):
+    for name in (*known, *strangers, *sorted(members)):
         mine = [node for node in nodes if (node.pool or "") == name]
-        pool = known.get(name)
+        pool, member = known.get(name), members.get(name)
         standings.append(
             PoolStanding(
                 pool=name,
-                accelerator=pool.accelerator if pool else None,
-                capacity=pool.capacity if pool else None,
+                accelerator=pool.accelerator if pool else member.accelerator if member else None,
+                capacity=pool.capacity if pool else member.capacity if member else None,
                 min=pool.min if pool else 0,
                 max=pool.max if pool else 0,
                 live=sum(node.state in ALIVE for node in mine),
@@ -75,6 +78,7 @@ def compare_pools(
                 dead=dead[name],
                 ray=None if ray is None else sum(_is_whole(node, ray) for node in mine),
                 busy=None if ray is None else sum(any(each in ray.busy for each in node.addresses) for node in mine),
+                member=member is not None,
             )
         )
     return standings
@@ -110,6 +114,8 @@ def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator
             what=f"{count_noun(each.dead, 'node')} will never work again",
             next=f"the head's reaper removes them within 2 minutes; now: `runtime cluster reap --cluster {key}`",
         )
+    if each.member:
+        return
     if each.pool not in known:
         yield Mismatch(
             pool=each.pool,

@@ -242,6 +242,12 @@ class Gpus:
 class Tpu:
     type: str
     """A slice by its type, such as `v4-8`; a run has a node on each host of the slice."""
+    slices: int = 1
+    """Slices of that type in each run, all at once."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slices <= MAX_RANKS:
+            raise ValueError(f"has `slices` {self.slices}, expected 1 to {MAX_RANKS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,9 +121,7 @@ class Google(Cloud):
             except (IOError, OSError) as problem:
                 raise Denied("cannot read %s: %s" % (path, problem.strerror))
         else:
-            place = variable("GCE_METADATA_HOST") or "metadata.google.internal"
-            url = "http://%s/computeMetadata/v1/instance/service-accounts/default/token" % place
-            return _token(url, {"Metadata-Flavor": "Google"})
+            return _read_token(ask_account("token"))
         if about.get("type") == "authorized_user":
             form = {name: about[name] for name in ("client_id", "client_secret", "refresh_token")}
             return _token("https://oauth2.googleapis.com/token", {}, dict(form, grant_type="refresh_token"))
@@ -133,10 +131,20 @@ class Google(Cloud):
         raise Denied("credentials of type %s in %s are not read here" % (about.get("type"), path))
 
 
-def _token(url, headers, form=None):
-    data = urllib.parse.urlencode(form).encode("ascii") if form else None
-    said = json.loads(fetch(url, headers, data).decode("utf-8"))
+def _token(url, headers, form):
+    return _read_token(fetch(url, headers, urllib.parse.urlencode(form).encode("ascii")))
+
+
+def _read_token(body):
+    said = json.loads(body.decode("utf-8"))
     return said["access_token"], time.time() + float(said["expires_in"])
+
+
+def ask_account(what):
+    """What Google's metadata server says of this machine's account: its `token` or `email`."""
+    place = variable("GCE_METADATA_HOST") or "metadata.google.internal"
+    url = "http://%s/computeMetadata/v1/instance/service-accounts/default/%s" % (place, what)
+    return fetch(url, {"Metadata-Flavor": "Google"})
 
 
 def _assertion(about):
@@ -276,12 +284,12 @@ def fetch(url, headers, data=None):
     return _open(urllib.request.Request(url, data=data, headers=headers))
 
 
-_NEAR = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+NEAR = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens addresses of the machine itself, which are behind no proxy."""
 
 
 def _open(request):
-    opener = _NEAR.open if request.type == "http" else urllib.request.urlopen
+    opener = NEAR.open if request.type == "http" else urllib.request.urlopen
     try:
         with opener(request, timeout=10) as answer:
             return answer.read()

@@ -80,6 +80,7 @@ PREEMPTED_NOTE = "preempted"
 """File of an attempt's folder by which a command that exits with `TEMPORARY_FAILURE` reports that it loses its machine."""
 OF_RANKS: "Tuple[str, ...]" = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_RANKS += ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+OF_RANKS += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT")
 """Variables that a job launched from within another one does not inherit: it is none of the other's ranks."""
 
 
@@ -171,6 +172,10 @@ def make_variables(
     environment.update(order["runs"][str(run.index)].get("env") or {})
     for name, path in sorted((order.get("secrets") or {}).items()):
         environment[name] = read_secret(os.path.join(run.job, path))
+    if order.get("machine_secrets"):
+        from runtime.shim.machine_secrets import read_secrets
+
+        environment.update(read_secrets(order["machine_secrets"]))
     environment.update(binding)
     environment.update(own)
     return environment
@@ -182,6 +187,22 @@ def read_secret(path):
             return opened.read()
     except (IOError, OSError):
         raise SetupFailed("a secret's file is gone: %s" % os.path.basename(path))
+
+
+def slice_variables(address, slices, nodes, node):
+    """The variables by which libtpu and JAX join `slices` TPU slices, whose hosts are the nodes of a run, slice by slice.
+
+    The names, the address without a port, and the port are those of Ray's `get_tpu_coordinator_env_vars`:
+    https://docs.ray.io/en/latest/ray-core/api/doc/ray.util.tpu.get_tpu_coordinator_env_vars.html
+    GKE sets the same ones for a JobSet of several slices. JAX reads them, and numbers its processes slice by slice:
+    https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/cloud_tpu_cluster.py
+    """
+    return dict(
+        MEGASCALE_COORDINATOR_ADDRESS=address,
+        MEGASCALE_NUM_SLICES=str(slices),
+        MEGASCALE_SLICE_ID=str(node // (nodes // slices)),
+        MEGASCALE_PORT="8081",
+    )
 
 
 class Ranks(object):
@@ -249,6 +270,8 @@ class Ranks(object):
                 JAX_NUM_PROCESSES=str(self.count),
                 JAX_PROCESS_ID=str(rank),
             )
+        if self.order.get("slices", 1) > 1:
+            found.update(slice_variables(self.address, self.order["slices"], self.order["nodes"], rank // per_node))
         return found
 
     def start_elsewhere(self, job, index, attempt):

@@ -38,13 +38,19 @@ class Checkpoints(object):
 
     A list is written once all its files are there, so the newest list is a whole checkpoint. Its name begins with the
     attempt's number, so a list that a shim taken for dead still sends counts as older than its successor's.
+
+    Node K of several has lists of its own, of the files that it did not get from node 0 in this state. It begins with the
+    files of node 0 and its own ones, which replace those of the same names.
     """
 
     def __init__(self, record, run, attempt):
         self.record, self.run, self.attempt = record, run, attempt
         self.folder = os.path.join(run.folder, "checkpoint")
         self.stage = self.folder + ".sending"
-        self.place = "%s/checkpoint" % run.name
+        self.shared = "%s/checkpoint" % run.name
+        self.place = "%s/node%d" % (self.shared, run.node) if run.node else self.shared
+        self.given = {}
+        """What node 0 gave to another node, as in `_scan`."""
         self.number = 0
         self.seen = None
         self.sent = None
@@ -55,25 +61,46 @@ class Checkpoints(object):
         """Lists of this attempt in the bucket, as (name, content ids)."""
 
     def restore(self, give_up=None):
-        """Download the newest whole checkpoint."""
-        lists = [name for name in self.record.names(self.place) if _LIST.match(name)]
-        for name in sorted(lists, reverse=True):
-            self._empty()
-            files = json.loads(self.record.read("%s/%s" % (self.place, name)) or "{}").get("files", {})
-            try:
-                whole = self._restore_all(files, give_up)
-            except NameRefused as problem:
-                say("the checkpoint %s is refused: %s" % (name, problem))
-                continue
-            if whole:
-                self.sent = self.seen = self._scan()
-                self.there = {about["sha256"] for about in files.values() if "sha256" in about}
-                for each, about in files.items():
-                    if "sha256" in about:
-                        self.contents[each, self.sent[each]] = about["sha256"]
+        """Download the newest whole checkpoint, of another node than 0 that of node 0 and its own."""
+        own = self._lists(self.place)
+        if self.place == self.shared:
+            self._restore_newest(self.shared, own, give_up)
+            return
+        for name in own + [None]:
+            self._restore_newest(self.shared, self._lists(self.shared), give_up)
+            self.given, self.sent, self.contents, self.there = self._scan(), {}, {}, set()
+            if name is None or self._restore_list(self.place, name, give_up):
                 return
-            say("a file of the checkpoint %s is gone; an earlier one is taken" % name)
+
+    def _lists(self, place):
+        """The names of the lists, newest first."""
+        return sorted([name for name in self.record.names(place) if _LIST.match(name)], reverse=True)
+
+    def _restore_newest(self, place, lists, give_up):
+        for name in lists:
+            self._empty()
+            if self._restore_list(place, name, give_up):
+                return
         self._empty()
+
+    def _restore_list(self, place, name, give_up):
+        """Download the files of a list into the folder; returns whether all were there."""
+        files = json.loads(self.record.read("%s/%s" % (place, name)) or "{}").get("files", {})
+        try:
+            whole = self._restore_all(place, files, give_up)
+        except NameRefused as problem:
+            say("the checkpoint %s is refused: %s" % (name, problem))
+            return False
+        if not whole:
+            say("a file of the checkpoint %s is gone; an earlier one is taken" % name)
+            return False
+        now = self._scan()
+        self.sent = self.seen = {each: about for each, about in now.items() if about != self.given.get(each)}
+        self.there = {about["sha256"] for about in files.values() if "sha256" in about}
+        for each, about in files.items():
+            if "sha256" in about:
+                self.contents[each, now[each]] = about["sha256"]
+        return True
 
     def _empty(self):
         """Remove files of an earlier attempt, perhaps newer than its last list, or of a newer list."""
@@ -81,16 +108,16 @@ class Checkpoints(object):
         shutil.rmtree(self.folder)
         make_folder(self.folder)
 
-    def _restore_all(self, files, give_up):
+    def _restore_all(self, place, files, give_up):
         """Whether every file of a list was downloaded. Raises `NameRefused` for one that would lie elsewhere."""
         make_folder(self.stage)
         try:
             with Below(self.folder) as below:
-                return all(self._restore(each, about, below, give_up) for each, about in sorted(files.items()))
+                return all(self._restore(place, each, about, below, give_up) for each, about in sorted(files.items()))
         finally:
             shutil.rmtree(self.stage, ignore_errors=True)
 
-    def _restore(self, name, about, below, give_up):
+    def _restore(self, place, name, about, below, give_up):
         name = os.fsdecode(name.encode("utf-8", "surrogatepass"))
         if "link" in about:
             below.link(name, about["link"])
@@ -98,7 +125,7 @@ class Checkpoints(object):
             below.make(name)
         else:
             path = os.path.join(self.stage, "one")
-            if not self.record.bucket.download(self._key(about["sha256"]), path, give_up):
+            if not self.record.bucket.download(self._key(place, about["sha256"]), path, give_up):
                 return False
             if hash_file(path) != about["sha256"]:
                 return False
@@ -107,8 +134,8 @@ class Checkpoints(object):
             os.rename(path, last, dst_dir_fd=folder)
         return True
 
-    def _key(self, content):
-        return self.record.key("%s/data/%s" % (self.place, content))
+    def _key(self, place, content):
+        return self.record.key("%s/data/%s" % (place, content))
 
     def _scan(self):
         """Name → ("file", size, time, mode), ("link", target) or ("folder",)."""
@@ -131,7 +158,7 @@ class Checkpoints(object):
     def send(self, give_up=None):
         """Send a new checkpoint. With `give_up`, while the command runs, only if it has not changed since the last look;
         raises `Stopped` once `give_up` comes true."""
-        now = self._scan()
+        now = {name: about for name, about in self._scan().items() if about != self.given.get(name)}
         still, self.seen = now == self.seen, now
         if now == self.sent or not now or not (still or give_up is None):
             return
@@ -178,7 +205,9 @@ class Checkpoints(object):
             else:
                 content = hash_file(staged[name])
                 if content not in self.there:
-                    self.record.bucket.upload(self._key(content), staged[name], 0.0 if give_up else None, give_up)
+                    self.record.bucket.upload(
+                        self._key(self.place, content), staged[name], 0.0 if give_up else None, give_up
+                    )
                 status = os.stat(staged[name])
                 if (status.st_size, status.st_mtime) != about[1:3]:
                     return None
@@ -197,7 +226,7 @@ class Checkpoints(object):
             self.record.bucket.delete(self.record.key("%s/%s" % (self.place, name)))
             for content in contents - used:
                 self.there.discard(content)
-                self.record.bucket.delete(self._key(content))
+                self.record.bucket.delete(self._key(self.place, content))
 
 
 _LIST = re.compile(r"a[0-9]{4,}\.[0-9]{6,}\.json$")
@@ -373,14 +402,11 @@ class Carrier(object):
         """Log that has outgrown its beginning → its size and time when its end was sent."""
         self.head = split_log(run.log_bytes)[0]
         self.wake, self.ended = threading.Event(), threading.Event()
+        send = functools.partial(checkpoints.send, self.ended.is_set)
         self.threads = [
             threading.Thread(target=self._go, args=(self._look, self.wake)),
+            threading.Thread(target=self._go, args=(send, self.ended)),
         ]
-        self.sends_checkpoints = run.node == 0
-        """Whether this machine has the checkpoint; the other nodes of a run only begin with it."""
-        if self.sends_checkpoints:
-            send = functools.partial(checkpoints.send, self.ended.is_set)
-            self.threads.append(threading.Thread(target=self._go, args=(send, self.ended)))
         for thread in self.threads:
             thread.daemon = True
             thread.start()
@@ -463,8 +489,7 @@ class Carrier(object):
         for thread in self.threads:
             thread.join()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            sending = [pool.submit(self.send_logs, True)]
-            sending += [pool.submit(self._send_last_checkpoint)] * self.sends_checkpoints
+            sending = [pool.submit(self.send_logs, True), pool.submit(self._send_last_checkpoint)]
             sending += [pool.submit(self._send_output, path) for path in list_files(self.output)]
             for each in sending:
                 each.result()

@@ -12,11 +12,30 @@ from typing import TYPE_CHECKING, Final
 from runtime.errors import InfrastructureFailure, NotPossible
 
 if TYPE_CHECKING:
-    from runtime.outputs import SecretOutput
+    from runtime.jobs.plan import Target
+    from runtime.jobs.spec import SecretRef
+    from runtime.outputs import SecretOutput, StackOutputs
     from runtime.stack.google_api import GoogleApi, GoogleRefused
 
 OLDER_VERSIONS: Final = 20
 """Number of versions below a disabled one that are tried, as on the head of a cluster."""
+
+
+def find_source(outputs: StackOutputs, ref: SecretRef, target: Target) -> SecretOutput:
+    """The secret of the stack that a job's `secret-manager://NAME` means.
+
+    Raises `NotPossible` if no stack is named, and what `find_secret` raises.
+    """
+    from runtime.stack.find import LOCAL
+    from runtime.stack.secrets import find_secret
+
+    if outputs.stack == LOCAL:
+        raise NotPossible(
+            f"secret `{ref.name}` is to come from `{ref.source}`, and no stack is named that has it",
+            facts=[f"target `{target.name}` names {'no stack' if target.stack is None else 'the built-in one'}"],
+            hint=f'set stack = "…" in [tool.runtime.targets.{target.name}], or RUNTIME_STACK',
+        )
+    return find_secret(outputs, ref.place)
 
 
 def read_newest(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> bytes:

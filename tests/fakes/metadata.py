@@ -31,6 +31,7 @@ class MetadataServer:
         """A page that a captive portal answers every request with."""
         self.valid_token = "token-1"
         self.google_token = "google-1"
+        self.google_email = "worker@p.iam.gserviceaccount.com"
         self.keys: dict[str, str] | None = {"AccessKeyId": "A", "SecretAccessKey": "S", "Token": "T"}
         """Credentials of EC2's role; None while the machine has none."""
         self.requests: list[tuple[str, str]] = []
@@ -133,6 +134,8 @@ class MetadataServer:
             case "service-accounts/default/token":
                 said = {"access_token": self.google_token, "expires_in": 3599, "token_type": "Bearer"}
                 return (200, json.dumps(said)) if self.google_token else (404, "")
+            case "service-accounts/default/email":
+                return (200, self.google_email) if self.google_token else (404, "")
         return 404, ""
 
     def _wait_for_change(self, query: dict[str, list[str]]) -> None:

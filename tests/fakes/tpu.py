@@ -74,6 +74,8 @@ class TpuServer(FaultyServer):
         """Short names of nodes whose deletion is accepted and then fails, so that nothing changes."""
         self.refusals: dict[str, Refusal] = {}
         """Method → refusal of each of its calls."""
+        self.failing: dict[str, str] = {}
+        """Short names of nodes whose creation is accepted and then fails, with Google's words."""
         self.refuse_paths: list[str] = []
         """Parts of paths whose calls are refused."""
         self.refused: list[str] = []
@@ -85,6 +87,7 @@ class TpuServer(FaultyServer):
         self.now: Callable[[], str] = lambda: "2026-11-20T10:00:00.123456789Z"
         """When a node is made that somebody creates through the API."""
         self._operations: dict[str, Callable[[], None] | None] = {}
+        self._errors: dict[str, str] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -123,6 +126,7 @@ class TpuServer(FaultyServer):
             "labels": dict(inputs["labels"]),
             "labelFingerprint": _fingerprint(inputs["labels"]),
             "networkInterfaces": [{"networkIP": ip}],
+            "metadata": {"items": [{"key": key, "value": value} for key, value in inputs.get("metadata", {}).items()]},
             **({"creationTimestamp": created} if created else {}),
         }
 
@@ -197,6 +201,9 @@ class TpuServer(FaultyServer):
             if resource in self.nodes and not self.slow_creation:
                 self.nodes[resource]["state"] = "READY"
 
+        if name in self.failing:
+            del self.nodes[resource]
+            return self._operation(parent, None, error=self.failing[name])
         return self._operation(parent, finish)
 
     def _check_node(self, body: Answer) -> None:
@@ -262,6 +269,8 @@ class TpuServer(FaultyServer):
         finish = self._operations[name]
         if finish is not None:
             finish()
+        if name in self._errors:
+            return {"name": name, "done": True, "error": {"code": 8, "message": self._errors[name]}}
         return {"name": name, "done": True, "response": {}}
 
     def _node(self, resource: str) -> Answer:
@@ -269,9 +278,11 @@ class TpuServer(FaultyServer):
             raise Refusal(404, "NOT_FOUND", f"Resource '{resource}' was not found")
         return self.nodes[resource]
 
-    def _operation(self, parent: str, finish: Callable[[], None] | None) -> Answer:
+    def _operation(self, parent: str, finish: Callable[[], None] | None, *, error: str | None = None) -> Answer:
         name = f"{parent}/operations/operation-{next(self._numbers)}"
         self._operations[name] = finish
+        if error is not None:
+            self._errors[name] = error
         return {"name": name, "done": False}
 
     def _page(self, key: str, items: list[Answer], query: Query) -> Answer:

@@ -44,5 +44,6 @@ def sample_cluster(**fields: Any) -> Cluster:
         "pools": {"v4": V4},
         "secrets": (SecretReference(env="HF_TOKEN", resource="projects/p-1/secrets/marin-hf-token"),),
         "labels": {"managed-by": "research-runtime", "stack": "marin"},
+        "records": "gs://p-1-marin-records",
     }
     return Cluster(**{**defaults, **fields})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,7 @@ from infra.settings.model import (
     Settings,
 )
 from infra.settings.read import InvalidSettings
+from runtime.outputs import RecordsOutput, parse_outputs
 from tests.infra.components_support import depends_on, find_grants, run, sample_site
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +220,24 @@ def test_whole_stack_contract_is_published_by_the_deployer_and_by_no_other_pipel
     grant = recording.named("gcp:storage/bucketIAMMember:BucketIAMMember", "records-deployer-publisher")
     assert "/objects/contract/" in grant.inputs["condition"]["expression"]
     assert recording.outputs["contract"]["published_url"] == "gs://lab-1234-marin-us-west4-records/contract/v1.json"
+
+
+@pytest.mark.parametrize("bucket", [None, "lab-own-records"])
+def test_whole_stack_gives_head_and_nodes_the_records_of_their_jobs(bucket: str | None) -> None:
+    recording = record_stack(sample_settings(records=RecordsSettings(bucket=bucket)))
+
+    (made,) = recording.of_type("gcp:storage/bucket:Bucket")
+    name = made.inputs["name"]
+    machines = {
+        (member.split(":")[1].split("@")[0].removeprefix("marin-us-west4-"), role)
+        for member, role, on in find_grants(recording)
+        if on == f"bucket {name}" and member.split("@")[0].endswith(("-head", "-node"))
+    }
+    user, reader = "roles/storage.objectUser", "roles/storage.objectViewer"
+    assert machines == {("main-head", user), ("main-head", reader), ("main-node", user), ("main-node", reader)}
+    metadata = recording.named("gcp:compute/instance:Instance", "main-head-vm").inputs["metadata"]
+    assert parse_outputs(json.loads(metadata["ray-contract"])).records == RecordsOutput(url=f"gs://{name}")
+    assert "ray-keep-service" in metadata
 
 
 def test_whole_stack_moving_a_person_between_lists_loses_no_shared_grant() -> None:

@@ -3,6 +3,7 @@ options in Docker's, and what a pool takes from its head."""
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import shutil
 import subprocess
@@ -299,10 +300,42 @@ def test_logs_go_to_cloud_logging_of_the_stacks_project_unless_switched_off() ->
     for logging, driver in ((True, "--log-driver=gcplogs"), (False, "--log-driver=json-file")):
         cluster = sample_cluster(cloud_logging=logging)
         reaper, _ = units.render_reaper(cluster)
-        for unit in (units.render_head_service(cluster), units.render_node_service(cluster, cluster.machine), reaper):
+        keep, _ = units.render_keep(cluster)
+        for unit in (
+            *(units.render_head_service(cluster), units.render_node_service(cluster, cluster.machine)),
+            *(reaper, keep),
+        ):
             words = command_of(unit)
             assert [word for word in words if word.startswith("--log-driver")] == [driver]
             assert ("--log-opt=gcp-project=p-1" in words) == logging
+
+
+def test_head_lets_jobs_wait_for_a_week_and_stopped_ones_have_their_grace() -> None:
+    variables = [word for word in command_of(units.render_head_service(sample_cluster())) if "=RAY_JOB_" in word]
+
+    assert variables == ["--env=RAY_JOB_START_TIMEOUT_SECONDS=604800", "--env=RAY_JOB_STOP_WAIT_TIME_S=150"]
+
+
+def test_variables_of_jobs_on_the_head_are_those_that_ray_reads() -> None:
+    """Ray ignores a variable that it does not know, so a renamed one would go unnoticed."""
+    manager = pytest.importorskip("ray.dashboard.modules.job.job_manager")
+    supervisor = pytest.importorskip("ray.dashboard.modules.job.job_supervisor")
+
+    assert manager.RAY_JOB_START_TIMEOUT_SECONDS_ENV_VAR == "RAY_JOB_START_TIMEOUT_SECONDS"
+    assert '"RAY_JOB_STOP_WAIT_TIME_S"' in inspect.getsource(supervisor)
+
+
+def test_keep_runs_in_the_clusters_image_with_the_heads_contract() -> None:
+    keep, timer = units.render_keep(sample_cluster(cloud_logging=False))
+
+    words = command_of(keep)
+    assert words[words.index("--entrypoint=runtime") :] == [
+        *("--entrypoint=runtime", IMAGE, "keep", "--once"),
+        *("--cluster", "main", "--address", "http://127.0.0.1:8265"),
+    ]
+    assert "--env=RUNTIME_OUTPUTS=/etc/runtime-ray/config/contract.json" in words
+    assert "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro" in words
+    assert "OnUnitInactiveSec=60s" in timer
 
 
 def test_start_script_passes_on_what_rays_processes_log_in_this_session_alone(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import ast
 import dataclasses
 import hashlib
 import json
+import shlex
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +29,12 @@ from infra.render.startup import (
     render_node_script,
 )
 from infra.settings.model import MachineSettings
+from runtime.client.jobs.targets import make_context
+from runtime.config import load_settings
 from runtime.errors import InvalidValue
-from runtime.outputs import parse_outputs
+from runtime.jobs.plan import Target
+from runtime.launchers.ray.settings import read_place
+from runtime.outputs import RecordsOutput, parse_outputs
 from tests.infra.machine_support import TOKEN, Machine, finish
 from tests.infra.render_support import IMAGE, SHAPES, V4, sample_cluster
 from tests.services_support import wait_until
@@ -152,6 +158,31 @@ def test_contract_on_the_head_is_one_that_the_runtime_reads() -> None:
         "marin-main",
         1024,
     )
+    assert found.records == RecordsOutput(url="gs://p-1-marin-records")
+
+
+def test_contract_on_the_head_leads_a_target_of_its_cluster_to_the_records_of_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = tmp_path / "contract.json"
+    contract.write_text(render_contract(sample_cluster(), "0" * 64))
+    target = Target(
+        name="main", kind="ray", stack="marin", settings={"cluster": "main", "address": "http://127.0.0.1:8265"}
+    )
+
+    monkeypatch.setenv("RUNTIME_OUTPUTS", str(contract))
+    place = read_place(target, make_context(load_settings()))
+
+    assert place.root.startswith("gs://p-1-marin-records/jobs-of-ray")
+    assert (place.address, place.tunnel) == ("http://127.0.0.1:8265", None)
+
+
+def test_head_of_a_stack_without_records_takes_up_no_jobs() -> None:
+    with_records, without = metadata_of(sample_cluster()), metadata_of(sample_cluster(records=None))
+
+    assert with_records.keys() - without.keys() == {"ray-keep-service", "ray-keep-timer"}
+    assert "systemctl start runtime-ray-reaper.timer runtime-ray-secrets.timer\n" in without["startup-script"]
+    assert parse_outputs(json.loads(without["ray-contract"])).records is None
 
 
 @pytest.mark.golden
@@ -190,7 +221,7 @@ def test_head_boots_once_and_the_second_run_changes_nothing(new_machine: Callabl
         "systemctl start docker.service",
         "systemctl restart runtime-ray-watch.service",
         "systemctl start runtime-ray-head.service",
-        "systemctl start runtime-ray-reaper.timer runtime-ray-secrets.timer",
+        "systemctl start runtime-ray-reaper.timer runtime-ray-keep.timer runtime-ray-secrets.timer",
     ]
     assert not any(line.startswith("docker pull") for line in machine.notes)
 
@@ -323,8 +354,31 @@ def test_watch_names_what_needs_a_restart(new_machine: Callable[..., Machine]) -
     code, out = finish(machine.run("watch", "--rounds", "1"))
 
     assert code == 0, out
-    assert machine.server.last("restart-needed") == "ray-head-service, ray-reaper-service"
+    assert machine.server.last("restart-needed") == "ray-head-service, ray-keep-service, ray-reaper-service"
     assert machine.text("etc/systemd/system/runtime-ray-head.service") == before
+
+
+def test_head_from_before_a_unit_is_told_and_takes_it_with_the_next_boot_script(
+    new_machine: Callable[..., Machine],
+) -> None:
+    old = sample_cluster(records=None)
+    machine = new_machine(metadata_of(old))
+    finish(machine.boot())
+    machine.server.set(metadata_of(sample_cluster()))
+    code, out = finish(machine.run("watch", "--rounds", "1"))
+    assert code == 0, out
+    # The contract takes effect at once, the units do not.
+    assert "gs://p-1-marin-records" in machine.text("etc/runtime-ray/config/contract.json")
+    assert machine.server.last("restart-needed") == "ray-keep-service, ray-keep-timer"
+    machine.forget_notes()
+
+    code, out = finish(machine.boot())
+
+    assert code == 0, out
+    assert machine.server.last("restart-needed") == "no"
+    # None of Ray's own files changed, so Ray runs on.
+    assert "systemctl start runtime-ray-head.service" in machine.notes
+    assert "systemctl start runtime-ray-reaper.timer runtime-ray-keep.timer runtime-ray-secrets.timer" in machine.notes
 
 
 def test_watch_outlives_a_metadata_server_that_is_away(new_machine: Callable[..., Machine]) -> None:
@@ -444,6 +498,95 @@ def test_start_node_without_a_head_says_so(new_machine: Callable[..., Machine]) 
 
     assert code == 1
     assert "RAY_HEAD_IP is not set" in out
+
+
+# members
+
+
+MEMBER: dict[str, object] = {
+    "head": "10.64.0.2",
+    "hosts": 2,
+    "labels": {"runtime-member": "eval"},
+    "resources": {"CPU": 120, "TPU": 4, "memory": 5},
+    "type": "v4-16",
+}
+
+
+@pytest.fixture
+def raylet_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        yield raylet.getsockname()[1]
+
+
+def member_metadata(port: int, **more: str) -> dict[str, str]:
+    """Return a member's metadata; its Ray listens on `port`."""
+    metadata = {**node_metadata(sample_cluster(), MachineSettings()), "ray-member": json.dumps(MEMBER), **more}
+    metadata["ray-machine"] = metadata["ray-machine"].replace("RAYLET_PORT = 6380", f"RAYLET_PORT = {port}")
+    return metadata
+
+
+def read_node_environment(machine: Machine) -> dict[str, object]:
+    pairs = (line.split("=", 1) for line in shlex.split(machine.text("etc/runtime-ray/node.env")))
+    return {name: json.loads(value) if value.startswith("{") else value for name, value in pairs}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "head"),
+    [
+        ({"agent-worker-number": "0"}, {"TPU-v4-16-head": 1}),
+        ({"agent-worker-number": "1"}, {}),
+        ({"tpu-env": "ACCELERATOR_TYPE: 'v4-16'\nWORKER_ID: '0'\nZONE: 'z'\n"}, {"TPU-v4-16-head": 1}),
+        ({"tpu-env": "ACCELERATOR_TYPE: 'v4-16'\nWORKER_ID: '1'\nZONE: 'z'\n"}, {}),
+    ],
+)
+def test_member_boots_and_joins_by_itself_and_its_first_host_alone_is_the_slices(
+    new_machine: Callable[..., Machine], raylet_port: int, attributes: dict[str, str], head: dict[str, int]
+) -> None:
+    machine = new_machine(member_metadata(raylet_port, **attributes))
+
+    code, out = finish(machine.boot())
+
+    assert code == 0, out
+    assert read_node_environment(machine) == {
+        "RAY_HEAD_IP": "10.64.0.2",
+        "RAY_OVERRIDE_RESOURCES": {"CPU": 120, "TPU": 4, "memory": 5, **head},
+        "RAY_OVERRIDE_LABELS": {"runtime-member": "eval"},
+    }
+    assert machine.notes[-1] == "systemctl restart runtime-ray-node.service"
+    assert machine.server.last("state") == "ready"
+
+
+def test_member_of_several_hosts_waits_until_google_says_which_host_it_is(
+    new_machine: Callable[..., Machine], raylet_port: int
+) -> None:
+    metadata = member_metadata(raylet_port)
+    machine = new_machine(metadata)
+    booting = machine.boot()
+    assert wait_until(lambda: machine.server.last("waiting-for") == "number of this host in its slice")
+    assert not (machine.root / "etc/runtime-ray/node.env").exists()
+
+    machine.server.set({**metadata, "agent-worker-number": "1"})
+
+    assert finish(booting)[0] == 0
+    assert read_node_environment(machine)["RAY_OVERRIDE_RESOURCES"] == MEMBER["resources"]
+
+
+def test_member_of_another_type_offers_half_its_cpus_and_three_fifths_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TPU_WORKER_ID", raising=False)
+    monkeypatch.setattr(machine_module.os, "cpu_count", lambda: 240)
+    monkeypatch.setattr(machine_module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
+    member = {**MEMBER, "hosts": 1, "type": "v4-8", "resources": {"TPU": 4}}
+
+    variables = machine_module.member_variables({"ray-member": json.dumps(member)})
+
+    assert json.loads(variables["RAY_OVERRIDE_RESOURCES"]) == {
+        "CPU": 120,
+        "TPU": 4,
+        "TPU-v4-8-head": 1,
+        "memory": 4096 * 600,
+    }
 
 
 @pytest.mark.parametrize("kind", ["head", "node"])

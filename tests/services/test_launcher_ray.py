@@ -16,9 +16,12 @@ import pytest
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import read_attempts
-from runtime.jobs.spec import Array, JobResources, JobState, Retry, SecretRef, Tpu
+from runtime.jobs.spec import Array, Backoff, JobResources, JobState, Retry, SecretRef, Tpu
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
+from runtime.values import replace
+from tests.fakes.google import GoogleServer
+from tests.fakes.metadata import MetadataServer
 from tests.services.ray_cluster import RayCluster
 from tests.services_support import MotoServer, require, wait_until
 
@@ -28,20 +31,30 @@ from runtime.testing.launchers import LauncherSuite  # noqa: E402  its assertion
 pytestmark = pytest.mark.service
 
 HEAD_CPUS, NODE_CPUS = 4, 6
+AGAIN = Retry(failure=1, backoff=Backoff(min=timedelta(seconds=0.1), max=timedelta(seconds=0.2)))
 BIG = JobResources(cpus=HEAD_CPUS + 1)
 """What only the second node has room for."""
 
 
 @pytest.fixture(scope="module")
-def ray_cluster(moto_process: MotoServer) -> Iterator[RayCluster]:
+def google() -> Iterator[GoogleServer]:
+    server = GoogleServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(moto_process: MotoServer, google: GoogleServer) -> Iterator[RayCluster]:
     require("the package `ray`", importlib.util.find_spec("ray"), "make test")
-    cluster = RayCluster(moto_process.environment)
+    machine = MetadataServer()
+    cluster = RayCluster({**moto_process.environment, **google.environment, **machine.environment})
     try:
         cluster.start_head(HEAD_CPUS)
         cluster.start_node(1, NODE_CPUS)
         yield cluster
     finally:
         cluster.close()
+        machine.close()
 
 
 @pytest.fixture
@@ -94,6 +107,20 @@ class TestRay(LauncherSuite):
     @pytest.fixture
     def case(self, case: LauncherCase) -> LauncherCase:
         return case
+
+
+class TestRayInABucket(LauncherSuite):
+    @pytest.fixture
+    def case(self, case: LauncherCase, moto_server: MotoServer) -> LauncherCase:
+        return put_in_bucket(case, moto_server)
+
+
+def put_in_bucket(case: LauncherCase, server: MotoServer, **settings: str) -> LauncherCase:
+    """The case with an empty bucket as its record root."""
+    import boto3
+
+    boto3.client("s3", endpoint_url=server.url, region_name="us-east-1").create_bucket(Bucket="lab")
+    return replace(case, records="s3://lab/jobs", settings={**case.settings, **settings})
 
 
 # nodes that go
@@ -188,28 +215,22 @@ def test_secret_is_in_no_answer_of_the_head(
     monkeypatch.setenv("CANARY", "canary-4711")
     job = bench.start("sh", "-c", "echo ${#TOKEN}; sleep 5", secrets=(SecretRef(name="TOKEN", source="env://CANARY"),))
     assert wait_until(lambda: read_log(job) == "11\n")
-    name = job.entry().natives[0].native_id
 
-    paths: tuple[str, ...] = (
-        "/api/jobs/",
-        f"/api/jobs/{name}",
-        f"/api/jobs/{name}/logs",
-        "/logical/actors",
-        "/nodes?view=summary",
-    )
-    paths = (
-        *paths,
-        "/api/v0/actors?detail=1",
-        "/api/v0/tasks?detail=1",
-        "/api/v0/workers?detail=1",
-        "/api/v0/runtime_envs",
-    )
-    said = {path: json.dumps(ray_cluster.read(path)) for path in paths}
+    said = read_answers(ray_cluster, job)
 
-    assert [path for path, answer in said.items() if answer == "null"] == []
     assert [path for path, answer in said.items() if "canary-4711" in answer] == []
-    assert name in said["/api/jobs/"]
     assert bench.end(job).state is JobState.SUCCEEDED
+
+
+def read_answers(ray_cluster: RayCluster, job: JobHandle) -> dict[str, str]:
+    """What the head answers about its jobs, actors, tasks and nodes, of which none is missing."""
+    name = job.entry().natives[0].native_id
+    paths = ["/api/jobs/", f"/api/jobs/{name}", f"/api/jobs/{name}/logs", "/logical/actors", "/nodes?view=summary"]
+    paths += [f"/api/v0/{kind}?detail=1" for kind in ("actors", "tasks", "workers")] + ["/api/v0/runtime_envs"]
+    said = {path: json.dumps(ray_cluster.read(path)) for path in paths}
+    assert [path for path, answer in said.items() if answer == "null"] == []
+    assert name in said["/api/jobs/"]
+    return said
 
 
 def test_cancel_waits_for_the_command_s_own_end_and_the_head_forgets_the_job(
@@ -294,17 +315,44 @@ def test_run_on_a_slice_of_two_hosts_is_one_run_of_two_nodes(ray_cluster: RayClu
         ray_cluster.kill(number)
 
 
+def test_run_on_two_slices_waits_for_both_and_goes_on_together_after_a_host_was_lost(
+    ray_cluster: RayCluster, bench: Bench
+) -> None:
+    for number, resources in ((2, {"TPU-v4-16-head": 1, "slice-a": 1}), (3, {"slice-a": 1}), (4, {"slice-b": 1})):
+        ray_cluster.start_node(number, 1, **{"TPU": 4, **resources})
+    command = "echo $RUNTIME_NODE_RANK in slice $MEGASCALE_SLICE_ID of $MEGASCALE_NUM_SLICES at "
+    command += "$MEGASCALE_COORDINATOR_ADDRESS; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"
+    job = bench.start(
+        "sh",
+        "-c",
+        command,
+        resources=JobResources(tpu=Tpu(type="v4-16", slices=2)),
+        grace_period=timedelta(seconds=2),
+    )
+    asked = ("each node asks for 1 CPU, 4 chips of a TPU v4-16, in 2 slices at once",)
+    assert wait_until(lambda: explain(job)[2] == asked)
+    ray_cluster.start_node(5, 1, **{"TPU": 4, "TPU-v4-16-head": 1, "slice-b": 1})
+    assert wait_until(lambda: all(read_log(job, rank=rank) for rank in range(4)))
+
+    ray_cluster.kill(3)
+    ray_cluster.start_node(3, 1, **{"TPU": 4, "slice-a": 1})
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert job.attempts() == [1, 2]
+    said = [read_log(job, rank=rank, attempt=2).split(" at ") for rank in range(4)]
+    assert [words for words, _ in said] == [f"{rank} in slice {rank // 2} of 2" for rank in range(4)]
+    assert len({address for _, address in said}) == 1
+    for number in (2, 3, 4, 5):
+        ray_cluster.kill(number)
+
+
 # in a bucket
 
 
 def test_job_in_a_bucket_goes_on_after_its_node_was_killed(
     ray_cluster: RayCluster, case: LauncherCase, moto_server: MotoServer, tmp_path: Path
 ) -> None:
-    import boto3
-
-    boto3.client("s3", endpoint_url=moto_server.url, region_name="us-east-1").create_bucket(Bucket="lab")
-    there = LauncherCase(kind="ray", settings=case.settings, records="s3://lab/jobs", patience_s=case.patience_s)
-    bench = Bench(there, tmp_path / "bucket")
+    bench = Bench(put_in_bucket(case, moto_server), tmp_path / "bucket")
     try:
         command = "echo $RUNTIME_ATTEMPT | tee $RUNTIME_OUTPUT_DIR/n; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"
         job = bench.start("sh", "-c", command, resources=BIG)
@@ -315,5 +363,36 @@ def test_job_in_a_bucket_goes_on_after_its_node_was_killed(
 
         assert bench.end(job).state is JobState.SUCCEEDED
         assert [path.read_text() for path in job.fetch(tmp_path / "home")] == ["2\n"]
+    finally:
+        bench.close()
+
+
+def test_secret_that_a_node_reads_is_in_no_object_answer_log_or_list_of_processes(
+    ray_cluster: RayCluster, google: GoogleServer, case: LauncherCase, moto_server: MotoServer, tmp_path: Path
+) -> None:
+    resource = google.put_secret("hf-token", b"canary-4711")
+    contract = {"schema": 1, "stack": "lab", "secrets": {"hf-token": {"env": "HF_TOKEN", "resource": resource}}}
+    (tmp_path / "contract.json").write_text(json.dumps(contract))
+    bench = Bench(put_in_bucket(case, moto_server, stack="lab"), tmp_path / "bucket")
+    bench.settings = replace(bench.settings, outputs=str(tmp_path / "contract.json"))
+    try:
+        command = "echo $RUNTIME_NODE_RANK ${#HF_TOKEN}; [ $RUNTIME_ATTEMPT = 2 ] || { sleep 8; exit 1; }"
+        secret = SecretRef(name="HF_TOKEN", source="secret-manager://hf-token")
+        job = bench.start("sh", "-c", command, nodes=2, secrets=(secret,), retry=AGAIN)
+        assert wait_until(lambda: [read_log(job, rank=rank) for rank in (0, 1)] == ["0 11\n", "1 11\n"])
+        google.put_secret("hf-token", b"canary-4711", b"canary-47-12")
+
+        answers = read_answers(ray_cluster, job)
+        words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+        status = bench.end(job)
+
+        assert status.state is JobState.SUCCEEDED
+        assert [read_log(job, rank=rank, attempt=2) for rank in (0, 1)] == ["0 12\n", "1 12\n"]
+        assert [path for path, answer in answers.items() if "canary" in answer] == []
+        assert [each for each in words if b"canary" in each] == []
+        files = bench.open_host().files
+        names = [name for name, _ in files.tree("")]
+        assert [name for name, content in files.read_many(names).items() if b"canary" in content] == []
+        assert f"jobs/{job.id}/order.json" in names
     finally:
         bench.close()

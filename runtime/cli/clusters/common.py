@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,10 @@ UserOption = Annotated[
 ]
 SshOption = Annotated[
     list[str] | None, Option("--ssh-option", metavar="WORD", help="A word for ssh; repeat it.", show_default=False)
+]
+
+AddressOption = Annotated[
+    str | None, Option("--address", metavar="URL", help="Where Ray's dashboard is reachable.", show_default=False)
 ]
 
 
@@ -104,3 +109,31 @@ def head_way(chosen: Chosen, cluster: ClusterOutput, user: str | None, options: 
     return HeadWay(
         head=cluster.head, project=chosen.project, zone=cluster.zone, user=user, options=tuple(options or ())
     )
+
+
+def refuse_two_ways(address: str | None, *, tunnel: bool) -> None:
+    if address is not None and tunnel:
+        raise RequestRefused("`--address` and `--tunnel` are two ways to one dashboard", hint="name one of them")
+
+
+@contextmanager
+def reach_dashboard(
+    chosen: Chosen,
+    cluster: ClusterOutput,
+    address: str | None,
+    user: str | None,
+    options: list[str] | None,
+    *,
+    tunnel: bool,
+) -> Iterator[str | None]:
+    """Yield the URL of Ray's dashboard; None if neither way was named. Raises `TunnelFailed` or `NotPossible`."""
+    from runtime.cli.clusters.login import DASHBOARD_PORT, need_programs
+    from runtime.clusters.forward import open_forward
+
+    if not tunnel:
+        yield address
+        return
+    need_programs()
+    port = cluster.ports.get("dashboard", DASHBOARD_PORT)
+    with open_forward(head_way(chosen, cluster, user, options), port) as url:
+        yield url

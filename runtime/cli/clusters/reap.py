@@ -36,6 +36,8 @@ class ReapRow:
     gone: bool = False
     """Whether Google no longer lists it; a removed one that it lists is being deleted."""
     error: str | None = None
+    again: str | None = None
+    """For a member, the command that makes it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ def _report(name: str, run: ReapRun, most: Mapping[str, int], *, dry_run: bool) 
     plan = run.plan
 
     def row(dead: Dead, **more: Any) -> ReapRow:
-        return ReapRow(cluster=name, name=dead.name, pool=dead.pool, why=dead.why, **more)
+        return ReapRow(cluster=name, name=dead.name, pool=dead.pool, why=dead.why, again=dead.again, **more)
 
     if dry_run:
         rows = [row(each, removed=False) for each in (plan.dead if plan else ())]
@@ -201,6 +203,9 @@ def _notes(report: ReapReport) -> Iterator[str]:
         others = f" and {count_noun(len(rows) - 1, 'other')}" if len(rows) > 1 else ""
         until = format_time(min(each.until for each in rows))
         yield f"{rows[0].name}{others}: {why}; removed after {until} unless that changes"
+    for row in report.removed:
+        if row.again is not None:
+            yield f"`{row.again}` makes {row.name} again"
     if report.error is not None:
         yield report.error
     if report.no_heads is not None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from runtime.cli.clusters.common import ClusterOption, SshOption, UserOption, head_way, open_clusters
-from runtime.cli.clusters.login import DASHBOARD_PORT, need_programs
+from runtime.cli.clusters.common import (
+    AddressOption,
+    ClusterOption,
+    SshOption,
+    UserOption,
+    open_clusters,
+    reach_dashboard,
+    refuse_two_ways,
+)
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, print_list
@@ -86,9 +92,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
 
 def status(
     cluster: ClusterOption = None,
-    address: Annotated[
-        str | None, Option(metavar="URL", help="Where Ray's dashboard is reachable.", show_default=False)
-    ] = None,
+    address: AddressOption = None,
     tunnel: Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh, for this one look.")] = False,
     user: UserOption = None,
     ssh_option: SshOption = None,
@@ -99,7 +103,7 @@ def status(
 
     That is for each pool what Google has, what Ray sees and what runs, and each mismatch with its next step.
 
-    LIVE counts the nodes that Google makes or runs, DEAD those that the reaper would remove, RAY those that Ray counts
+    Members, which `runtime cluster add` made, have a row each. LIVE counts the nodes that Google makes or runs, DEAD those that the reaper would remove, RAY those that Ray counts
     on, and BUSY those on which something holds CPUs or TPUs. Without `--address` or `--tunnel` Ray is not asked. Exit code
     3 if Google could not be asked about a cluster.
 
@@ -109,8 +113,7 @@ def status(
       runtime cluster status --tunnel
       runtime cluster status --address http://127.0.0.1:8265 -o json
     """
-    if address is not None and tunnel:
-        raise RequestRefused("`--address` and `--tunnel` are two ways to one dashboard", hint="name one of them")
+    refuse_two_ways(address, tunnel=tunnel)
     chosen = open_clusters(stack, cluster)
     if address is not None and len(chosen.clusters) > 1:
         raise RequestRefused(
@@ -120,8 +123,8 @@ def status(
     shown, failed = [], 0
     for name, each in chosen.clusters.items():
         try:
-            with _reach(chosen, each, address, user, ssh_option, tunnel=tunnel) as (ray, why):
-                shown.append(_look(chosen, name, each, ray, why))
+            ray, why = _ask_ray(chosen, each, address, user, ssh_option, tunnel=tunnel)
+            shown.append(_look(chosen, name, each, ray, why))
         except InfrastructureFailure as problem:
             note(f"{name}: {problem.message}")
             failed += 1
@@ -129,8 +132,7 @@ def status(
     return 3 if failed else 0
 
 
-@contextmanager
-def _reach(
+def _ask_ray(
     chosen: Chosen,
     cluster: ClusterOutput,
     address: str | None,
@@ -138,26 +140,15 @@ def _reach(
     options: list[str] | None,
     *,
     tunnel: bool,
-) -> Iterator[tuple[RayView | None, str | None]]:
-    """Yield what Ray says, or why it is not known."""
-    from runtime.clusters.forward import open_forward
+) -> tuple[RayView | None, str | None]:
+    """Return what Ray says, or why it is not known."""
     from runtime.clusters.ray_view import read_ray
 
-    if address is None and not tunnel:
-        yield None, NOT_ASKED
-        return
-    ray, why = None, None
     try:
-        if address is not None:
-            ray = read_ray(address)
-        else:
-            need_programs()
-            port = cluster.ports.get("dashboard", DASHBOARD_PORT)
-            with open_forward(head_way(chosen, cluster, user, options), port) as url:
-                ray = read_ray(url)
+        with reach_dashboard(chosen, cluster, address, user, options, tunnel=tunnel) as url:
+            return (None, NOT_ASKED) if url is None else (read_ray(url), None)
     except InfrastructureFailure as problem:
-        why = problem.message
-    yield ray, why
+        return None, problem.message
 
 
 def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None, why: str | None) -> ClusterStatus:
@@ -218,8 +209,8 @@ def _print(shown: list[ClusterStatus], output: Output) -> None:
     columns: Columns = {
         "CLUSTER": "cluster",
         "POOL": lambda line: line.pool.pool or "-",
-        "MIN": lambda line: line.pool.min,
-        "MAX": lambda line: line.pool.max,
+        "MIN": lambda line: None if line.pool.member else line.pool.min,
+        "MAX": lambda line: None if line.pool.member else line.pool.max,
         "LIVE": lambda line: line.pool.live,
         "DEAD": lambda line: line.pool.dead,
         "RAY": lambda line: line.pool.ray,

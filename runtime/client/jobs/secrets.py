@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from runtime.errors import NotPossible
 from runtime.jobs.plan import PlanContext, Target
 from runtime.jobs.spec import SecretRef
-from runtime.stack.secret_values import decode_value, read_newest
+from runtime.stack.secret_values import decode_value, find_source, read_newest
 
 if TYPE_CHECKING:
     from runtime.config import Settings
@@ -70,18 +70,10 @@ def _as_text(ref: SecretRef, value: bytes) -> str:
 
 
 def _read_of_stack(refs: Sequence[SecretRef], target: Target, settings: Settings) -> dict[str, str]:
-    from runtime.stack.find import LOCAL, find_stack
+    from runtime.stack.find import find_stack
     from runtime.stack.google_api import GoogleApi
-    from runtime.stack.secrets import find_secret
 
     outputs = find_stack(target.stack, settings=settings).outputs
-    if outputs.stack == LOCAL:
-        raise NotPossible(
-            f"secret `{refs[0].name}` is to come from `{refs[0].source}`, and no stack is named that has it",
-            facts=[f"target `{target.name}` names {'no stack' if target.stack is None else 'the built-in one'}"],
-            hint=f'set stack = "…" in [tool.runtime.targets.{target.name}], or RUNTIME_STACK',
-        )
-    names = {ref: ref.place for ref in refs}
-    found = {ref: find_secret(outputs, name) for ref, name in names.items()}
+    found = {ref: find_source(outputs, ref, target) for ref in refs}
     with GoogleApi(server=settings.google_api) as api:
-        return {ref.name: _as_text(ref, read_newest(names[ref], found[ref], outputs.stack, api)) for ref in refs}
+        return {ref.name: _as_text(ref, read_newest(ref.place, found[ref], outputs.stack, api)) for ref in refs}

@@ -27,6 +27,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.gpus.count": native("limits of nvidia.com/gpu; below 1 a slot of a GPU, by a Lease"),
     "resources.gpus.type": native("nodeSelector, by gpu_types of the target"),
     "resources.tpu.type": NO_TPU,
+    "resources.tpu.slices": NO_TPU,
     "resources.disk": native("requests and limits of ephemeral-storage; the shim ends a run that is over it"),
     "resources.shared_memory": native("an emptyDir in memory at /dev/shm"),
     "nodes": native("completions: a pod for each node of a run; their shims meet in the record root"),

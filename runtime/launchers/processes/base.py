@@ -181,6 +181,7 @@ PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     ),
     "resources.memory": by_shim("as a limit: a run that holds more is ended, and none is set aside"),
     "resources.tpu.type": NO_TPU,
+    "resources.tpu.slices": NO_TPU,
     "resources.disk": _NO_LIMIT,
     "resources.shared_memory": native("the machine's own /dev/shm"),
     "resources.gpus.count": by_shim("locks of the machine's GPUs that all its users share"),

@@ -54,13 +54,34 @@ def worst_code(codes: Sequence[int]) -> int:
     return DONE
 
 
-def sort_nodes(places: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Which actor is which node of the run: as they came, or by the number that a TPU slice gives its hosts."""
-    numbers = [place.get("worker") for place in places]
-    order = list(range(len(places)))
-    if all(isinstance(each, str) and each.isdecimal() for each in numbers):
-        order.sort(key=lambda at: int(str(numbers[at])))
+def sort_nodes(places: Sequence[Mapping[str, Any]], slices: int = 1) -> list[int]:
+    """Which actor is which node of the run: as they came, or slice by slice in the order of each slice's own numbers."""
+    order: list[int] = []
+    hosts = len(places) // slices
+    for first in range(0, len(places), hosts):
+        here = list(range(first, first + hosts))
+        numbers = {at: places[at].get("worker") for at in here}
+        if all(isinstance(each, str) and each.isdecimal() for each in numbers.values()):
+            here.sort(key=lambda at: int(str(numbers[at])))
+        order += here
     return order
+
+
+def list_rooms(
+    wants: Mapping[str, Any], nodes: int, names: Sequence[str] = ()
+) -> list[tuple[dict[str, float], dict[str, Any]]]:
+    """What each node asks for, as a bundle of a placement group and as options of its actor.
+
+    With the `names` of slices, the nodes are their hosts, slice by slice.
+    """
+    bundle, options = dict(wants["bundle"]), dict(wants["options"])
+    if not names:
+        return [({**bundle, **options.get("resources", {})}, options)] * nodes
+    rooms = []
+    for name in names:
+        resources = {name: 1, "TPU": wants["tpu"]["chips"]}
+        rooms += [({**bundle, **resources}, {**options, "resources": resources})] * (nodes // len(names))
+    return rooms
 
 
 def head_of(type_: str) -> str:

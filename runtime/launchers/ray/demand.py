@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible
-from runtime.jobs.spec import JobSpec
+from runtime.jobs.spec import MAX_RANKS, JobSpec
 from runtime.launchers.ray.decide import head_of
 
 CPUS: Final = 1.0
@@ -31,20 +31,29 @@ def render_demand(spec: JobSpec) -> dict[str, Any]:
     found: dict[str, Any] = {"options": options, "bundle": bundle}
     if wanted.tpu:
         hosts, chips = count_hosts(wanted.tpu.type)
-        if spec.nodes not in (1, hosts):
+        nodes, slices = hosts * wanted.tpu.slices, wanted.tpu.slices
+        if spec.nodes not in (1, nodes):
+            have = f"{slices} TPUs of type `{wanted.tpu.type}` have" if slices > 1 else ""
             raise NotPossible(
-                f"a TPU of type `{wanted.tpu.type}` has {hosts} hosts, and `nodes` is {spec.nodes}",
-                hint=f"nodes: {hosts}, or leave it out",
+                f"{have or f'a TPU of type `{wanted.tpu.type}` has'} {nodes} hosts, and `nodes` is {spec.nodes}",
+                hint=f"nodes: {nodes}, or leave it out",
+            )
+        if nodes * spec.tasks_per_node > MAX_RANKS:
+            raise NotPossible(
+                f"{slices} TPUs of type `{wanted.tpu.type}` have {nodes} hosts, and a run has at most {MAX_RANKS} ranks",
+                hint="fewer of `resources.tpu.slices`, or of `tasks_per_node`",
             )
         if hosts == 1:
             options["resources"] = {"TPU": chips, head_of(wanted.tpu.type): 1}
-        found |= {"tpu": {"type": wanted.tpu.type, "chips": chips}, "start_s": spec.gang.start_timeout.total_seconds()}
+        tpu = {"type": wanted.tpu.type, "chips": chips, "hosts": hosts, "slices": slices}
+        found |= {"tpu": tpu, "start_s": spec.gang.start_timeout.total_seconds()}
     return found
 
 
 def count_nodes(spec: JobSpec) -> int:
-    """Machines of a run: those of its TPU slice, if it asks for one."""
-    return count_hosts(spec.resources.tpu.type)[0] if spec.resources.tpu else spec.nodes
+    """Machines of a run: those of its TPU slices, if it asks for any."""
+    tpu = spec.resources.tpu
+    return count_hosts(tpu.type)[0] * tpu.slices if tpu else spec.nodes
 
 
 def count_hosts(type_: str) -> tuple[int, int]:

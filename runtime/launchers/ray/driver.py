@@ -137,7 +137,7 @@ class Driver:
             if places is None:
                 yield None
                 return
-            order = decide.sort_nodes(places)
+            order = decide.sort_nodes(places, self.order.get("slices", 1))
             self._show(index, "running", DONE, hosts=[places[at]["host"] for at in order])
             yield [(actors[at], places[at]) for at in order]
 
@@ -150,37 +150,39 @@ class Driver:
 
     def _reserve(self, run: Any, held: contextlib.ExitStack) -> list[dict[str, Any]] | None:
         """Options of the actors of all nodes, which have room at once on as many machines; None after a cancel or TERM,
-        and if a slice does not come together in time."""
+        and if slices do not come together in time."""
         tpu = self.wants.get("tpu")
-        if tpu is None:
-            return self._gather(run, held, self.wants["bundle"], self.wants["options"])
-        # Its first host has a resource of its own, and stands for the slice.
-        head = self._make_actor({"num_cpus": 0, "resources": {decide.head_of(tpu["type"]): 1}}, held)
-        found = self._await_all([head.where.remote()], run)
+        if tpu is None or tpu["hosts"] == 1:
+            return self._gather(run, held, decide.list_rooms(self.wants, self.order["nodes"]))
+        # The first host of a slice has a resource of its own. Runs that took first hosts one by one would wait for each other.
+        first = {decide.head_of(tpu["type"]): 1.0}
+        options = self._gather(run, held, [(first, {"num_cpus": 0, "resources": first})] * tpu["slices"])
+        actors = [self._make_actor(each, held) for each in options or ()]
+        found = self._await_all([actor.where.remote() for actor in actors], run) if actors else None
         if found is None:
             return None
-        name = decide.find_slice(_resources_of(found[0]["node"]), tpu["type"])
-        if name is None:
+        names = [decide.find_slice(_resources_of(each["node"]), tpu["type"]) for each in found]
+        known = sorted(name for name in names if name is not None)
+        if len(known) < len(names):
             say(f"the first host of a {tpu['type']} names no slice")
             return None
-        resources = {name: 1, "TPU": tpu["chips"]}
-        options = {**self.wants["options"], "resources": resources}
-        return self._gather(run, held, {**self.wants["bundle"], **resources}, options, self.wants["start_s"])
+        rooms = decide.list_rooms(self.wants, self.order["nodes"], known)
+        return self._gather(run, held, rooms, self.wants["start_s"])
 
     def _gather(
         self,
         run: Any,
         held: contextlib.ExitStack,
-        bundle: Mapping[str, float],
-        options: Mapping[str, Any],
+        rooms: Sequence[tuple[Mapping[str, float], Mapping[str, Any]]],
         seconds: float = math.inf,
     ) -> list[dict[str, Any]] | None:
+        """Options of actors that have these rooms at once, on as many machines; None after a cancel, TERM or `seconds`."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        nodes, until = self.order["nodes"], time.monotonic() + seconds
-        wanted = {name: amount for name, amount in bundle.items() if amount}
-        group = ray.util.placement_group([wanted] * nodes, strategy="STRICT_SPREAD")
+        until = time.monotonic() + seconds
+        bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle, _ in rooms]
+        group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
         held.callback(ray.util.remove_placement_group, group)
         # A group that waits holds nothing.
         while not group.wait(_TURN_S):
@@ -188,7 +190,7 @@ class Driver:
                 return None
         return [
             {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=at)}
-            for at in range(nodes)
+            for at, (_, options) in enumerate(rooms)
         ]
 
     def _await_all(self, refs: Sequence[Any], run: Any) -> list[dict[str, Any]] | None:

@@ -26,13 +26,14 @@ from runtime.jobs.plan import (
     PlanContext,
     Target,
 )
-from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
-from runtime.jobs.spec import CodeMode, JobSpec, secret_refs
+from runtime.jobs.secret_schemes import SecretScheme
+from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.ray.client import RayJobs, is_ours
 from runtime.launchers.ray.demand import count_nodes, render_demand
 from runtime.launchers.ray.fidelity import KEEPS
 from runtime.launchers.ray.names import note_name, split_name, strip_nonce, submission_name
+from runtime.launchers.ray.secrets import SECRET_SCHEMES, find_machine_secrets, schemes_of
 from runtime.launchers.ray.settings import Place, check_settings, read_place
 from runtime.launchers.ray.starting import submit_until_begun
 from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
@@ -72,7 +73,7 @@ class RayHost(LocalHost):
 class RayLauncher:
     kind: ClassVar[str] = "ray"
     keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
-    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = COMMON_SCHEMES
+    secret_schemes: ClassVar[Mapping[str, SecretScheme]] = SECRET_SCHEMES
     takes_up: ClassVar[bool] = True
     """A head that starts again has forgotten its jobs."""
 
@@ -84,7 +85,7 @@ class RayLauncher:
 
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
         place = read_place(target, context)
-        _check(spec, place)
+        _check(spec)
         indices = read_indices(spec.array, context.base)
         backend: dict[str, Any] = {"ray": render_demand(spec)}
         if spec.array and spec.array.max_parallel:
@@ -97,6 +98,10 @@ class RayLauncher:
             backend["notices"] = {"clouds": ["gce"]}
         if setup := activation_lines(spec):
             backend["setup"] = setup
+        if spec.resources.tpu and spec.resources.tpu.slices > 1:
+            backend["slices"] = spec.resources.tpu.slices
+        if place.bucket is not None and (named := find_machine_secrets(spec, target, context)):
+            backend["machine_secrets"] = named
         order = make_order(
             replace(spec, nodes=count_nodes(spec)),
             job,
@@ -107,6 +112,7 @@ class RayLauncher:
             meets=True,
             # The driver reads the shim of the job's folder, which folding removes.
             fold=False,
+            schemes=schemes_of(place.bucket),
             **backend,
         )
         if spec.code.mode is CodeMode.IMAGE:
@@ -252,20 +258,11 @@ def _entrypoint(place: Place, job: str, epoch: int, part: int) -> str:
     return "exec " + shlex.join([*words, "--epoch", str(epoch), "--part", str(part)])
 
 
-def _check(spec: JobSpec, place: Place) -> None:
+def _check(spec: JobSpec) -> None:
     if spec.code.mode is CodeMode.NONE:
         raise NotPossible(
             "`code.mode: none` runs the live tree of this machine, which no node of the cluster can see",
             hint="code.mode: snapshot, or image where the code lies in the cluster's image",
-        )
-    secrets = secret_refs(spec)
-    if secrets and place.bucket is not None:
-        raise NotPossible(
-            f"secret `{secrets[0].name}` cannot be brought to a Ray cluster whose record root is a bucket",
-            facts=[
-                "values never enter a bucket, and Ray shows what a job is submitted with to whoever reaches its head"
-            ],
-            hint="let the command read it with the machine's own identity, or name a folder that the nodes share: records",
         )
 
 

@@ -109,7 +109,8 @@ def _tell_wants(note: Mapping[str, Any] | None) -> str:
     wants = (note or {}).get("wants", {})
     amounts = [f"{amount:g} {name}" for name, amount in wants.get("bundle", {}).items() if amount]
     if tpu := wants.get("tpu"):
-        amounts.append(f"{tpu['chips']} chips of a TPU {tpu['type']}")
+        several = f", in {tpu['slices']} slices at once" if tpu["slices"] > 1 else ""
+        amounts.append(f"{tpu['chips']} chips of a TPU {tpu['type']}{several}")
     return ", ".join(amounts)
 
 

@@ -19,6 +19,7 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.cpus": native("--cpus-per-task"),
     "resources.memory": native("--mem"),
     "resources.tpu.type": NO_TPU,
+    "resources.tpu.slices": NO_TPU,
     "resources.disk": native("--tmp"),
     "resources.shared_memory": native("the node's own /dev/shm"),
     "resources.gpus.count": native("--gres=gpu"),

@@ -94,6 +94,7 @@ def test_reap_as_json_is_one_object_for_each_cluster(server: TpuServer, reap: Ru
         "removed": True,
         "gone": True,
         "error": None,
+        "again": None,
     }
     assert (code, json.loads(out)) == (
         0,

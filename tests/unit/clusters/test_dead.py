@@ -20,8 +20,8 @@ from runtime.clusters.dead import (
     find_spent,
     plan_reaping,
 )
-from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView, count_hosts, parse_heads, parse_node
-from tests.cluster_support import NOW, PARENT, labels, node, ours
+from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView, count_chips, count_hosts, parse_heads, parse_node
+from tests.cluster_support import NOW, PARENT, labels, member, member_labels, node, ours
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
@@ -177,6 +177,7 @@ def test_count_hosts_agrees_with_the_chips_that_a_host_has_in_the_rendered_file(
     chips = int(size) if family in ("v5litepod", "v6e") else int(size) // 2
 
     assert (count_hosts(accelerator) or 0) * chips_per_host(accelerator) == chips
+    assert count_chips(accelerator) == chips_per_host(accelerator)
 
 
 def test_find_incomplete_slices_takes_running_slices_with_fewer_hosts_than_their_type() -> None:
@@ -342,3 +343,51 @@ def test_parse_heads_takes_the_older_of_two_and_no_other_machine() -> None:
     )
 
     assert heads == {"a": datetime(2026, 11, 20, 10, tzinfo=UTC), "b": None}
+
+
+# members
+
+
+def test_plan_treats_members_like_nodes_but_for_older_heads_and_pools() -> None:
+    nodes = (
+        member("PREEMPTED", "lost", capacity="spot"),
+        member("READY", "old", age=2 * HOUR, addresses=("10.0.0.1", "10.0.0.2")),
+        member("CREATING", "stuck", age=2 * HOUR),
+        member("READY", "half", addresses=("10.0.0.3",)),
+        member("PREEMPTED", "stranger", labels=member_labels("stranger", "dev-main")),
+        node("READY", "n"),
+    )
+    view = ZoneView(nodes=nodes, heads={"marin-main": NOW - HOUR, "dev-main": NOW - HOUR})
+
+    plan = plan_reaping(view, "marin-main", NOW, seen={})
+
+    assert [(each.name, each.pool, each.kind, each.again) for each in plan.dead] == [
+        ("lost", "member lost", "preempted", "runtime cluster add v4-16 --name lost --capacity spot"),
+        ("stuck", "member stuck", "creating", "runtime cluster add v4-16 --name stuck --capacity on_demand"),
+    ]
+    assert [(each.suspect.name, each.suspect.what) for each in plan.waiting] == [("half", "lacks 1 of 2 hosts")]
+    assert plan.live == {"v4": 1}
+
+
+def test_member_whose_cluster_has_no_head_is_removed_by_others() -> None:
+    nodes = (member("READY", "gone", labels=member_labels("gone", "dev-main"), addresses=("10.0.0.1", "10.0.0.2")),)
+    view = ZoneView(nodes=nodes, heads={"marin-main": NOW - HOUR})
+
+    [waiting] = plan_reaping(view, "marin-main", NOW, seen={}).waiting
+
+    assert (waiting.suspect.name, waiting.suspect.suspicion) == ("gone", Suspicion.HEADLESS)
+
+
+@pytest.mark.parametrize("missing", ["managed-by", "runtime-cluster", "runtime-member"])
+def test_node_that_lacks_a_label_of_members_belongs_to_no_cluster(missing: str) -> None:
+    labels = {key: value for key, value in member_labels("eval").items() if key != missing}
+    bare = member("PREEMPTED", labels=labels)
+
+    assert (bare.member, bare.cluster) == (None, None)
+    assert plan_reaping(ZoneView(nodes=(bare,), heads={}), "marin-main", NOW, seen={}).dead == ()
+
+
+def test_everything_that_costs_money_includes_members() -> None:
+    view = ZoneView(nodes=(member("READY"), node("READY", "n"), member("READY", "x", labels=member_labels("x", "o"))))
+
+    assert [each.name for each in find_billed(view, "marin-main")] == ["eval", "n"]

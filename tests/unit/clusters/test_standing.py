@@ -13,7 +13,7 @@ from runtime.clusters.pools import Pool, read_pools
 from runtime.clusters.ray_view import RayView, parse_ray
 from runtime.clusters.standing import PoolStanding, compare_pools, find_mismatches
 from runtime.values import replace
-from tests.cluster_support import CLUSTER, NOW, node
+from tests.cluster_support import CLUSTER, NOW, member, node
 
 HOUR = timedelta(hours=1)
 HEADS = {"marin-main": NOW - 9 * HOUR}
@@ -224,3 +224,35 @@ def test_parse_attributes_reads_googles_list() -> None:
 
     assert parse_attributes({"queryValue": {"items": items}}) == {"state": "ready", "empty": ""}
     assert parse_attributes({}) == {}
+
+
+def test_members_have_rows_of_their_own_and_are_no_mismatch() -> None:
+    whole = member("READY", "eval", age=HOUR, addresses=("10.0.0.8", "10.0.0.9"), capacity="reserved")
+    view = ZoneView(nodes=(ready("n", "10.0.0.1"), whole), heads=HEADS)
+    ray = RayView(alive=frozenset({"10.0.0.1", "10.0.0.8", "10.0.0.9"}), busy=frozenset({"10.0.0.9"}))
+    plan = plan_reaping(view, "marin-main", NOW, seen={})
+
+    standings = compare_pools(POOLS, view, "marin-main", plan, ray)
+
+    assert standings[1:] == [
+        PoolStanding(
+            pool="member eval",
+            accelerator="v4-16",
+            capacity="reserved",
+            min=0,
+            max=0,
+            live=1,
+            states={"READY": 1},
+            ray=1,
+            busy=1,
+            member=True,
+        )
+    ]
+    assert mismatches(ready("n", "10.0.0.1"), whole, ray=ray) == []
+
+
+def test_member_that_ray_does_not_see_whole_is_a_mismatch() -> None:
+    half = member("READY", "eval", age=HOUR, addresses=("10.0.0.8", "10.0.0.9"))
+    ray = RayView(alive=frozenset({"10.0.0.1", "10.0.0.8"}))
+
+    assert mismatches(ready("n", "10.0.0.1"), half, ray=ray) == [("member eval", "eval: Ray sees 1 of its 2 hosts")]

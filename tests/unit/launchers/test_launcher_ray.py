@@ -130,7 +130,10 @@ def test_plan_for_a_slice_has_a_node_for_each_host(context: PlanContext) -> None
     one, two = (plan(context, resources=JobResources(tpu=Tpu(type=kind))) for kind in ("v4-8", "v4-16"))
 
     assert (one.order["nodes"], one.order["ray"]["options"]["resources"]) == (1, {"TPU": 4, "TPU-v4-8-head": 1})
-    assert (two.order["nodes"], two.order["ray"]["tpu"]) == (2, {"type": "v4-16", "chips": 4})
+    assert (two.order["nodes"], two.order["ray"]["tpu"]) == (
+        2,
+        {"type": "v4-16", "chips": 4, "hosts": 2, "slices": 1},
+    )
     with pytest.raises(NotPossible, match="has 2 hosts, and `nodes` is 3"):
         plan(context, resources=JobResources(tpu=Tpu(type="v4-16")), nodes=3)
     with pytest.raises(InvalidValue, match=r"resources\.tpu\.type"):

@@ -293,7 +293,7 @@ def test_checkpoint_comes_back_with_its_links_folders_and_modes(job: MakeJob) ->
 def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
     server: GcsServer, tmp_path: Path
 ) -> None:
-    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
@@ -324,7 +324,7 @@ def test_older_checkpoints_go_with_files_that_no_newer_one_has_unless_another_at
     server: GcsServer, tmp_path: Path, newest: int
 ) -> None:
     attempts = [(number, None) for number in range(1, newest + 1)]
-    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: attempts)
+    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: attempts)
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
@@ -348,7 +348,7 @@ def test_older_checkpoints_go_with_files_that_no_newer_one_has_unless_another_at
 
 
 def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, tmp_path: Path) -> None:
-    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
@@ -363,7 +363,7 @@ def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, tmp_pat
 
 
 def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(server: GcsServer, tmp_path: Path) -> None:
-    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
@@ -386,7 +386,7 @@ def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(server: 
 def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
     server: GcsServer, tmp_path: Path, what: str
 ) -> None:
-    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     server.fail_next("GET", [Fault.REFUSE_503] * 1000)
     asked = make_asked()
@@ -901,7 +901,7 @@ def test_request_is_signed_as_amazon_documents_it(nobody: None, monkeypatch: pyt
 def test_checkpoint_whose_list_names_a_file_elsewhere_is_refused_and_an_earlier_one_is_taken(
     server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, why: str
 ) -> None:
-    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "jobs" / "runs/0"), attempts=lambda: [(1, None)])
+    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "jobs" / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
@@ -921,7 +921,7 @@ def test_checkpoint_whose_list_names_a_file_elsewhere_is_refused_and_an_earlier_
 
 
 def test_checkpoint_brings_no_mode_that_changes_who_runs_it(server: GcsServer, tmp_path: Path) -> None:
-    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     content = hashlib.sha256(b"x").hexdigest()
     record.bucket.put(record.key(f"runs/0/checkpoint/data/{content}"), b"x")

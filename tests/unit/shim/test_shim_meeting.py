@@ -120,6 +120,22 @@ def test_nodes_run_their_ranks_with_one_place_to_meet(make: MakeGang, version: s
     assert gang.job.left_over() == []
 
 
+@pytest.mark.parametrize("slices", [2, 1])
+def test_ranks_know_the_slices_of_their_own_run_alone(
+    make: MakeGang, monkeypatch: pytest.MonkeyPatch, slices: int
+) -> None:
+    monkeypatch.setenv("RUNTIME_JOB_ID", "j-around")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "7")
+    script = "echo $RANK is of slice ${MEGASCALE_SLICE_ID-none} of ${MEGASCALE_NUM_SLICES-none} "
+    script += "at ${MEGASCALE_COORDINATOR_ADDRESS-none} ${MEGASCALE_PORT-none}"
+    gang = make(script, slices=slices)
+
+    assert gang.run() == [0, 0]
+
+    said = ["0 of 2 at 10.0.0.1 8081", "1 of 2 at 10.0.0.1 8081"] if slices > 1 else ["none of none at none none"] * 2
+    assert [read_log(gang, rank) for rank in (0, 1)] == [f"{rank} is of slice {said[rank]}\n" for rank in (0, 1)]
+
+
 def read_log(gang: Gang, rank: int, attempt: int = 1) -> str:
     return "".join(path.read_text() for path in sorted(gang.record(attempt).glob(f"rank{rank}.*log")))
 
@@ -449,6 +465,20 @@ def test_checkpoint_of_node_0_is_what_every_node_begins_with(make: MakeGang) -> 
     assert gang.run() == [0, 0]
 
     assert [read_log(gang, rank, attempt=2) for rank in (0, 1)] == ["41\n", "41\n"]
+
+
+def test_each_node_goes_on_with_its_own_shard_and_what_node_0_wrote(make: MakeGang, said: Path) -> None:
+    script = (
+        'cd $RUNTIME_CHECKPOINT_DIR; [ "$RUNTIME_ATTEMPT" = 2 ] && { cat meta shard$RANK; exit; }; '
+        f'echo of $RANK >shard$RANK; : >{said}/$RANK; [ "$RANK" = 1 ] && exec sleep 600; '
+        f"until [ -e {said}/1 ]; do sleep 0.1; done; echo 41 >meta; exit 7"
+    )
+    gang = make(script, retry={"failure": 1}, retries="backend")
+
+    assert gang.run() == [10, 10]
+    assert gang.run() == [0, 0]
+
+    assert [read_log(gang, rank, attempt=2) for rank in (0, 1)] == ["41\nof 0\n", "41\nof 1\n"]
 
 
 def test_node_that_the_order_does_not_have_is_refused(make: MakeGang) -> None:

@@ -1,0 +1,270 @@
+"""`runtime cluster add` and `runtime cluster remove`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from runtime.cli.clusters.common import (
+    AddressOption,
+    DryRunOption,
+    OneClusterOption,
+    SshOption,
+    UserOption,
+    choose_one,
+    open_clusters,
+    reach_dashboard,
+    refuse_two_ways,
+)
+from runtime.cli.commands import OutputOption, StackOption, YesOption
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, confirm, print_list
+from runtime.clusters.members import Capacity, Outcome, Step
+from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.units import count_noun, parse_duration
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.cli.clusters.common import Chosen
+    from runtime.clusters.members import MemberSpec
+    from runtime.clusters.nodes import TpuNode
+    from runtime.clusters.ray_view import RayView
+    from runtime.outputs import ClusterOutput
+
+TunnelOption = Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh.")]
+
+PLANNED = {Step.CREATE: "would be added", Step.REPLACE: "would be made again", Step.KEEP: "is there"}
+
+
+class StillBusy(RequestRefused):
+    """Something runs on the members `names`; nothing was removed."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        super().__init__(
+            f"something runs on {count_noun(len(names), 'member')}: {', '.join(names)}",
+            facts=["nothing was removed"],
+            hint="wait for it, or pass `--force`",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow:
+    """A member, and what was or would be done."""
+
+    name: str
+    accelerator: str
+    capacity: str
+    state: str
+    result: str
+    error: str | None = None
+
+
+def add(
+    accelerator: Annotated[str, Argument(metavar="TYPE", help="Type and size of the TPU, such as v4-16.")],
+    count: Annotated[int, Option(metavar="N", min=1, max=100, help="How many: NAME-0, NAME-1 and so on.")] = 1,
+    capacity: Annotated[Capacity, Option(help="How Google provides it.")] = Capacity.RESERVED,
+    name: Annotated[
+        str | None, Option(metavar="NAME", help="By default the cluster's name and TYPE.", show_default=False)
+    ] = None,
+    reservation: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", help="A certain reservation: projects/P/locations/Z/reservations/R.", show_default=False
+        ),
+    ] = None,
+    runtime_version: Annotated[
+        str | None,
+        Option(metavar="V", help="TPU software; by default that of a pool of the same family.", show_default=False),
+    ] = None,
+    within: Annotated[str, Option(metavar="TIME", help="How long a member may take until it is whole.")] = "30m",
+    wait: Annotated[bool, Option("--wait/--no-wait", help="Wait until all hosts are there.")] = True,
+    keep: Annotated[bool, Option("--keep", help="Keep a member that is not whole in time.")] = False,
+    dry_run: DryRunOption = False,
+    address: AddressOption = None,
+    tunnel: TunnelOption = False,
+    cluster: OneClusterOption = None,
+    user: UserOption = None,
+    ssh_option: SshOption = None,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Add TPUs to a cluster: reserved, on-demand, spot or preemptible, of any slice size.
+
+    A member joins Ray by itself, again after each restart of the head, and Ray's autoscaler neither counts nor ends it.
+    It costs money until it is removed. A slice that does not have all its hosts in time is removed again. With
+    `--address` or `--tunnel` the command also waits until Ray counts all hosts. Run it again after an interruption: it
+    goes on from what is there. Exit code 3 if a member is not in the cluster.
+
+    \b
+    Examples:
+      runtime cluster add v4-128
+      runtime cluster add v4-8 --count 2 --capacity spot --name eval --tunnel
+      runtime cluster add v5litepod-16 --capacity on_demand --dry-run
+    """
+    from runtime.clusters.members import Joining, make_specs, plan_members, render_member
+
+    refuse_two_ways(address, tunnel=tunnel)
+    bound = parse_duration(within, field="--within")
+    chosen = open_clusters(stack, cluster)
+    key, each = choose_one(chosen)
+    specs = make_specs(
+        accelerator,
+        name=name or f"{key}-{accelerator}",
+        count=count,
+        capacity=capacity,
+        reservation=reservation,
+        runtime_version=runtime_version,
+    )
+    reaper = chosen.reaper(each)
+    joining = Joining(chosen.api, reaper, project=chosen.project, zone=each.zone, cluster=each.cluster_name)
+    nodes = {node.name: node for node in reaper.list_nodes()}
+    steps = plan_members(specs, nodes.values(), each.cluster_name)
+    facts = joining.read_head(each.head)
+    bodies = {spec.name: render_member(spec, facts, each.cluster_name) for spec in specs}
+    if dry_run:
+        _print([_planned(spec, steps[spec.name], nodes.get(spec.name)) for spec in specs], output)
+        return 0
+    if facts.ssh_key is None:
+        note(f"{key}: the head does not tell its key, so `--node` of `attach` and `exec` will not reach these members")
+    with reach_dashboard(chosen, each, address, user, ssh_option, tunnel=tunnel) as url:
+        outcomes = joining.join(
+            bodies,
+            specs,
+            within=bound,
+            wait=wait,
+            keep=keep,
+            look_ray=None if url is None or not wait else _looker(url),
+            say=note,
+        )
+    _print([_done(outcome) for outcome in outcomes], output)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            note(f"{outcome.name}: {outcome.error}")
+            note(f"  next: {outcome.next}")
+    return 3 if any(outcome.error is not None for outcome in outcomes) else 0
+
+
+def remove(
+    names: Annotated[list[str], Argument(metavar="NAME...", help="Members, by name.")],
+    force: Annotated[bool, Option("--force", help="Remove a member on which something runs.")] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    address: AddressOption = None,
+    tunnel: TunnelOption = False,
+    cluster: OneClusterOption = None,
+    user: UserOption = None,
+    ssh_option: SshOption = None,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Remove members from a cluster, and their TPUs with them.
+
+    Nodes of pools are Ray's and stay. With `--address` or `--tunnel`, a member on which something runs is removed only
+    with `--force`. Exit code 3 if a member could not be removed.
+
+    \b
+    Examples:
+      runtime cluster remove eval-0 eval-1 --tunnel
+      runtime cluster remove main-v4-128 --yes
+    """
+    from runtime.clusters.dead import find_removable
+    from runtime.clusters.members import find_busy, find_members
+
+    refuse_two_ways(address, tunnel=tunnel)
+    chosen = open_clusters(stack, cluster)
+    key, each = choose_one(chosen)
+    reaper = chosen.reaper(each)
+    members = find_members(names, reaper.list_nodes(), each.cluster_name)
+    ray = None if force else _ask_ray(chosen, key, each, address, user, ssh_option, tunnel=tunnel)
+    if ray is not None and (busy := find_busy(members, ray)):
+        raise StillBusy(busy)
+    if dry_run:
+        _print([_row(member, "would be removed") for member in members], output)
+        return 0
+    asked = "" if ray is not None or force else ", whatever runs there (Ray was not asked)"
+    confirm(f"remove {', '.join(names)} from `{each.cluster_name}`{asked}", yes=yes)
+    known = {member.resource: member for member in members}
+    removals = reaper.remove(find_removable(members))
+    rows = [
+        _row(known[each.dead.resource], "removed" if each.gone else "being deleted", each.error) for each in removals
+    ]
+    _print(rows, output)
+    return 3 if any(row.error for row in rows) else 0
+
+
+def _ask_ray(
+    chosen: Chosen,
+    key: str,
+    cluster: ClusterOutput,
+    address: str | None,
+    user: str | None,
+    options: list[str] | None,
+    *,
+    tunnel: bool,
+) -> RayView | None:
+    from runtime.clusters.ray_view import read_ray
+
+    try:
+        with reach_dashboard(chosen, cluster, address, user, options, tunnel=tunnel) as url:
+            return None if url is None else read_ray(url)
+    except InfrastructureFailure as problem:
+        note(f"{key}: {problem.message}")
+        return None
+
+
+def _looker(url: str) -> Callable[[], RayView]:
+    from runtime.clusters.ray_view import read_ray
+
+    return lambda: read_ray(url)
+
+
+def _planned(spec: MemberSpec, step: Step, node: TpuNode | None) -> MemberRow:
+    return MemberRow(
+        name=spec.name,
+        accelerator=spec.accelerator,
+        capacity=str(spec.capacity),
+        state=node.state if node else "",
+        result=PLANNED[step],
+    )
+
+
+def _done(outcome: Outcome) -> MemberRow:
+    if outcome.error is not None:
+        result = "removed again" if outcome.removed else "failed"
+    elif not outcome.joined:
+        result = "asked for"
+    else:
+        result = "added" if outcome.created else "was there"
+    return MemberRow(
+        name=outcome.name,
+        accelerator=outcome.accelerator,
+        capacity=outcome.capacity,
+        state=outcome.state,
+        result=result,
+        error=outcome.error,
+    )
+
+
+def _row(member: TpuNode, result: str, error: str | None = None) -> MemberRow:
+    return MemberRow(
+        name=str(member.member),
+        accelerator=member.accelerator,
+        capacity=member.capacity,
+        state=member.state,
+        result="failed" if error else result,
+        error=error,
+    )
+
+
+def _print(rows: list[MemberRow], output: Output) -> None:
+    columns: Columns = {
+        "MEMBER": "name",
+        "TYPE": "accelerator",
+        "CAPACITY": "capacity",
+        "STATE": lambda row: row.state or "-",
+        "RESULT": "result",
+    }
+    print_list(rows, columns, output)

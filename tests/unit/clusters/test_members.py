@@ -1,0 +1,436 @@
+"""Members of a cluster: what is decided, the request that makes one, and the wait until it is whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from infra.components.ray_head import REAPER_PERMISSIONS
+from infra.machine import machine as machine_module
+from infra.render.autoscaler import autoscaler_fields, render_autoscaler
+from runtime.clusters import members as members_module
+from runtime.clusters.members import (
+    Capacity,
+    HeadFacts,
+    Joining,
+    MemberSpec,
+    Outcome,
+    Step,
+    find_busy,
+    find_members,
+    make_specs,
+    plan_members,
+    render_member,
+)
+from runtime.clusters.nodes import TpuNode
+from runtime.clusters.ray_view import DashboardUnreachable, RayView
+from runtime.clusters.reaper import Reaper
+from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.stack.google_api import GoogleApi
+from tests.cluster_support import CLUSTER, labels, member, member_labels, node
+from tests.fakes.google import Refusal
+from tests.fakes.tpu import TpuServer, names_of
+from tests.infra.render_support import V5E, sample_cluster
+
+V4_CLUSTER = sample_cluster()
+FACTS = HeadFacts(address="10.64.0.2", config=autoscaler_fields(V4_CLUSTER), ssh_key="ssh-ed25519 AAAA ray-head")
+SPEC = MemberSpec(name="eval", accelerator="v4-16")
+HALF_HOUR = timedelta(minutes=30)
+
+
+@pytest.fixture
+def server() -> Iterator[TpuServer]:
+    fake = TpuServer()
+    fake.give_addresses = lambda type_, number: [f"10.64.1.{number * 10 + host}" for host in range(int(type_[3:]) // 8)]
+    fake.permissions = set(REAPER_PERMISSIONS)
+    inputs = {
+        "name": CLUSTER.head,
+        "labels": labels(kind="head"),
+        "metadata": {"ray-autoscaler": render_autoscaler(V4_CLUSTER), "startup-script": "x"},
+    }
+    fake.add_instance(inputs, ip="10.64.0.2")
+    fake.start()
+    yield fake
+    fake.stop()
+    assert fake.refused == []
+
+
+@pytest.fixture
+def new_joining(server: TpuServer) -> Callable[..., Joining]:
+    def make(at_each_sleep: Callable[[], object] = lambda: None) -> Joining:
+        now = [0.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+            at_each_sleep()
+
+        api = GoogleApi(server=server.url)
+        reaper = Reaper(api, project=server.project, zone=server.zone, sleep=lambda _: None)
+        return Joining(
+            api,
+            reaper,
+            project=server.project,
+            zone=server.zone,
+            cluster="marin-main",
+            clock=lambda: now[0],
+            sleep=sleep,
+        )
+
+    return make
+
+
+def join(joining: Joining, *specs: MemberSpec, **more: Any) -> list[Outcome]:
+    bodies = {each.name: render_member(each, FACTS, "marin-main") for each in specs}
+    return joining.join(bodies, specs, within=more.pop("within", HALF_HOUR), **more)
+
+
+# what is decided
+
+
+def test_machine_program_and_members_name_the_same_things() -> None:
+    assert members_module.METADATA_KEY == machine_module.MEMBER_KEY
+    assert members_module.AUTOSCALER_KEY == machine_module.AUTOSCALER_KEY
+    assert members_module.KEY_MARK == machine_module.PUBLIC_KEY_MARK
+
+
+def test_specs_of_several_members_are_numbered() -> None:
+    assert [each.name for each in make_specs("v4-8", name="eval", count=2)] == ["eval-0", "eval-1"]
+    assert [each.name for each in make_specs("v4-8", name="eval")] == ["eval"]
+
+
+@pytest.mark.parametrize("accelerator", ["v4", "v4-0", "v4-x", "h100-8", "v9-8", ""])
+def test_specs_of_what_is_no_tpu_are_refused(accelerator: str) -> None:
+    with pytest.raises(InvalidValue, match="is no valid type"):
+        make_specs(accelerator, name="eval")
+
+
+@pytest.mark.parametrize("name", ["Eval", "1", "a_b", "a-", "x" * 64])
+def test_specs_with_a_name_that_google_refuses_are_refused(name: str) -> None:
+    with pytest.raises(InvalidValue, match="is no valid name"):
+        make_specs("v4-8", name=name)
+
+
+def test_specs_with_a_reservation_that_are_not_reserved_are_refused() -> None:
+    with pytest.raises(NotPossible, match="is for reserved TPUs"):
+        make_specs("v4-8", name="eval", capacity=Capacity.SPOT, reservation="projects/p/locations/z/reservations/r")
+
+
+@pytest.mark.parametrize(
+    ("node", "step"),
+    [
+        (None, Step.CREATE),
+        (member("CREATING", capacity="reserved"), Step.KEEP),
+        (member("READY", capacity="reserved"), Step.KEEP),
+        (member("PREEMPTED", capacity="reserved"), Step.REPLACE),
+        (member("DELETING", capacity="reserved"), Step.REPLACE),
+    ],
+)
+def test_plan_of_a_name_depends_on_what_has_it(node: TpuNode | None, step: Step) -> None:
+    assert plan_members([SPEC], [node] if node else [], "marin-main") == {"eval": step}
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (node("READY", "eval"), "the name `eval` is taken by a node of cluster `marin-main`"),
+        (node("READY", "eval", labels={}), "the name `eval` is taken by a node of no cluster"),
+        (member("READY", labels=member_labels("eval", "other")), "taken by a member of cluster `other`"),
+        (member("READY", accelerator="v4-8", capacity="reserved"), "is a v4-8 (reserved), not a v4-16 (reserved)"),
+        (member("READY", capacity="spot"), "is a v4-16 (spot), not a v4-16 (reserved)"),
+    ],
+)
+def test_plan_of_a_taken_name_is_refused(node: TpuNode, words: str) -> None:
+    with pytest.raises(NotPossible) as refused:
+        plan_members([SPEC], [node], "marin-main")
+
+    assert words in refused.value.message
+
+
+# the request
+
+
+def test_member_of_a_pools_type_is_made_like_a_node_of_the_pool() -> None:
+    pool = FACTS.config["available_node_types"]["v4"]
+
+    body = render_member(MemberSpec(name="eval", accelerator="v4-8"), FACTS, "marin-main")
+
+    same = {key: value for key, value in pool["node_config"].items() if key not in ("labels", "metadata")}
+    metadata = {**pool["node_config"]["metadata"]}
+    metadata["ssh-keys"] = "ray:ssh-ed25519 AAAA ray-head"
+    metadata["ray-member"] = json.dumps(
+        {
+            "head": "10.64.0.2",
+            "hosts": 1,
+            "labels": {"runtime-member": "eval"},
+            "resources": {"CPU": 120, "TPU": 4, "memory": pool["resources"]["memory"]},
+            "type": "v4-8",
+        },
+        sort_keys=True,
+    )
+    assert body == {
+        **same,
+        "schedulingConfig": {"reserved": True},
+        "labels": member_labels("eval"),
+        "metadata": metadata,
+    }
+
+
+def test_member_of_another_size_leaves_cpus_and_memory_to_its_hosts() -> None:
+    body = render_member(SPEC, FACTS, "marin-main")
+
+    assert (body["acceleratorType"], body["runtimeVersion"]) == ("v4-16", "tpu-ubuntu2204-base")
+    known = json.loads(body["metadata"]["ray-member"])
+    assert (known["hosts"], known["resources"]) == (2, {"TPU": 4})
+
+
+def test_member_takes_a_pool_of_its_family_before_others() -> None:
+    config = autoscaler_fields(sample_cluster(pools={"a": V4_CLUSTER.pools["v4"], "b": V5E}))
+    spec = MemberSpec(name="eval", accelerator="v5litepod-16")
+
+    body = render_member(spec, HeadFacts(address="h", config=config), "marin-main")
+
+    assert body["runtimeVersion"] == "v2-alpha-tpuv5-lite"
+    assert "ssh-keys" not in body["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "reservation", "scheduling"),
+    [
+        (Capacity.ON_DEMAND, None, None),
+        (Capacity.SPOT, None, {"spot": True}),
+        (Capacity.PREEMPTIBLE, None, {"preemptible": True}),
+        (Capacity.RESERVED, "projects/p/r", {"reserved": True, "reservationName": "projects/p/r"}),
+    ],
+)
+def test_member_says_how_google_provides_it(
+    capacity: Capacity, reservation: str | None, scheduling: dict[str, Any] | None
+) -> None:
+    spec = MemberSpec(name="eval", accelerator="v4-8", capacity=capacity, reservation=reservation)
+
+    assert render_member(spec, FACTS, "marin-main").get("schedulingConfig") == scheduling
+
+
+def test_member_of_a_family_without_a_pool_needs_a_runtime_version() -> None:
+    spec = MemberSpec(name="eval", accelerator="v6e-4")
+    with pytest.raises(NotPossible) as refused:
+        render_member(spec, FACTS, "marin-main")
+    assert "no pool of this cluster has TPUs of the family `v6e`" in refused.value.message
+
+    named = MemberSpec(name="eval", accelerator="v6e-4", runtime_version="v2-alpha-tpuv6e")
+    assert render_member(named, FACTS, "marin-main")["runtimeVersion"] == "v2-alpha-tpuv6e"
+
+
+def test_member_of_a_cluster_without_pools_is_refused() -> None:
+    with pytest.raises(NotPossible, match="no pool of TPUs to take settings from"):
+        render_member(SPEC, HeadFacts(address="h", config={"available_node_types": {}}), "marin-main")
+
+
+# the wait
+
+
+def test_head_tells_address_settings_and_key(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.guest_attributes[CLUSTER.head] = {"state": "ready", "ssh-key": "ssh-ed25519 AAAA ray-head"}
+
+    facts = new_joining().read_head(CLUSTER.head)
+
+    assert facts == FACTS
+    with pytest.raises(NotPossible, match="google has no head `other`"):
+        new_joining().read_head("other")
+
+
+def test_join_makes_a_slice_and_ends_when_all_its_hosts_are_there(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    said: list[str] = []
+
+    [outcome] = join(new_joining(), SPEC, say=said.append)
+
+    assert outcome == Outcome(
+        name="eval", accelerator="v4-16", capacity="reserved", state="READY", hosts=2, created=True, joined=True
+    )
+    assert said == ["eval: READY, 2 of 2 hosts"]
+    assert [each["labels"] for each in server.created] == [member_labels("eval")]
+
+
+def test_join_waits_until_ray_counts_every_host(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.give_addresses = lambda type_, number: ["10.0.0.1", "10.0.0.2"]
+    answers: list[object] = [
+        DashboardUnreachable("http://h", "no"),
+        RayView(alive=frozenset({"10.0.0.1"})),
+        RayView(alive=frozenset({"10.0.0.1", "10.0.0.2", "10.0.0.9"})),
+    ]
+
+    def look() -> RayView:
+        answer = answers.pop(0)
+        if isinstance(answer, RayView):
+            return answer
+        raise answer  # type: ignore[misc]
+
+    said: list[str] = []
+    [outcome] = join(new_joining(), SPEC, look_ray=look, say=said.append)
+
+    assert (outcome.joined, outcome.in_ray, answers) == (True, 2, [])
+    assert said == [
+        "eval: READY, 2 of 2 hosts",
+        "eval: READY, 2 of 2 hosts, 1 in Ray",
+        "eval: READY, 2 of 2 hosts, 2 in Ray",
+    ]
+
+
+def test_join_again_finds_what_an_interrupted_call_made(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.slow_creation = True
+    first = join(new_joining(), SPEC, wait=False)
+    assert [(each.state, each.created, each.joined, each.error) for each in first] == [("CREATING", True, False, None)]
+
+    def google_goes_on() -> None:
+        server.nodes[f"{server.parent}/nodes/eval"]["state"] = "READY"
+
+    [outcome] = join(new_joining(google_goes_on), SPEC)
+
+    assert (outcome.joined, outcome.created) == (True, False)
+    assert len(server.created) == 1
+
+
+def test_join_that_is_not_whole_in_time_leaves_nothing(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.give_addresses = lambda type_, number: ["10.0.0.1"]
+    other = MemberSpec(name="one", accelerator="v4-8")
+
+    outcomes = join(new_joining(), SPEC, other)
+
+    assert [(each.name, each.joined, each.removed, each.error) for each in outcomes] == [
+        ("eval", False, True, "not whole within 30m: READY, 1 of 2 hosts"),
+        ("one", True, False, None),
+    ]
+    assert names_of(server.nodes) == ["one"]
+
+
+def test_join_keeps_what_is_not_whole_if_it_is_told_to(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.give_addresses = lambda type_, number: ["10.0.0.1"]
+
+    [outcome] = join(new_joining(), SPEC, keep=True)
+
+    assert (outcome.removed, outcome.error) == (False, "not whole within 30m: READY, 1 of 2 hosts")
+    assert names_of(server.nodes) == ["eval"]
+
+
+@pytest.mark.parametrize(
+    ("before", "answers", "removed"),
+    [
+        (None, True, True),
+        (None, False, False),
+        ("READY", True, False),
+        ("CREATING", True, True),
+        ("REPAIRING", True, False),
+    ],
+)
+def test_join_that_ray_does_not_confirm_removes_what_it_made_and_no_member_that_worked_before(
+    server: TpuServer, new_joining: Callable[..., Joining], before: str | None, answers: bool, removed: bool
+) -> None:
+    endpoints = [{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}]
+    if before is not None:
+        server.add_node(
+            "eval", before, labels=member_labels("eval"), acceleratorType="v4-16", networkEndpoints=endpoints
+        )
+
+    def look() -> RayView:
+        if answers:
+            return RayView(alive=frozenset())
+        raise DashboardUnreachable("http://h", "no")
+
+    [outcome] = join(new_joining(), SPEC, look_ray=look)
+
+    assert (outcome.joined, outcome.error is not None, outcome.removed) == (False, True, removed)
+    assert ("Ray does not answer" in str(outcome.error)) is not answers
+    assert names_of(server.nodes) == ([] if removed else ["eval"])
+
+
+def test_join_that_google_cannot_carry_out_ends_with_its_words(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    server.failing["eval"] = 'There is no more capacity in the zone "us-central2-b".'
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert outcome.error == 'google could not make it: There is no more capacity in the zone "us-central2-b"'
+    assert outcome.next == "try again later, another size, or another `--capacity`"
+    assert server.nodes == {}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "step"),
+    [
+        (Refusal(429, "RESOURCE_EXHAUSTED", "Quota limit 'TPUV4PodPerProject' has been exceeded."), "holds quota"),
+        (Refusal(403, "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied"), "the stack gives these rights"),
+        (Refusal(400, "INVALID_ARGUMENT", "No matching reservation for v4-16"), "gcloud compute reservations list"),
+    ],
+)
+def test_join_that_google_refuses_says_why_and_what_next(
+    server: TpuServer, new_joining: Callable[..., Joining], refusal: Refusal, step: str
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = refusal
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert refusal.message.rstrip(".") in str(outcome.error)
+    assert step in str(outcome.next)
+
+
+def test_join_asks_again_after_a_passing_failure(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = Refusal(503, "UNAVAILABLE", "try again")
+
+    [outcome] = join(new_joining(server.refusals.clear), SPEC)
+
+    assert outcome.joined
+
+
+def test_join_replaces_a_member_that_was_preempted(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.add_node("eval", "PREEMPTED", labels=member_labels("eval"), acceleratorType="v4-16")
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert (outcome.joined, outcome.created, len(server.created)) == (True, True, 1)
+
+
+def test_join_ends_when_a_member_is_preempted_meanwhile(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.slow_creation = True
+
+    [outcome] = join(new_joining(lambda: server.preempt(f"{server.parent}/nodes/eval")), SPEC)
+
+    assert (outcome.error, outcome.removed) == ("it is PREEMPTED already", True)
+    assert outcome.next == "`runtime cluster add v4-16 --name eval --capacity reserved`"
+
+
+def test_join_leaves_a_strangers_node_alone(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.add_node("eval", "READY", labels=labels(), acceleratorType="v4-16")
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert outcome.error == "the name `eval` is taken by another node in this zone"
+    assert names_of(server.nodes) == ["eval"]
+
+
+# removal
+
+
+def test_members_are_found_by_name_and_nothing_else_is() -> None:
+    nodes = [member("READY"), member("READY", "train"), node("READY", "ray-1"), member("READY", "x", labels={})]
+
+    assert find_members(["train", "eval", "train"], nodes, "marin-main") == [nodes[1], nodes[0]]
+    with pytest.raises(NotPossible, match="`ray-1` is no member of this cluster"):
+        find_members(["ray-1"], nodes, "marin-main")
+    with pytest.raises(UnknownName) as unknown:
+        find_members(["evil"], nodes, "marin-main")
+    assert unknown.value.hint == "did you mean `eval`?"
+    with pytest.raises(NotPossible, match="`eval` is no member of this cluster"):
+        find_members(["eval"], nodes, "other")
+
+
+def test_busy_members_are_those_on_whose_hosts_something_runs() -> None:
+    nodes = [member("READY", addresses=("10.0.0.1", "10.0.0.2")), member("READY", "train", addresses=("10.0.0.3",))]
+    ray = RayView(alive=frozenset({"10.0.0.2"}), busy=frozenset({"10.0.0.2"}))
+
+    assert find_busy(nodes, ray) == ["eval"]
