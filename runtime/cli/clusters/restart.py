@@ -157,7 +157,11 @@ def restart(
             + (f"; {job.next}" if job.next else "")
         )
     went = count_noun(len(world.kept) - len(left), "open job")
-    note(f"{key}: restarted; {went} of {len(world.kept):,}, the rest does not go on" if left else f"{key}: restarted; {went} taken up or ended")
+    note(
+        f"{key}: restarted; {went} of {len(world.kept):,}, the rest does not go on"
+        if left
+        else f"{key}: restarted; {went} taken up or ended"
+    )
     return LEFT if left else 0
 
 

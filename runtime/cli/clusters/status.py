@@ -27,6 +27,8 @@ from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from runtime.cli.clusters.common import Chosen
     from runtime.clusters.ray_view import RayView
     from runtime.outputs import ClusterOutput

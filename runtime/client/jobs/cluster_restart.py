@@ -13,6 +13,7 @@ from runtime.client.jobs.cluster_jobs import keep_cluster
 from runtime.client.jobs.keep import KeptJob
 from runtime.client.jobs.targets import OpenTarget
 from runtime.clusters.memory import Memory
+from runtime.clusters.nodes import JOINS_LABEL
 from runtime.clusters.ray_view import read_ray
 from runtime.clusters.reaper import Reaper, reap_once
 from runtime.clusters.restart import HeadJob, RestartView, Step, has_restarted
@@ -240,7 +241,7 @@ class ClusterRestart:
             members = {
                 each.name: each.addresses
                 for each in nodes
-                if each.labels.get("runtime-cluster") == self._means.ray_name and each.state == "READY"
+                if each.labels.get(JOINS_LABEL) == self._means.ray_name and each.state == "READY"
             }
             if not members:
                 return []

@@ -347,7 +347,9 @@ class _Conversion:
             limit = _MOST_NODES
         if least > limit:
             notes.add(f"{where}.min_workers", least, f"is more than the most, {limit:,}")
-        version = read_text(config.get("runtimeVersion"), f"{where}.node_config.runtimeVersion", "a TPU software version")
+        version = read_text(
+            config.get("runtimeVersion"), f"{where}.node_config.runtimeVersion", "a TPU software version"
+        )
         made = {
             "accelerator": accelerator,
             "runtime_version": version,
@@ -377,7 +379,9 @@ class _Conversion:
             if cpus:
                 made["cpus"] = cpus
             else:
-                self._notes.add(f"{where}.resources", "CPU: 0", "a pool offers at least one CPU, half of them by default")
+                self._notes.add(
+                    f"{where}.resources", "CPU: 0", "a pool offers at least one CPU, half of them by default"
+                )
         step = "Ray's resources of a pool follow from its accelerator; `labels` mark its nodes for `label_selector`"
         for name, each in resources.items():
             if name not in ("CPU", "TPU"):
