@@ -16,6 +16,8 @@ from runtime.values import replace
 
 GONE: Final = (EndReason.LOST, EndReason.NODE_FAILED, EndReason.PREEMPTED)
 """Ends of a native job after which its runs may be started again, if the backend itself starts nothing."""
+FORGOTTEN: Final = "forgotten"
+"""`raw` of a native job that a backend without memory of earlier starts does not know. Its end tells nothing of the job."""
 
 
 def judge_job(

@@ -28,7 +28,7 @@ from runtime.jobs.lock import Lock, LockHeld
 from runtime.jobs.plan import NativeState, owner_name
 from runtime.jobs.spec import parse_spec, secret_refs
 from runtime.launchers.base import Clears, SeesOneMachine
-from runtime.launchers.standing import GONE, judge_job, judge_jobs
+from runtime.launchers.standing import FORGOTTEN, GONE, judge_job, judge_jobs
 from runtime.reasons import EndReason
 from runtime.units import count_noun
 from runtime.values import dataclass
@@ -220,7 +220,8 @@ def _act(job: JobHandle, before: LedgerEntry, settings: Settings, progress: Call
         if verdict.act is Act.TAKE_UP:
             starts = _read_starts(job, entry)
             _check_machine(job, entry, natives, starts)
-            in_vain = _count_in_vain(entry, starts)
+            forgotten = any(each.raw == FORGOTTEN for each in natives)
+            in_vain = 0 if forgotten else _count_in_vain(entry, starts)
             verdict = decide_keep(entry, natives, takes_up=takes_up, in_vain=in_vain)
         native = None
         match verdict.act:

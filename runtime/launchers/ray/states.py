@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
+from runtime.launchers.standing import FORGOTTEN
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.words import DUPLICATE
 from runtime.units import format_duration
@@ -42,7 +43,7 @@ def read_states(native: str, info: Mapping[str, Any] | None, note: Mapping[str, 
     """
     if info is None:
         said = "the head does not know it: it was started again, or the job was deleted there"
-        return [_state(native, JobState.FAILED, EndReason.LOST, raw="404", message=said)]
+        return [_state(native, JobState.FAILED, EndReason.LOST, raw=FORGOTTEN, message=said)]
     status = str(info.get("status"))
     started = _read_time(info.get("start_time"))
     if status == "PENDING":

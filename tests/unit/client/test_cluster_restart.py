@@ -215,6 +215,18 @@ def test_cancelled_job_is_ended_and_not_taken_up(head: RayHead, settings: Settin
     assert ([each.done for each in world.kept], epochs(job)) == (["ended"], [1])
 
 
+def test_job_that_waits_through_many_restarts_is_not_given_up(
+    head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    job = start(settings, "tpu")
+
+    for token in ("one", "two", "three", "four", "five"):
+        restart(make(place, settings, head.restart, token=token), token=token)
+
+    assert epochs(job) == [1, 2, 3, 4, 5, 6]
+    assert job.state() is JobState.RUNNING
+
+
 def test_job_of_another_record_root_is_named_with_its_owner(
     head: RayHead, settings: Settings, place: OpenTarget
 ) -> None:
