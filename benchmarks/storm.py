@@ -109,7 +109,7 @@ class Field:
                 "--set",
                 f"resources.tpu.type={ACCELERATOR}",
             ),
-            *("--set", "retry.backoff=[0.5s, 2s]", "--lease", "10s", "--reuse-process", "-o", "json", *words),
+            *("--lease", "10s", "--reuse-process", "-o", "json", *words),
         )
         return str(json.loads(said)["job"])
 
