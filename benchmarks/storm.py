@@ -109,7 +109,7 @@ class Field:
                 "--set",
                 f"resources.tpu.type={ACCELERATOR}",
             ),
-            *("--set", "retry.backoff=[0.5s, 2s]", "--lease", "10s", "--reuse-process", "-o", "json", *words),
+            *("--lease", "10s", "--reuse-process", "-o", "json", *words),
         )
         return str(json.loads(said)["job"])
 
@@ -126,8 +126,8 @@ class Field:
         return done.stdout
 
     def count_done(self) -> int:
-        counts = self.yard.records.totals(EXPERIMENT).counts
-        return sum(counts[state] for state in TaskState if state.terminal)
+        counts = self.yard.records.totals(EXPERIMENT, exact=True).counts
+        return sum(counts.get(state, 0) for state in TaskState if state.terminal)
 
     def preempt_one(self, chance: random.Random) -> bool:
         """Take away one of the nodes that Ray counts on, if there is one."""
@@ -181,7 +181,7 @@ def run_storm(
         status = json.loads(field.call("status", job, "-o", "json"))
         lost = sum(each["state"] in ("failed", "succeeded") for each in status["indices"])
         attempts = sum(len(each.get("attempts") or ()) for each in status["indices"])
-        field.call("cancel", job)
+        field.call("cancel", job, "--yes")
         field.reap()
         runs = field.yard.runs()
         return Storm(
