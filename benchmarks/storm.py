@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runtime.client.tasks.submit import submit
 from runtime.tasks.model import TaskState, task_id
 from tests.services.failure_support import EXPERIMENT, MARK, ROOT, Yard, call
 from tests.services.head_support import LabHead, pool
@@ -163,7 +164,8 @@ def run_storm(
     """Do `tasks` on a fleet of `nodes` workers; `strikes(field, seconds)` is asked often whether a node goes now."""
     chance, began = random.Random(7), time.monotonic()
     with Field(folder, emulator, nodes=nodes) as field:
-        field.yard.submit(call("short", f"s{n}", task_s, key=f"k{n}") for n in range(tasks))
+        work = (call("short", f"s{n}", task_s, key=f"k{n}") for n in range(tasks))
+        submit(work, queue=field.yard.queue, experiment=EXPERIMENT, snapshot=False)
         job = field.launch_fleet(nodes)
         started, said = time.monotonic(), time.monotonic()
         while (done := field.count_done()) < tasks or strikes(field, time.monotonic() - started):
