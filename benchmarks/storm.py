@@ -175,8 +175,9 @@ def run_storm(
                 field.preempt_one(chance)
             if now - said > 15:
                 said = now
+                up, seen = len(field.head.nodes()), field.head.count_hosts()
                 tell(
-                    f"{now - began:.0f} s: {done} tasks done, {len(field.preempted)} preemptions, {field.head.nodes()=}"
+                    f"{now - began:.0f} s: {done} done, {len(field.preempted)} preempted, {up} ready, Ray counts {seen}"
                 )
             time.sleep(LOOK_S)
         seconds = time.monotonic() - began
