@@ -23,7 +23,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runtime.client.jobs.status import read_attempts
 from runtime.client.tasks.submit import submit
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.tasks.model import TaskState, task_id
 from tests.services.failure_support import EXPERIMENT, MARK, ROOT, Yard, call
 from tests.services.head_support import LabHead, pool
@@ -183,7 +185,8 @@ def run_storm(
         seconds = time.monotonic() - began
         status = json.loads(field.call("status", job, "-o", "json"))
         lost = sum(each["state"] in ("failed", "succeeded") for each in status["indices"])
-        attempts = sum(len(each.get("attempts") or ()) for each in status["indices"])
+        files = LocalFiles(f"{field.project}/records")
+        attempts = sum(len(read_attempts(files, job, index)) for index in range(nodes))
         field.call("cancel", job, "--yes")
         field.reap()
         runs = field.yard.runs()

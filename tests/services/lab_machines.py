@@ -76,6 +76,9 @@ class Machine:
         self.process: subprocess.Popen[bytes] | None = None
         self.booted = False
         """Whether its start-up script has ended well."""
+        self.off = False
+        """Whether it was switched off, which is for good."""
+        self._script: subprocess.Popen[bytes] | None = None
         self._lab = lab
         (self.root / "var/lib/runtime-ray").mkdir(parents=True)
         (self.root / "etc/systemd/system").mkdir(parents=True)
@@ -115,13 +118,15 @@ class Machine:
         (self.root / ".bash_profile").write_text(f"export PATH={shlex.quote(self.environment['PATH'])}\n")
         login = self._lab.login_of(self.address)
         environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
-        login.write_text(
-            _LOGIN.format(name=self.name, root=self.root, folders=" ".join(_FOLDERS), environment=environment)
-        )
-        login.chmod(0o755)
-        with self.log.open("ab") as log:
-            process = self._lab.spawn(["bash", "-c", own[STARTUP_KEY]], self.environment, log.fileno(), namespace=False)
-            self.booted = process.wait() == 0
+        text = _LOGIN.format(name=self.name, root=self.root, folders=" ".join(_FOLDERS), environment=environment)
+        with self._lab.lock, self.log.open("ab") as log:
+            if self.off:
+                return False
+            login.write_text(text)
+            login.chmod(0o755)
+            script = ["bash", "-c", own[STARTUP_KEY]]
+            self._script = self._lab.spawn(script, self.environment, log.fileno(), namespace=False)
+        self.booted = self._script.wait() == 0
         return self.booted
 
     @property
@@ -142,9 +147,15 @@ class Machine:
         """End the unit's processes without notice; systemd does not start it again."""
         self.unit, process, self.process = None, self.process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(PATIENCE_S)
+            _kill(process)
+
+    def switch_off(self) -> None:
+        """End all of its processes without notice, for good."""
+        self.off = True
+        self.stop()
+        if self._script is not None:
+            _kill(self._script)
+        self.metadata.stop()
 
     def _read_unit(self, unit: str) -> tuple[list[str], dict[str, str]]:
         """Return the words that the unit's container runs, and their environment."""
@@ -185,6 +196,13 @@ class Machine:
             return found[0].replace(str(port), str(self.ports[names[port]]))
 
         return replace
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group; ended is success."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(PATIENCE_S)
 
 
 class Lab:
@@ -239,8 +257,7 @@ class Lab:
             if machine is None:
                 return
             self.login_of(machine.address).unlink(missing_ok=True)
-            machine.stop()
-            machine.metadata.stop()
+            machine.switch_off()
             self._slots.append(machine.slot)
 
     def systemctl(self, name: str, verb: str, *units: str) -> tuple[int, str]:
