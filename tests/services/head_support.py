@@ -142,9 +142,23 @@ class LabHead:
         """Names of the nodes that Google lists as ready, oldest first."""
         return names_of([name for name, each in self._list_google() if each["state"] == "READY"])
 
+    def list_strays(self) -> list[str]:
+        """Nodes that Google lists without a machine behind them: preempted ones that nobody removed."""
+        return [name for name in names_of([name for name, _ in self._list_google()]) if not self.hosts(name)]
+
     def hosts(self, name: str) -> list[Machine]:
         """The machines of a node that are on."""
         return [self.lab.machines[each] for each in self._machines.get(name, ()) if each in self.lab.machines]
+
+    def hold_creation(self) -> None:
+        """Let Google make no node ready until `finish_creation`."""
+        self.server.slow_creation = True
+
+    def finish_creation(self) -> None:
+        self.server.slow_creation = False
+        for _, node in self._list_google():
+            if node["state"] == "CREATING":
+                node["state"] = "READY"
 
     def preempt(self, name: str) -> None:
         """Kill a node's machines without notice; Google lists it as preempted."""

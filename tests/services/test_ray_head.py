@@ -192,7 +192,7 @@ def test_job_of_a_head_that_was_killed_is_taken_up_once_by_keepers(head: LabHead
 
 
 def test_job_waits_for_its_tpu_longer_than_a_driver_may_take_to_start(head: LabHead, bench: Bench) -> None:
-    head.server.slow_creation = True
+    head.hold_creation()
     for each in head.nodes():
         head.preempt(each)
     head.reap()
@@ -204,7 +204,7 @@ def test_job_waits_for_its_tpu_longer_than_a_driver_may_take_to_start(head: LabH
         status, natives = job.look()
         driver = head.read(f"/api/jobs/{native}")
     finally:
-        head.server.slow_creation = False
+        head.finish_creation()
 
     assert (status.state, [each.raw for each in natives]) == (JobState.PENDING, ["RUNNING", "waiting"])
     assert driver["status"] == "RUNNING"
