@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -293,6 +294,46 @@ def test_join_again_finds_what_an_interrupted_call_made(server: TpuServer, new_j
 
     assert (outcome.joined, outcome.created) == (True, False)
     assert len(server.created) == 1
+
+
+def test_join_that_was_killed_at_any_request_goes_on_when_it_is_run_again(
+    server: TpuServer, new_joining: Callable[..., Joining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = make_specs("v4-16", name="eval", count=2)
+    before = GoogleApi._call
+
+    def run_and_die_after(requests: int) -> bool:
+        """Return whether the call was killed, right after Google got that many requests."""
+        left = [requests]
+
+        def call(self: GoogleApi, *args: Any, **more: Any) -> Any:
+            answer = before(self, *args, **more)
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return answer
+
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(GoogleApi, "_call", call)
+            join(new_joining(), *specs)
+            return False
+        return True
+
+    killed = 0
+    while run_and_die_after(killed + 1):
+        killed += 1
+
+        def google_goes_on() -> None:
+            for each in server.nodes.values():
+                each["state"] = "READY"
+
+        outcomes = join(new_joining(google_goes_on), *specs)
+        assert [each.joined for each in outcomes] == [True, True]
+        assert (names_of(server.nodes), len(server.created)) == (["eval-0", "eval-1"], 2)
+        server.nodes.clear()
+        server.created.clear()
+    # List, two creations, their two operations, and the list again.
+    assert killed == 6
 
 
 def test_join_that_is_not_whole_in_time_leaves_nothing(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
