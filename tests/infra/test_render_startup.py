@@ -555,6 +555,10 @@ def test_member_boots_and_joins_by_itself_and_its_first_host_alone_is_the_slices
     assert machine.notes[-1] == "systemctl restart runtime-ray-node.service"
     assert machine.server.last("state") == "ready"
 
+    code, out = finish(machine.boot())
+
+    assert (code, machine.notes[-1]) == (0, "systemctl start runtime-ray-node.service"), out
+
 
 def test_member_of_several_hosts_waits_until_google_says_which_host_it_is(
     new_machine: Callable[..., Machine], raylet_port: int
