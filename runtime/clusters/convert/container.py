@@ -55,7 +55,9 @@ def add_variable(variables: dict[str, str], name: str, value: str, where: str, n
         step = "the value is in a file that others read: have a new one made, put it into Secret Manager with"
         notes.add(where, f"{name}=…", f"{step} `runtime secrets put`, and name it in `secrets` and `environment`")
     elif not is_free_variable(name):
-        notes.add(where, f"{name}={value}", "Ray, the system or the runtime sets or obeys this variable; it is left out")
+        notes.add(
+            where, f"{name}={value}", "Ray, the system or the runtime sets or obeys this variable; it is left out"
+        )
     elif not value.isprintable():
         notes.add(where, f"{name}=…", "a variable is one line of text; put this one into the image")
     else:
@@ -90,24 +92,28 @@ def _pairs(options: Sequence[str], where: str, notes: Notes) -> Iterator[tuple[s
         yield name, value, word if value is None or found[2] is not None else f"{word} {value}"
 
 
-def _sort(
-    made: Container, name: str, value: str | None, written: str, where: str, notes: Notes, *, head: bool
-) -> None:
+def _sort(made: Container, name: str, value: str | None, written: str, where: str, notes: Notes, *, head: bool) -> None:
     match name:
         case "privileged":
             if head:
-                notes.add(where, written, "the head's container has no rights over the machine; nodes have them for TPUs")
+                notes.add(
+                    where, written, "the head's container has no rights over the machine; nodes have them for TPUs"
+                )
         case "rm" | "init" | "detach" | "d" | "interactive" | "i" | "tty" | "t" | "it" | "dit" | "restart" | "name":
             notes.add(where, written, _ENDED)
         case "net" | "network":
             if value != "host":
-                notes.add(where, written, "Ray's containers have the machine's network, so that Ray's ports are reached")
+                notes.add(
+                    where, written, "Ray's containers have the machine's network, so that Ray's ports are reached"
+                )
         case "env":
             variable, is_set, text = (value or "").partition("=")
             if is_set:
                 add_variable(made.variables, variable, text, where, notes)
             else:
-                notes.add(where, written, "takes its value from the shell of whoever ran `ray up`; set it in `variables`")
+                notes.add(
+                    where, written, "takes its value from the shell of whoever ran `ray up`; set it in `variables`"
+                )
         case "volume":
             _mount(made, value or "", written, where, notes)
         case "shm-size":
