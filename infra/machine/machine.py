@@ -225,9 +225,12 @@ def access_version(version: str, token: str) -> str:
 
 
 def write_environment() -> bool:
-    """Fetch every secret and write the file that Ray is started with. Returns whether it changed.
+    """Fetch every secret and write the file of their values. Returns whether it changed.
 
-    All or nothing: with one secret missing the file stays as it was.
+    All or nothing: with one secret missing the file stays as it was. It is replaced in one step and root alone reads it,
+    which is the user of the containers. Bash sources it before Ray starts; a program that wants the newest values reads
+    it without a shell: in `shlex.split(text)` the words `export` and `NAME=value` alternate, and a value may have any
+    character, line breaks among them. With no secrets it is empty.
     """
     secrets = read_settings()["secrets"]
     token = access_token() if secrets else ""
