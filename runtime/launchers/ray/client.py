@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shlex
@@ -111,11 +112,12 @@ class RayJobs:
         actor = f"_ray_internal_job_actor_{name}"
         query = urllib.parse.urlencode({"filter_keys": "name", "filter_predicates": "=", "filter_values": actor})
         until = time.monotonic() + LET_GO_S
-        while time.monotonic() < until:
-            said = self._call("GET", f"actors?{query}", f"tell of the actor of `{name}`", api="v0")
-            if all(each.get("state") == "DEAD" for each in said["data"]["result"]["result"]):
-                break
-            time.sleep(_LOOK_S)
+        with contextlib.suppress(RayRefused):
+            while time.monotonic() < until:
+                said = self._call("GET", f"actors?{query}", f"tell of the actor of `{name}`", api="v0")
+                if all(each.get("state") == "DEAD" for each in said["data"]["result"]["result"]):
+                    break
+                time.sleep(_LOOK_S)
         time.sleep(WATCH_S)
         self.delete(name)
 
