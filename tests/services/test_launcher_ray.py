@@ -221,8 +221,16 @@ def read_answers(ray_cluster: RayCluster, job: JobHandle) -> dict[str, str]:
     name = job.entry().natives[0].native_id
     paths = ["/api/jobs/", f"/api/jobs/{name}", f"/api/jobs/{name}/logs", "/logical/actors", "/nodes?view=summary"]
     paths += [f"/api/v0/{kind}?detail=1" for kind in ("actors", "tasks", "workers")] + ["/api/v0/runtime_envs"]
-    said = {path: json.dumps(ray_cluster.read(path)) for path in paths}
-    assert [path for path, answer in said.items() if answer == "null"] == []
+    said: dict[str, str] = {}
+
+    def ask() -> bool:
+        """Ask for what a head under load has not answered in time yet."""
+        for path in paths:
+            if (answer := None if path in said else ray_cluster.read(path)) is not None:
+                said[path] = json.dumps(answer)
+        return len(said) == len(paths)
+
+    assert wait_until(ask), sorted(set(paths) - set(said))
     assert name in said["/api/jobs/"]
     return said
 
