@@ -320,6 +320,14 @@ def test_python_that_the_head_does_not_have_is_setup_failed(case: LauncherCase, 
         bench.close()
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be shared out")
+def test_command_is_kept_to_the_cpus_that_its_job_names(bench: Bench) -> None:
+    job = bench.start("nproc", resources=JobResources(cpus=1))
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert read_log(job) == "1\n"
+
+
 # TPUs
 
 

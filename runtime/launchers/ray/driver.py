@@ -240,7 +240,8 @@ class Driver:
         if None not in codes:
             return False
         nodes = ray.nodes()
-        losses.note_dead(run, self.native, begun, losses.find_dead(codes, places, nodes))
+        with contextlib.suppress(OSError):  # without it the attempt counts as lost
+            losses.note_dead(run, self.native, begun, losses.find_dead(codes, places, nodes))
         return losses.has_living(codes, places, nodes)
 
     def _start(self, index: int, node: int, actor: Any, place: Mapping[str, Any]) -> Any:

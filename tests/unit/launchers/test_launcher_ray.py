@@ -204,6 +204,14 @@ def test_launch_on_a_stack_is_told_of_a_type_that_no_pool_has(context: PlanConte
     one, other = (plan(context, where, resources=JobResources(tpu=Tpu(type=kind))) for kind in ("v4-8", "v4-16"))
 
     assert (one.notes, len(other.notes), "type v4-16" in other.notes[0]) == ((), 1, True)
+    # Its machines are Google's, which announce that they will be taken away; nobody knows of a lab's.
+    assert (one.order["notices"], plan(context).order.get("notices")) == ({"clouds": ["gce"]}, None)
+
+
+def test_run_that_names_cpus_is_kept_to_them_and_one_that_names_none_is_not(context: PlanContext) -> None:
+    few, unnamed = (plan(context, resources=JobResources(cpus=cpus)) for cpus in (2.5, None))
+
+    assert (few.order["limits"], unnamed.order.get("limits")) == ({"cpus": 2.5}, None)
 
 
 CONTRACT: dict[str, Any] = {
