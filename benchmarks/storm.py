@@ -236,6 +236,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=2, help="seconds between two preemptions (2)")
     given = parser.parse_args()
     emulator = PubsubEmulator().start()
+    os.environ |= emulator.environment
     try:
         with tempfile.TemporaryDirectory(prefix="storm-") as folder:
             storm = run_storm(

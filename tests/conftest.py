@@ -63,6 +63,8 @@ LONGEST = (
     "services/test_launcher_kubernetes.py",
     "services/test_launcher_slurm.py",
     "services/test_launcher_ray.py",
+    "services/test_ray_head.py",
+    "services/test_ray_storm.py",
     "unit/shim/test_shim.py",
     "services/test_queue_pubsub.py",
     "services/test_failures_worker.py",

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from runtime.client.jobs.status import read_attempts
 from runtime.jobs.spec import JobResources, JobState, Tpu
+from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from tests.services.head_support import LabHead, pool
 from tests.services_support import PATIENCE_S, require, wait_until
@@ -143,7 +145,8 @@ def test_run_whose_tpu_is_preempted_goes_on_on_one_that_is_made_instead(head: La
 
     assert (reaped.returncode, name in reaped.stdout) == (0, True), reaped
     assert bench.end(job).state is JobState.SUCCEEDED
-    assert job.attempts() == [1, 2]
+    reasons = [each.reason for each in read_attempts(job.files, job.id, 0)]
+    assert reasons == [EndReason.NODE_FAILED, EndReason.SUCCEEDED]
     assert name not in head.nodes()
 
 
