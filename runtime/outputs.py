@@ -348,6 +348,8 @@ def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
     # Files of this machine are named after the stack, and a published contract is written by others.
     if not reader.problems and not _is_stack_name(outputs.stack):
         reader.report("stack", f"is {outputs.stack!a}, expected letters, digits and -_. as Pulumi has them")
+    if not reader.problems:
+        _check_cloud_names(outputs, reader)
     if reader.problems:
         first = reader.problems[0]
         raise InvalidContract(
@@ -356,6 +358,18 @@ def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
             hint=f"run `pulumi up --stack {stack}`",
         )
     return typing.cast(StackOutputs, outputs)
+
+
+def _check_cloud_names(outputs: Any, reader: _ContractReader) -> None:
+    """Report names of a cluster that are none of Google's: they become words of `ssh` and `gcloud`, paths and file names."""
+    project = outputs.project
+    if project is not None and outputs.clusters and not re.fullmatch(r"([a-z0-9.-]+:)?[a-z0-9][a-z0-9-]*", project):
+        reader.report("project", f"is {project!a}, expected a project's id as Google has them")
+    for key, cluster in outputs.clusters.items():
+        for name in ("head", "zone", "cluster_name"):
+            value = getattr(cluster, name)
+            if not re.fullmatch(r"[a-z0-9]([a-z0-9_-]*[a-z0-9])?", value):
+                reader.report(f"clusters.{key}.{name}", f"is {value!a}, expected lower-case letters, digits and -")
 
 
 def _is_stack_name(name: str) -> bool:

@@ -154,6 +154,11 @@ BOOT_IMAGE_PROJECTS: Final = frozenset(
 )
 """Projects of Google's public images. https://cloud.google.com/compute/docs/images/os-details"""
 
+BOOT_IMAGE: Final = "projects/debian-cloud/global/images/debian-12-bookworm-v20261006"
+"""The boot image of heads that name none: one of Google's public list at `AS_OF`, by its version. Machines of others ran with it
+in October 2026; `preflight` asks Google whether it is still offered. Another one here replaces every head that names
+none, so it changes with a release and a line in the changelog."""
+
 
 _ARM_IMAGE: Final = re.compile(r"(?:.*-)?(?:arm64|aarch64)(?:-.*)?")
 

@@ -225,9 +225,12 @@ def access_version(version: str, token: str) -> str:
 
 
 def write_environment() -> bool:
-    """Fetch every secret and write the file that Ray is started with. Returns whether it changed.
+    """Fetch every secret and write the file of their values. Returns whether it changed.
 
-    All or nothing: with one secret missing the file stays as it was.
+    All or nothing: with one secret missing the file stays as it was. It is replaced in one step and root alone reads it,
+    which is the user of the containers. Bash sources it before Ray starts; a program that wants the newest values reads
+    it without a shell: in `shlex.split(text)` the words `export` and `NAME=value` alternate, and a value may have any
+    character, line breaks among them. With no secrets it is empty.
     """
     secrets = read_settings()["secrets"]
     token = access_token() if secrets else ""
@@ -380,7 +383,7 @@ def command_start_node(_: argparse.Namespace) -> None:
     values = {name: os.environ[name] for name in NODE_VARIABLES if os.environ.get(name)}
     if "RAY_HEAD_IP" not in values:
         raise SystemExit("runtime-ray: RAY_HEAD_IP is not set; the head sets it when it starts a node")
-    start_node(values)
+    start_node(values, again=True)
 
 
 def command_join(_: argparse.Namespace) -> None:
@@ -391,7 +394,7 @@ def command_join(_: argparse.Namespace) -> None:
     found: list[dict[str, str]] = []
     # Google writes the number of a host after the host has started.
     wait_for(lambda: found.append(member_variables(read_attributes())))
-    start_node(found[-1])
+    start_node(found[-1], again=False)
 
 
 def member_variables(attributes: dict[str, str]) -> dict[str, str]:
@@ -422,12 +425,13 @@ def worker_number(attributes: dict[str, str]) -> int | None:
     return None
 
 
-def start_node(values: dict[str, str]) -> None:
+def start_node(values: dict[str, str], *, again: bool) -> None:
+    """Start Ray with these variables; a Ray that runs with them already is started `again` or left alone."""
     lines = [f"{name}={quote_for_systemd(value)}\n" for name, value in values.items()]
-    write_file(NODE_ENVIRONMENT, "".join(lines), 0o600)
+    changed = write_file(NODE_ENVIRONMENT, "".join(lines), 0o600)
     prepare()
     try:
-        systemctl("restart", NODE_UNIT)
+        systemctl("restart" if changed or again else "start", NODE_UNIT)
     except subprocess.CalledProcessError:
         raise SystemExit(f"runtime-ray: {NODE_UNIT} does not start; `journalctl -u {NODE_UNIT}` says why") from None
     deadline = time.monotonic() + START_PATIENCE_S

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Final
 
+from infra.gcp import catalog
+
 NAMESPACE: Final = "research-runtime"
 """The project's name, and so the prefix of our keys in a stack file."""
 
@@ -166,7 +168,7 @@ class HeadSettings(MachineSettings):
     """The usual one of the machine by default."""
     snapshot_days: int = 0
     """Days that a daily snapshot of the disk is kept; 0: none is taken."""
-    boot_image: str = "projects/debian-cloud/global/images/debian-12-bookworm-v20260915"
+    boot_image: str = catalog.BOOT_IMAGE
     """A version, never a family: a family would replace the head on its own day."""
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     environment: tuple[str, ...] = ()

@@ -143,6 +143,10 @@ def _look(targets: Iterable[Target], settings: Settings, said: set[str]) -> tupl
         except InfrastructureFailure as problem:
             silent = True
             _once(f"target `{target.name}` does not answer, nothing was done there: {problem.message}", said)
+        except RequestRefused as problem:
+            # One target that cannot be used must not stop the jobs of the others.
+            silent = True
+            _once(f"target `{target.name}` cannot be used here, nothing was done there: {problem.message}", said)
     return rows, silent
 
 

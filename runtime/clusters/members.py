@@ -27,7 +27,7 @@ from runtime.clusters.nodes import (
     count_hosts,
 )
 from runtime.clusters.reaper import API, Removal
-from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, UnknownName
+from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, UnknownName, explain_briefly
 from runtime.stack.google_api import GoogleRefused
 from runtime.units import format_duration
 from runtime.values import dataclass, replace
@@ -305,6 +305,8 @@ class Joining:
         self._sleep = sleep
         self._asked: dict[str, str] = {}
         """Member → the operation that creates it."""
+        self._created: set[str] = set()
+        """Members that were missing when this call began."""
         self._failed: dict[str, tuple[str, str]] = {}
         """Member → why it cannot be made, and the next step."""
 
@@ -344,17 +346,16 @@ class Joining:
         the bound, or that Google cannot make, is removed again unless `keep`.
         """
         deadline = self._clock() + within.total_seconds()
-        ever: set[str] = set()
         said: dict[str, str] = {}
         while True:
-            nodes = self._list_members(specs)
-            self._remove_dead(nodes.values())
-            for spec in specs:
-                if spec.name not in nodes and spec.name not in self._asked and spec.name not in self._failed:
-                    self._create(spec, bodies[spec.name])
-                    ever.add(spec.name)
-            self._follow()
-            nodes = self._list_members(specs)
+            try:
+                nodes = self._advance(specs, bodies)
+            except InfrastructureFailure as problem:
+                if not problem.retryable or self._clock() >= deadline:
+                    raise
+                say(explain_briefly(problem))
+                self._sleep(LOOK_EVERY_S)
+                continue
             ray = _look(look_ray)
             outcomes = [self._judge(spec, nodes.get(spec.name), ray, asked=look_ray is not None) for spec in specs]
             for each in outcomes:
@@ -369,8 +370,23 @@ class Joining:
                 outcomes = [_expired(each, within, unknown=unknown) if each in open_ else each for each in outcomes]
                 break
             self._sleep(LOOK_EVERY_S)
-        outcomes = [replace(each, created=each.name in ever) for each in outcomes]
+        outcomes = [replace(each, created=each.name in self._created) for each in outcomes]
         return outcomes if keep or not wait else self._undo(outcomes, nodes)
+
+    def _advance(self, specs: Sequence[MemberSpec], bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, TpuNode]:
+        """Create what is missing, and list what is there."""
+        self._follow()
+        nodes = self._list_members(specs)
+        self._remove_dead(nodes.values())
+        known = {*nodes, *self._asked, *self._failed}
+        missing = [each for each in specs if each.name not in known]
+        for spec in missing:
+            self._created.add(spec.name)
+            self._create(spec, bodies[spec.name])
+        if not missing:
+            return nodes
+        self._follow()
+        return self._list_members(specs)
 
     def _list_members(self, specs: Iterable[MemberSpec]) -> dict[str, TpuNode]:
         """List the nodes of `specs`. A name that something else has meanwhile is a failure, and its node is left alone."""

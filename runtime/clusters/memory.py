@@ -6,6 +6,7 @@ more, and counts begin again, as those of a process that was started again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from runtime.values import dataclass, field, replace
 
 FIRST_PAUSE: Final = timedelta(seconds=45)
 LONGEST_PAUSE: Final = timedelta(minutes=10)
+LONGEST_GAP: Final = LONGEST_PAUSE + timedelta(minutes=5)
+"""What a run saw longer ago than this may have come and gone since: nobody looked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,9 @@ class Memory:
     """Of one cluster, and so of one zone."""
 
     seen: Mapping[str, datetime] = field(default_factory=dict)
-    """Suspect's key → when it was first seen."""
+    """Suspect's key → when it was first seen, by Google's clock."""
+    looked_at: datetime | None = None
+    """The time of the last look, by Google's clock."""
     refusals: int = 0
     """Runs in a row in which Google had no answer or too many requests."""
     wait_until: datetime | None = None
@@ -54,6 +59,12 @@ def waits_until(memory: Memory, now: datetime) -> datetime | None:
     return None if until is None or until <= now or until - now > LONGEST_PAUSE else until
 
 
+def recall_seen(memory: Memory, now: datetime) -> Mapping[str, datetime]:
+    """Return the suspects of earlier runs and when each was first seen; none if the last look is long ago or unknown."""
+    at = memory.looked_at
+    return memory.seen if at is not None and abs(now - at) <= LONGEST_GAP else {}
+
+
 def load_memory(path: Path) -> Memory:
     try:
         return _decode(json.loads(path.read_text(encoding="utf-8")))
@@ -61,7 +72,7 @@ def load_memory(path: Path) -> Memory:
         return Memory()
     except OSError as problem:
         raise _failure("read", path, problem) from problem
-    except (ValueError, TypeError, KeyError, AttributeError, InvalidValue):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, InvalidValue):
         return Memory()
 
 
@@ -71,12 +82,16 @@ def save_memory(path: Path, memory: Memory) -> None:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that readers see the old text or the new."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    # Reapers in containers have the same process id.
+    new = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new.write_bytes(data)
         new.replace(path)
     except OSError as problem:
+        # A full disk would keep a piece of each run.
+        with contextlib.suppress(OSError):
+            new.unlink()
         raise _failure("write", path, problem) from problem
 
 
@@ -89,6 +104,7 @@ def _failure(verb: str, path: Path, problem: OSError) -> InfrastructureFailure:
 def _encode(memory: Memory) -> dict[str, Any]:
     return {
         "seen": {key: format_time(at) for key, at in memory.seen.items()},
+        "looked_at": None if memory.looked_at is None else format_time(memory.looked_at),
         "refusals": memory.refusals,
         "wait_until": None if memory.wait_until is None else format_time(memory.wait_until),
         "removed": dict(memory.removed),
@@ -97,9 +113,13 @@ def _encode(memory: Memory) -> dict[str, Any]:
 
 
 def _decode(value: Mapping[str, Any]) -> Memory:
-    until = value["wait_until"]
+    until, looked_at = value["wait_until"], value.get("looked_at")
+    counts = [value["refusals"], value["failed"], *value["removed"].values()]
+    if any(int(count) < 0 for count in counts):
+        raise ValueError("a count is negative")
     return Memory(
         seen={str(key): parse_time(at) for key, at in value["seen"].items()},
+        looked_at=None if looked_at is None else parse_time(looked_at),
         refusals=int(value["refusals"]),
         wait_until=None if until is None else parse_time(until),
         removed={str(key): int(count) for key, count in value["removed"].items()},

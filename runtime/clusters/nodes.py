@@ -178,4 +178,8 @@ def count_chips(accelerator: str) -> int | None:
 
 
 def _parse_time(text: object) -> datetime | None:
-    return datetime.fromisoformat(str(text)) if text else None
+    """Raises `ValueError` for a text that is no time, or a time without a zone."""
+    at = datetime.fromisoformat(str(text)) if text else None
+    if at is not None and at.tzinfo is None:
+        raise ValueError(f"`{text}` names no time zone")
+    return at

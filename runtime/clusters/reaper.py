@@ -13,11 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtime.clusters.dead import BOUNDS, Bounds, Dead, ReapPlan, plan_reaping
-from runtime.clusters.memory import Memory, back_off, forgive, waits_until
+from runtime.clusters.memory import Memory, back_off, forgive, recall_seen, waits_until
 from runtime.clusters.nodes import (
     KIND_LABEL,
     QueuedResource,
@@ -28,11 +28,13 @@ from runtime.clusters.nodes import (
     parse_queued,
 )
 from runtime.errors import InfrastructureFailure, explain_briefly
-from runtime.stack.google_api import GoogleRefused
+from runtime.stack.google_api import GoogleRefused, GoogleUnreachable
 from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.stack.google_api import GoogleApi
+
+T = TypeVar("T")
 
 API: Final = "v2alpha1"
 PAGE: Final = 1000
@@ -44,9 +46,12 @@ READ_BACK_AFTER_S: Final = (0.0, 2.0, 5.0, 10.0)
 
 # A node's metadata holds its boot script; 1,024 of them would be 30 MB.
 _NODE_FIELDS: Final = (
-    "nextPageToken,nodes(name,state,labels,createTime,acceleratorType,networkEndpoints,queuedResource,schedulingConfig)"
+    "nextPageToken,unreachable,"
+    "nodes(name,state,labels,createTime,acceleratorType,networkEndpoints,queuedResource,schedulingConfig)"
 )
-_QUEUED_FIELDS: Final = "nextPageToken,queuedResources(name,state,tpu)"
+_RIGHT_CLOCK: Final = timedelta(minutes=1)
+"""A clock that is off by less is used as it is; Google tells its own to the second."""
+_QUEUED_FIELDS: Final = "nextPageToken,unreachable,queuedResources(name,state,tpu)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +83,19 @@ class Reaper:
         are only noted."""
         nodes, queued = self.list_nodes(), self._queued()
         try:
-            heads = parse_heads(
-                self._api.pages("compute", self._instances, "items", filter=f"labels.{KIND_LABEL} = head")
-            )
+            listed = self._api.pages("compute", self._instances, "items", filter=f"labels.{KIND_LABEL} = head")
+            heads = _parsed(parse_heads, listed)
         except InfrastructureFailure as problem:
             return ZoneView(nodes=nodes, queued=queued, no_heads=explain_briefly(problem))
         return ZoneView(nodes=nodes, queued=queued, heads=heads)
+
+    def skew(self) -> timedelta:
+        """Time by which this machine's clock is ahead of Google's, by the last answer; 0 if it is about right.
+
+        Google's clock dates the nodes, and a clock that is set must not make old what is young.
+        """
+        skew = self._api.skew
+        return timedelta(0) if skew is None or abs(skew) < _RIGHT_CLOCK else skew
 
     def remove(self, dead: Sequence[Dead]) -> list[Removal]:
         """Delete, and read back whether Google does it.
@@ -153,13 +165,27 @@ class Reaper:
         return {each.resource: each.state for each in listed}
 
     def list_nodes(self) -> tuple[TpuNode, ...]:
-        return tuple(parse_node(item) for item in self._list("nodes", _NODE_FIELDS))
+        listed = self._list("nodes", _NODE_FIELDS)
+        return _parsed(lambda items: tuple(parse_node(item) for item in items), listed)
 
     def _queued(self) -> tuple[QueuedResource, ...]:
-        return tuple(parse_queued(item) for item in self._list("queuedResources", _QUEUED_FIELDS))
+        listed = self._list("queuedResources", _QUEUED_FIELDS)
+        return _parsed(lambda items: tuple(parse_queued(item) for item in items), listed)
 
     def _list(self, kind: str, wanted: str) -> Iterable[dict[str, Any]]:
         return self._api.pages("tpu", f"{self._parent}/{kind}", kind, pageSize=PAGE, fields=wanted)
+
+
+def _parsed(parse: Callable[[Iterable[dict[str, Any]]], T], listed: Iterable[dict[str, Any]]) -> T:
+    """Parse a list. Raises `GoogleUnreachable` if a member has another form than Google's."""
+    try:
+        return parse(listed)
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        raise GoogleUnreachable(
+            f"a list of Google's has another form than it should: {problem!r}",
+            hint="is there a proxy in between?",
+            retryable=True,
+        ) from problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,21 +217,25 @@ def reap_once(
     except InfrastructureFailure as problem:
         after = back_off(memory, now) if problem.retryable and not dry_run else memory
         return ReapRun(error=problem, waits_until=after.wait_until), after
-    plan = plan_reaping(view, cluster, now, seen=memory.seen, bounds=bounds)
+    googles = now - reaper.skew()
+    plan = plan_reaping(view, cluster, googles, seen=recall_seen(memory, googles), bounds=bounds)
     if dry_run:
         return ReapRun(plan=plan, view=view), memory
     removals = reaper.remove(plan.dead) if plan.dead else []
-    after = _remember(memory, plan, removals, now)
+    after = _remember(memory, plan, removals, now, looked_at=googles)
     return ReapRun(plan=plan, view=view, removals=tuple(removals), waits_until=after.wait_until), after
 
 
-def _remember(memory: Memory, plan: ReapPlan, removals: Sequence[Removal], now: datetime) -> Memory:
+def _remember(
+    memory: Memory, plan: ReapPlan, removals: Sequence[Removal], now: datetime, *, looked_at: datetime
+) -> Memory:
     tried = {each.dead.resource for each in removals if not each.postponed}
     removed = Counter(each.dead.kind for each in removals if each.error is None)
     after = replace(
         memory,
         # A deletion that hangs is asked for again only after its time has passed once more.
         seen={key: at for key, at in plan.seen.items() if key.partition(" ")[2] not in tried},
+        looked_at=looked_at,
         removed=dict(Counter(memory.removed) + removed),
         failed=memory.failed + sum(each.error is not None and not each.postponed for each in removals),
     )

@@ -24,14 +24,14 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from runtime.errors import NotPossible, RequestRefused, StoreUnavailable, UnknownName
+from runtime.errors import InvalidValue, NotPossible, RequestRefused, StoreUnavailable, UnknownName
 from runtime.jobs.hosts.base import AccessDenied, Files
 from runtime.jobs.plan import NativeState
-from runtime.jobs.spec import JobState
+from runtime.jobs.spec import MAX_INDICES, JobState
 from runtime.reasons import EndReason
 from runtime.units import format_time, parse_time
 from runtime.values import dataclass, field, replace
@@ -125,6 +125,26 @@ def check_index(entry: LedgerEntry, index: int) -> int:
     return index
 
 
+class Damaged(NotPossible):
+    """A file of a job's folder that holds something other than what it should."""
+
+    def __init__(self, job: str, file: str) -> None:
+        self.job, self.file = job, file
+        super().__init__(
+            f"nothing can be told of job `{job}`: `{file}` is damaged",
+            hint="its logs and outputs lie beside it; launch it again with `--again`",
+        )
+
+
+@contextlib.contextmanager
+def as_damage(files: Files, job: str, name: str) -> Iterator[None]:
+    """Raise `Damaged` if the content of the job's file `name` turns out to be of another form while it is read."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, InvalidValue) as problem:
+        raise Damaged(job, f"{files.root}/{job_folder(job)}/{name}") from problem
+
+
 # marks and names
 
 ITS_TURN: Final = "other runs of the job go first"
@@ -190,7 +210,7 @@ def read_objects(files: Files, names: Iterable[str]) -> dict[str, dict[str, Any]
     for name, content in files.read_many(names).items():
         try:
             value = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             found[name] = value
@@ -242,17 +262,13 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
     read = files.read_many([f"{folder}/intent.json", *natives, *refusals])
     if f"{folder}/intent.json" not in read:
         return None
-    try:
-        intent = json.loads(read[f"{folder}/intent.json"])
-    except ValueError:
-        raise NotPossible(
-            f"nothing can be told of job `{job}`: `{files.root}/{folder}/intent.json` is damaged",
-            hint="its logs and outputs lie beside it; launch it again with `--again`",
-        ) from None
-    started = tuple(_native(json.loads(read[name])) for name in natives if name in read)
+    with as_damage(files, job, "native"):
+        started = tuple(_native(json.loads(read[name])) for name in natives if name in read)
     ended = read_outcomes(files, job).get(job, {}) if outcomes is None else outcomes
+    with as_damage(files, job, "intent.json"):
+        entry = _entry(job, json.loads(read[f"{folder}/intent.json"]), started, ended)
     return replace(
-        _entry(job, intent, started, ended),
+        entry,
         cancelled="cancel" in names,
         cancelled_indices=frozenset(
             int(name.removeprefix("cancel.")) for name in names if name.removeprefix("cancel.").isdecimal()
@@ -272,11 +288,19 @@ def _entry(
         kind=intent["kind"],
         launched_at=parse_time(intent["at"]),
         snapshot=intent.get("snapshot"),
-        indices=intent["indices"],
+        indices=_read_count(intent),
         natives=natives,
         outcomes=outcomes,
         intent=intent,
     )
+
+
+def _read_count(intent: Mapping[str, Any]) -> int:
+    """The number of a job's runs. Raises `ValueError`."""
+    count = intent["indices"]
+    if type(count) is not int or not 0 <= count <= MAX_INDICES:
+        raise ValueError(f"{count!r} runs")
+    return count
 
 
 def record_end(files: Files, job: str, ended: IndexStatus) -> None:
@@ -450,10 +474,10 @@ def read_many_entries(
     files: Files, jobs: Iterable[str], outcomes: Mapping[str, Mapping[int, Outcome]] | None = None
 ) -> list[LedgerEntry]:
     """The entries of many jobs, by one listing of all outcomes, unless they are given, and two reads; arrays that have not
-    ended, and jobs that were retried, are read one by one."""
+    ended, and jobs that were retried, are read one by one. A job whose files are damaged is left out."""
     outcomes = read_outcomes(files) if outcomes is None else outcomes
     names = {f"{job_folder(job)}/intent.json": job for job in jobs}
-    intents = {names[name]: intent for name, intent in read_objects(files, names).items()}
+    intents = {names[name]: intent for name, intent in read_objects(files, names).items() if _is_intent(intent)}
     left = [job for job, intent in intents.items() if len(outcomes.get(job, {})) < intent["indices"]]
     simple = [job for job in left if intents[job]["indices"] == 1]
     natives = {job: [f"{job_folder(job)}/{native_name(1, part)}" for part in _parts(intents[job])] for job in simple}
@@ -463,15 +487,27 @@ def read_many_entries(
     for job, intent in intents.items():
         mine = outcomes.get(job, {})
         if job in natives and f"{job_folder(job)}/{EPOCH}" not in read:
-            started = tuple(_native(json.loads(read[name])) for name in natives[job] if name in read)
-            cancelled, refused = (read.get(f"{job_folder(job)}/{name}") for name in ("cancel", REFUSED))
-            entry = _entry(job, intent, started, mine)
-            found.append(replace(entry, cancelled=cancelled is not None, refused=_refusal(refused)))
+            with contextlib.suppress(Damaged), as_damage(files, job, "native"):
+                started = tuple(_native(json.loads(read[name])) for name in natives[job] if name in read)
+                cancelled, refused = (read.get(f"{job_folder(job)}/{name}") for name in ("cancel", REFUSED))
+                entry = _entry(job, intent, started, mine)
+                found.append(replace(entry, cancelled=cancelled is not None, refused=_refusal(refused)))
         elif len(mine) < intent["indices"]:
-            found += filter(None, [read_entry(files, job, mine)])
+            with contextlib.suppress(Damaged):
+                found += filter(None, [read_entry(files, job, mine)])
         else:
             found.append(_entry(job, intent, (), mine))
     return found
+
+
+def _is_intent(value: Mapping[str, Any]) -> bool:
+    """Whether the object can be read as an intent."""
+    try:
+        _entry("", value, (), {})
+        _parts(value)
+    except (ValueError, TypeError, LookupError, AttributeError, InvalidValue):
+        return False
+    return True
 
 
 def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tuple[NativeJob, ...]]:
@@ -484,11 +520,13 @@ def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tupl
     found: dict[str, tuple[NativeJob, ...]] = {entry.id: () for entry in entries}
     for name, job in names.items():
         if name in read:
-            found[job] += (_native(json.loads(read[name])),)
+            with contextlib.suppress(Damaged), as_damage(files, job, name):
+                found[job] += (_native(json.loads(read[name])),)
     for entry in entries:
         if f"{job_folder(entry.id)}/{EPOCH}" in read:
-            again = read_entry(files, entry.id, entry.outcomes)
-            found[entry.id] = again.natives if again else ()
+            with contextlib.suppress(Damaged):
+                again = read_entry(files, entry.id, entry.outcomes)
+                found[entry.id] = again.natives if again else ()
     return found
 
 

@@ -26,6 +26,8 @@ PATIENCE_S: Final = 30
 CONNECT_S: Final = 5
 _AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PAUSES_S: Final = (0.2, 1.0, 3.0)
+_PARTIAL: Final = ("UNREACHABLE", "PARTIAL_SUCCESS")
+"""Codes of warnings in lists of Compute Engine that lack members."""
 
 
 class GoogleRefused(InfrastructureFailure):
@@ -97,14 +99,26 @@ class GoogleApi:
             raise
 
     def pages(self, service: str, path: str, items: str, **query: Any) -> Iterator[dict[str, Any]]:
-        """Yield all members of the list `items` of every page."""
-        token = ""
+        """Yield all members of the list `items` of every page. Raises `GoogleUnreachable` for a list that may be incomplete."""
+        token, seen = "", set[str]()
         while True:
             answer = self.get(service, path, **query, **({"pageToken": token} if token else {}))
+            if problem := find_list_problem(answer, items):
+                raise GoogleUnreachable(
+                    f"no whole list of Google's from `GET {service}.googleapis.com/{path.lstrip('/')}`: {problem}",
+                    hint="try again; https://status.cloud.google.com says whether a service is down",
+                    retryable=True,
+                )
             yield from answer.get(items, ())
             token = answer.get("nextPageToken", "")
             if not token:
                 return
+            if token in seen:
+                raise GoogleUnreachable(
+                    f"no whole list of Google's from `GET {service}.googleapis.com/{path.lstrip('/')}`: its pages repeat",
+                    retryable=True,
+                )
+            seen.add(token)
 
     def allowed(self, service: str, path: str, permissions: tuple[str, ...]) -> frozenset[str]:
         """Return those of `permissions` that this identity has on the resource at `path`, by its `testIamPermissions`.
@@ -162,6 +176,21 @@ class GoogleApi:
             self.skew = datetime.now(UTC) - parsedate_to_datetime(date) if date else self.skew
         except (ValueError, TypeError):  # no date, or one without a zone
             return
+
+
+def find_list_problem(answer: Mapping[str, Any], items: str) -> str | None:
+    """What is wrong with a page of a list; None if all of its members are in it."""
+    members = answer.get(items, [])
+    if "error" in answer:
+        return f"it is an error: {_one_line(answer['error'])}"
+    if not isinstance(members, list) or not all(isinstance(each, Mapping) for each in members):
+        return f"`{items}` is no list of objects"
+    if missing := answer.get("unreachable"):
+        return f"some places could not be reached: {_one_line(missing)}"
+    warning = answer.get("warning")
+    if isinstance(warning, Mapping) and warning.get("code") in _PARTIAL:
+        return f"{warning['code']}: {_one_line(warning.get('message', ''))}"
+    return None
 
 
 def _read_object(method: str, url: str, answer: Any) -> dict[str, Any]:
@@ -226,7 +255,7 @@ def _expect_credentials() -> None:
         )
 
 
-def _one_line(problem: Exception) -> str:
+def _one_line(problem: object) -> str:
     return " ".join(str(problem).split())[:300]
 
 

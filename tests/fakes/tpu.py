@@ -14,6 +14,8 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -78,6 +80,8 @@ class TpuServer(FaultyServer):
         """Short names of nodes whose creation is accepted and then fails, with Google's words."""
         self.refuse_paths: list[str] = []
         """Parts of paths whose calls are refused."""
+        self.clock_offset: timedelta | None = None
+        """Time by which the caller's clock is ahead of this one's; None if answers have no date."""
         self.refused: list[str] = []
         """Requests outside Google's description."""
         self.give_addresses: Callable[[str, int], list[str]] = lambda type_, number: [
@@ -143,7 +147,10 @@ class TpuServer(FaultyServer):
                 self.refused.append(f"{request.method} {request.path}: {refusal.message}")
             status = refusal.status
             value = {"error": {"code": status, "message": refusal.message, "status": refusal.reason}}
-        return Response(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
+        headers = {"Content-Type": "application/json"}
+        if self.clock_offset is not None:
+            headers["Date"] = format_datetime(datetime.now(UTC) - self.clock_offset, usegmt=True)
+        return Response(status, headers, json.dumps(value).encode())
 
     def _serve(self, request: Request) -> Answer:
         routed = self._route(request)
@@ -368,7 +375,7 @@ def _mask(answer: Answer, key: str, fields: str) -> Answer:
 
     https://cloud.google.com/apis/docs/system-parameters
     """
-    matched = re.fullmatch(rf"nextPageToken,{key}\(([a-zA-Z,]+)\)", fields)
+    matched = re.fullmatch(rf"nextPageToken,(?:unreachable,)?{key}\(([a-zA-Z,]+)\)", fields)
     if matched is None:
         raise _invalid(f"fields={fields}")
     wanted = matched[1].split(",")

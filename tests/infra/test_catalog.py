@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 from ray._private.accelerators.tpu import TPUAcceleratorManager
@@ -104,7 +104,7 @@ def test_aliases_name_families_that_exist_and_are_none_themselves() -> None:
     [
         ("projects/debian-cloud/global/images/debian-12-bookworm-arm64-v20260915", True),
         ("projects/lab/global/images/aarch64-head", True),
-        ("projects/debian-cloud/global/images/debian-12-bookworm-v20260915", False),
+        ("projects/debian-cloud/global/images/debian-12-bookworm-v20261006", False),
         ("projects/arm64-lab/global/images/charm64x", False),
     ],
 )
@@ -114,3 +114,13 @@ def test_boot_image_for_arm_is_known_by_its_name(image: str, is_arm: bool) -> No
 
 def test_tables_have_a_date_that_has_been() -> None:
     assert date(2026, 1, 1) < catalog.AS_OF <= date.today()  # noqa: DTZ011
+
+
+def test_boot_image_of_heads_is_a_version_that_is_older_than_the_catalog() -> None:
+    project, name = catalog.BOOT_IMAGE.split("/")[1], catalog.BOOT_IMAGE.rpartition("/")[2]
+    made = date.fromisoformat(name.rpartition("-v")[2])
+
+    assert project in catalog.BOOT_IMAGE_PROJECTS
+    assert not catalog.is_arm_image(catalog.BOOT_IMAGE)
+    # Google takes images off its list some months after a newer one.
+    assert timedelta(0) < catalog.AS_OF - made < timedelta(days=90)

@@ -454,7 +454,7 @@ def test_head_with_snapshot_days_has_its_disk_on_a_schedule() -> None:
 
 def test_head_that_is_replaced_has_its_new_disk_on_the_schedule() -> None:
     settings = dataclasses.replace(SETTINGS, snapshot_days=14)
-    newer = dataclasses.replace(settings, boot_image=settings.boot_image.replace("v20260915", "v20261001"))
+    newer = dataclasses.replace(settings, boot_image=settings.boot_image.replace("v20261006", "v20261110"))
 
     steps = {each.urn: each.action for each in plan(recorded(settings=settings), recorded(settings=newer))}
 

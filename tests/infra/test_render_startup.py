@@ -404,6 +404,43 @@ def test_rotation_fetches_the_newest_enabled_version(new_machine: Callable[..., 
     assert machine.server.last("rotation") == "unchanged"
 
 
+def test_file_of_secrets_is_read_by_a_program_as_bash_reads_it_and_replaced_in_one_step(
+    new_machine: Callable[..., Machine],
+) -> None:
+    odd = {
+        "ODD": VALUE,
+        "LINES": "one\n\nexport OTHER=injected\n# no comment\n",
+        "SIGNS": "$(id) `id` \\ \\\\ ' '' \" ; & | > < * ? ~ # ! = é 日本 \t",
+        "EMPTY": "",
+    }
+    secrets = tuple(SecretReference(env=name, resource=f"projects/p-1/secrets/{name.lower()}") for name in odd)
+    machine = new_machine(metadata_of(sample_cluster(secrets=secrets)))
+    for name, value in odd.items():
+        machine.server.versions[f"projects/p-1/secrets/{name.lower()}"] = [value]
+    finish(machine.boot())
+    path = machine.root / "run/runtime-ray/environment"
+    before = path.stat().st_ino
+
+    words = shlex.split(path.read_text())
+    names = " ".join(odd)
+    bash = subprocess.run(
+        ["bash", "-c", f'source "$1"; for name in {names}; do printf "%s\\0" "${{!name}}"; done', "read", str(path)],
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    machine.server.versions["projects/p-1/secrets/odd"] = [VALUE, "second"]
+    assert finish(machine.run("secrets"))[0] == 0
+
+    assert words[::2] == ["export"] * len(odd)
+    assert dict(word.split("=", 1) for word in words[1::2]) == odd
+    assert bash.split("\0")[:-1] == list(odd.values())
+    assert path.stat().st_ino != before, "another file took its place, whole"
+    assert (machine.mode("run/runtime-ray/environment"), machine.mode("run/runtime-ray")) == ("0o600", "0o700")
+    # The container sees the folder, so that it sees the file that took the place of the first.
+    assert "--volume=/run/runtime-ray:/run/runtime-ray:ro" in units.render_head_service(sample_cluster())
+    assert "--user=0" in units.render_node_service(sample_cluster(), MachineSettings())
+
+
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
@@ -554,6 +591,10 @@ def test_member_boots_and_joins_by_itself_and_its_first_host_alone_is_the_slices
     }
     assert machine.notes[-1] == "systemctl restart runtime-ray-node.service"
     assert machine.server.last("state") == "ready"
+
+    code, out = finish(machine.boot())
+
+    assert (code, machine.notes[-1]) == (0, "systemctl start runtime-ray-node.service"), out
 
 
 def test_member_of_several_hosts_waits_until_google_says_which_host_it_is(

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -109,10 +110,35 @@ class TestRay(LauncherSuite):
         return case
 
 
-class TestRayInABucket(LauncherSuite):
+class TestRayInABucket:
+    """The tests of the suite that do something else where the record root is a bucket."""
+
     @pytest.fixture
     def case(self, case: LauncherCase, moto_server: MotoServer) -> LauncherCase:
         return put_in_bucket(case, moto_server)
+
+    test_log_and_outputs_come_home = LauncherSuite.test_job_runs_the_tree_and_its_log_and_outputs_come_home
+    test_way_is_given = LauncherSuite.test_command_that_gives_way_to_a_notice_is_started_again_as_preempted
+    test_array = LauncherSuite.test_array_has_a_result_and_a_log_for_each_index
+    test_several_nodes = LauncherSuite.test_ranks_of_several_nodes_reach_each_other_and_end_together
+    test_rank_that_fails = LauncherSuite.test_rank_that_fails_on_another_node_ends_the_job_with_its_code
+    test_cancel = LauncherSuite.test_cancel_ends_the_job_and_says_that_nothing_is_left
+    test_launches_at_once = LauncherSuite.test_launches_at_once_are_one_job
+    test_take_up = LauncherSuite.test_array_that_is_gone_is_taken_up_where_it_was
+    test_folder_that_is_gone = LauncherSuite.test_job_that_runs_and_whose_folder_is_gone_is_found_by_its_name
+    test_another_root = LauncherSuite.test_record_root_that_was_used_and_is_another_one_now_is_no_answer
+    test_one_plan_twice = LauncherSuite.test_carry_out_of_one_plan_twice_is_one_job
+
+    def test_job_whose_record_was_removed_runs_again(self, ray_cluster: RayCluster, bench: Bench) -> None:
+        for _ in range(2):
+            job = bench.start("true")
+            assert bench.end(job).state is JobState.SUCCEEDED
+            assert (job.new, job.attempts()) == (True, [1])
+            name = job.entry().natives[0].native_id
+            assert wait_until(lambda name=name: ray_cluster.read(f"/api/jobs/{name}")["status"] == "SUCCEEDED")
+            job.files.remove(f"jobs/{job.id}")
+            for each in job.files.names("done"):
+                job.files.remove(f"done/{each}")
 
 
 def put_in_bucket(case: LauncherCase, server: MotoServer, **settings: str) -> LauncherCase:
@@ -120,7 +146,7 @@ def put_in_bucket(case: LauncherCase, server: MotoServer, **settings: str) -> La
     import boto3
 
     boto3.client("s3", endpoint_url=server.url, region_name="us-east-1").create_bucket(Bucket="lab")
-    return replace(case, records="s3://lab/jobs", settings={**case.settings, **settings})
+    return replace(case, records=f"s3://lab/{uuid.uuid4().hex}", settings={**case.settings, **settings})
 
 
 # nodes that go
@@ -227,8 +253,16 @@ def read_answers(ray_cluster: RayCluster, job: JobHandle) -> dict[str, str]:
     name = job.entry().natives[0].native_id
     paths = ["/api/jobs/", f"/api/jobs/{name}", f"/api/jobs/{name}/logs", "/logical/actors", "/nodes?view=summary"]
     paths += [f"/api/v0/{kind}?detail=1" for kind in ("actors", "tasks", "workers")] + ["/api/v0/runtime_envs"]
-    said = {path: json.dumps(ray_cluster.read(path)) for path in paths}
-    assert [path for path, answer in said.items() if answer == "null"] == []
+    said: dict[str, str] = {}
+
+    def ask() -> bool:
+        """Ask for what a head under load has not answered in time yet."""
+        for path in paths:
+            if (answer := None if path in said else ray_cluster.read(path)) is not None:
+                said[path] = json.dumps(answer)
+        return len(said) == len(paths)
+
+    assert wait_until(ask), sorted(set(paths) - set(said))
     assert name in said["/api/jobs/"]
     return said
 
@@ -284,6 +318,14 @@ def test_python_that_the_head_does_not_have_is_setup_failed(case: LauncherCase, 
         assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
     finally:
         bench.close()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be shared out")
+def test_command_is_kept_to_the_cpus_that_its_job_names(bench: Bench) -> None:
+    job = bench.start("nproc", resources=JobResources(cpus=1))
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    assert read_log(job) == "1\n"
 
 
 # TPUs

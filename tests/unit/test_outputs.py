@@ -39,6 +39,7 @@ from runtime.outputs import (
     published_fields,
     read_published,
 )
+from tests.cluster_support import OUTPUTS as CLUSTERS
 
 
 def full_outputs() -> StackOutputs:
@@ -396,3 +397,33 @@ def test_key_that_the_local_stack_lacks_is_no_matter_of_pulumi() -> None:
         need_output(StackOutputs(stack="local"), "secrets", "`runtime secrets`")
 
     assert "pulumi" not in (missing.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("project", "--impersonate-service-account=x"),
+        ("project", "p/../q"),
+        ("clusters.main.head", "-oProxyCommand=touch x"),
+        ("clusters.main.head", "a b"),
+        ("clusters.main.zone", "../../other/zones/z"),
+        ("clusters.main.zone", "--project=x"),
+        ("clusters.main.cluster_name", "../../../etc/x"),
+        ("clusters.main.cluster_name", "\x1b]0;x\x07"),
+        ("clusters.main.cluster_name", "marin\n"),
+    ],
+)
+def test_name_of_a_cluster_that_is_none_of_googles_is_refused(where: str, value: str) -> None:
+    fields = json.loads(encode_outputs(CLUSTERS))
+    parse_outputs(fields)
+    *path, last = where.split(".")
+    part = fields
+    for each in path:
+        part = part[each]
+    part[last] = value
+
+    with pytest.raises(InvalidContract) as refused:
+        parse_outputs(fields)
+
+    assert f"`{where}`" in refused.value.message
+    assert "\x1b" not in refused.value.message

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from runtime.config import load_settings
-from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused, UnknownName
 from runtime.stack.find import find_stack
 
 if TYPE_CHECKING:
+    from runtime.clusters.ray_view import RayView
     from runtime.clusters.reaper import Reaper
     from runtime.clusters.tunnel import HeadWay
     from runtime.config import Settings
@@ -36,6 +37,8 @@ SshOption = Annotated[
 AddressOption = Annotated[
     str | None, Option("--address", metavar="URL", help="Where Ray's dashboard is reachable.", show_default=False)
 ]
+
+NOT_ASKED = "not asked: `--address URL` or `--tunnel` reaches its dashboard"
 
 
 class Chosen:
@@ -137,3 +140,22 @@ def reach_dashboard(
     port = cluster.ports.get("dashboard", DASHBOARD_PORT)
     with open_forward(head_way(chosen, cluster, user, options), port) as url:
         yield url
+
+
+def ask_ray(
+    chosen: Chosen,
+    cluster: ClusterOutput,
+    address: str | None,
+    user: str | None,
+    options: list[str] | None,
+    *,
+    tunnel: bool,
+) -> tuple[RayView | None, str | None]:
+    """Return what Ray says, or why it is not known."""
+    from runtime.clusters.ray_view import read_ray
+
+    try:
+        with reach_dashboard(chosen, cluster, address, user, options, tunnel=tunnel) as url:
+            return (None, NOT_ASKED) if url is None else (read_ray(url), None)
+    except InfrastructureFailure as problem:
+        return None, problem.message

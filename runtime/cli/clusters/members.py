@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.clusters.common import (
+    NOT_ASKED,
     AddressOption,
     DryRunOption,
     OneClusterOption,
     SshOption,
     UserOption,
+    ask_ray,
     choose_one,
     open_clusters,
     reach_dashboard,
@@ -22,16 +24,14 @@ from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
 from runtime.clusters.members import Capacity, Outcome, Step
-from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.errors import RequestRefused
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.cli.clusters.common import Chosen
     from runtime.clusters.members import MemberSpec
     from runtime.clusters.nodes import TpuNode
     from runtime.clusters.ray_view import RayView
-    from runtime.outputs import ClusterOutput
 
 TunnelOption = Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh.")]
 
@@ -178,14 +178,15 @@ def remove(
     key, each = choose_one(chosen)
     reaper = chosen.reaper(each)
     members = find_members(names, reaper.list_nodes(), each.cluster_name)
-    ray = None if force else _ask_ray(chosen, key, each, address, user, ssh_option, tunnel=tunnel)
+    ray, why = (None, None) if force else ask_ray(chosen, each, address, user, ssh_option, tunnel=tunnel)
     if ray is not None and (busy := find_busy(members, ray)):
         raise StillBusy(busy)
+    if why is not None:
+        note(f"{key}: Ray was {why}" if why is NOT_ASKED else f"{key}: {why}")
     if dry_run:
         _print([_row(member, "would be removed") for member in members], output)
         return 0
-    asked = "" if ray is not None or force else ", whatever runs there (Ray was not asked)"
-    confirm(f"remove {', '.join(names)} from `{each.cluster_name}`{asked}", yes=yes)
+    confirm(f"remove {', '.join(names)} from `{each.cluster_name}`, and what runs there", yes=yes)
     known = {member.resource: member for member in members}
     removals = reaper.remove(find_removable(members))
     rows = [
@@ -193,26 +194,6 @@ def remove(
     ]
     _print(rows, output)
     return 3 if any(row.error for row in rows) else 0
-
-
-def _ask_ray(
-    chosen: Chosen,
-    key: str,
-    cluster: ClusterOutput,
-    address: str | None,
-    user: str | None,
-    options: list[str] | None,
-    *,
-    tunnel: bool,
-) -> RayView | None:
-    from runtime.clusters.ray_view import read_ray
-
-    try:
-        with reach_dashboard(chosen, cluster, address, user, options, tunnel=tunnel) as url:
-            return None if url is None else read_ray(url)
-    except InfrastructureFailure as problem:
-        note(f"{key}: {problem.message}")
-        return None
 
 
 def _looker(url: str) -> Callable[[], RayView]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -131,10 +132,11 @@ def reap(
         reports.append(_report(name, run, most, dry_run=dry_run))
     took = time.monotonic() - began
     _print_reports(reports, output)
-    for file, memory in changed:
-        save_memory(file, memory)
-    if metrics_file is not None and not dry_run:
-        write_metrics(metrics_file, measured, datetime.now(UTC), took)
+    with contextlib.ExitStack() as writes:  # each is done, whichever fails
+        if metrics_file is not None and not dry_run:
+            writes.callback(write_metrics, metrics_file, measured, datetime.now(UTC), took)
+        for file, memory in changed:
+            writes.callback(save_memory, file, memory)
     return 3 if any(report.failed or report.error for report in reports) else 0
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from runtime.cli.clusters.common import (
+    NOT_ASKED,
     AddressOption,
     ClusterOption,
     SshOption,
     UserOption,
+    ask_ray,
     open_clusters,
-    reach_dashboard,
     refuse_two_ways,
 )
 from runtime.cli.commands import OutputOption, StackOption
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from runtime.cli.clusters.common import Chosen
     from runtime.clusters.ray_view import RayView
     from runtime.outputs import ClusterOutput
-
-NOT_ASKED = "not asked: `--address URL` or `--tunnel` reaches its dashboard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,32 +124,13 @@ def status(
     shown, failed = [], 0
     for name, each in chosen.clusters.items():
         try:
-            ray, why = _ask_ray(chosen, each, address, user, ssh_option, tunnel=tunnel)
+            ray, why = ask_ray(chosen, each, address, user, ssh_option, tunnel=tunnel)
             shown.append(_look(chosen, name, each, ray, why))
         except InfrastructureFailure as problem:
             note(f"{name}: {problem.message}")
             failed += 1
     _print(shown, output)
     return 3 if failed else 0
-
-
-def _ask_ray(
-    chosen: Chosen,
-    cluster: ClusterOutput,
-    address: str | None,
-    user: str | None,
-    options: list[str] | None,
-    *,
-    tunnel: bool,
-) -> tuple[RayView | None, str | None]:
-    """Return what Ray says, or why it is not known."""
-    from runtime.clusters.ray_view import read_ray
-
-    try:
-        with reach_dashboard(chosen, cluster, address, user, options, tunnel=tunnel) as url:
-            return (None, NOT_ASKED) if url is None else (read_ray(url), None)
-    except InfrastructureFailure as problem:
-        return None, problem.message
 
 
 def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None, why: str | None) -> ClusterStatus:

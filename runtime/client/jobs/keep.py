@@ -302,8 +302,11 @@ def _check_secrets(job: JobHandle, entry: LedgerEntry) -> None:
         return
     folder = job_folder(job.id)
     read = job.files.read_many([f"{folder}/order.json", f"{folder}/spec.json"])
-    paths = json.loads(read.get(f"{folder}/order.json") or b"{}").get("secrets", {})
-    spec = parse_spec(json.loads(read.get(f"{folder}/spec.json") or b"{}"), source=f"job `{job.id}`")
+    with ledger.as_damage(job.files, job.id, "order.json"):
+        paths = {**json.loads(read.get(f"{folder}/order.json") or b"{}").get("secrets", {})}
+    with ledger.as_damage(job.files, job.id, "spec.json"):
+        written = json.loads(read.get(f"{folder}/spec.json") or b"{}")
+    spec = parse_spec(written, source=f"job `{job.id}`")
     there = {f"secrets/{name}" for name in job.files.names(f"{folder}/secrets")}
     gone = [
         ref

@@ -231,13 +231,16 @@ def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) ->
     read = job.files.read_many(wanted)
     if missing := sorted(set(wanted) - read.keys()) or ([] if names else [f"{folder}/artefacts"]):
         raise NotPossible(f"job `{job.id}` cannot go on: {', '.join(missing)} is gone", hint="runtime launch --again")
-    artefacts = {name: read[f"{folder}/artefacts/{name}"].decode() for name in names}
-    parts, root = _restore_parts(job, entry, artefacts, indices)
+    with ledger.as_damage(job.files, job.id, "artefacts"):
+        artefacts = {name: read[f"{folder}/artefacts/{name}"].decode() for name in names}
+        parts, root = _restore_parts(job, entry, artefacts, indices)
+    with ledger.as_damage(job.files, job.id, "order.json"):
+        order = {**json.loads(read[f"{folder}/order.json"])}
     return LaunchPlan(
         job=JobIdentity(id=job.id, name=entry.name, owner=entry.owner, snapshot=entry.snapshot),
-        spec=_read_spec(read[f"{folder}/spec.json"], job.id),
+        spec=_read_spec(job, read[f"{folder}/spec.json"]),
         target=job.target,
-        order=json.loads(read[f"{folder}/order.json"]),
+        order=order,
         artefacts=artefacts,
         parts=tuple(parts),
         fidelity={},
@@ -258,8 +261,10 @@ def _restore_parts(
     return [part], words[1].partition(f"/{job_folder(job.id)}/")[0]
 
 
-def _read_spec(text: bytes, job: str) -> JobSpec:
-    return parse_spec(json.loads(text), source=f"job `{job}`")
+def _read_spec(job: JobHandle, text: bytes) -> JobSpec:
+    with ledger.as_damage(job.files, job.id, "spec.json"):
+        written = json.loads(text)
+    return parse_spec(written, source=f"job `{job.id}`")
 
 
 def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:
@@ -286,7 +291,7 @@ def _as_new_job(
         )
     folder = job_folder(job.id)
     read = job.files.read_many([f"{folder}/spec.json", f"{folder}/{SNAPSHOT_FILE}"])
-    spec = _read_spec(read[f"{folder}/spec.json"], job.id)
+    spec = _read_spec(job, read[f"{folder}/spec.json"])
     if spec.array is not None and spec.array.file is not None and not Path(spec.array.file).is_file():
         raise NotPossible(
             f"`array.file` `{spec.array.file}` of job `{job.id}` is not here",

@@ -190,7 +190,9 @@ def map_tasks(
 
     def make_lines() -> Iterator[dict[str, Any]]:
         for given in inputs:
-            where = place(given)
+            where: Any = place(given)
+            if not isinstance(where, str) or not where:
+                raise InvalidValue("output", repr(where), "a text that names a place for the input")
             identity = task_id(experiment, key=where)
             if identity in placed and placed[identity][0] != given:
                 raise InvalidValue("output", where, "an output of its own for each input", hint="two inputs share it")

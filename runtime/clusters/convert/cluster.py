@@ -11,9 +11,19 @@ from typing import Any, Final
 
 from runtime.clusters.convert.commands import SetUp, read_container_commands, read_machine_commands
 from runtime.clusters.convert.container import Container, read_options
-from runtime.clusters.convert.notes import Note, Notes, quote, read_count, read_table, read_text, read_texts
+from runtime.clusters.convert.notes import (
+    LONGEST_TEXT,
+    Note,
+    Notes,
+    quote,
+    read_count,
+    read_table,
+    read_text,
+    read_texts,
+)
 from runtime.clusters.nodes import count_hosts
 from runtime.errors import InvalidValue, NotPossible
+from runtime.secret_signs import has_known_form
 from runtime.values import dataclass
 
 MOST_BYTES: Final = 1 << 20
@@ -26,7 +36,9 @@ _IMAGE: Final = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _GOOGLES: Final = re.compile(r"(?P<region>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/.+")
-_BOOT_IMAGE: Final = re.compile(r"(?:https://www\.googleapis\.com/compute/v1/)?(projects/[^/]+/global/images/[^/]+)")
+_BOOT_IMAGE: Final = re.compile(
+    r"(?:https://www\.googleapis\.com/compute/v1/)?(projects/[^/]+/global/images/[^/]+-v[0-9]{8})"
+)
 _POOL: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _ZONE: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z0-9]+")
@@ -130,7 +142,7 @@ class _Conversion:
 
     def convert(self) -> Converted:
         file, notes = self._file, self._notes
-        cluster = read_text(file["cluster_name"], "cluster_name", "a name")
+        cluster = quote(read_text(file["cluster_name"], "cluster_name", "a name"))
         notes.add("cluster_name", cluster, f"Ray's name of the cluster is STACK-{HEAD}: stop the old one first")
         docker = read_table(file.get("docker"), "docker")
         shared = read_texts(docker.get("run_options"), "docker.run_options")
@@ -166,8 +178,13 @@ class _Conversion:
             "heads": {HEAD: {**{key: each for key, each in machine.items() if each}, "pools": pools}},
             "overrides": overrides,
         }
+        if has_known_form(str(settings)):
+            raise NotPossible(
+                "the file has what looks like the value of a secret, which is not repeated here",
+                hint="take it out, and have a new one made: others have read it",
+            )
         return Converted(
-            cluster=quote(cluster),
+            cluster=cluster,
             settings={key: each for key, each in settings.items() if each},
             notes=notes.all(),
         )
@@ -244,11 +261,11 @@ class _Conversion:
             made["disk_gb"] = max(size, 50)
             if size < 50:
                 self._notes.add(f"{where}.initializeParams", f"diskSizeGb: {size}", "a head's disk has at least 50 GB")
-        source = str(params.get("sourceImage") or "")
+        source = str(params.get("sourceImage") or "")[:LONGEST_TEXT]
         if found := _BOOT_IMAGE.fullmatch(source):
             made["boot_image"] = found[1]
         elif source:
-            step = "a family would replace the head on a day of its own; `boot_image` has a version by default"
+            step = "is no version of an image, and a family would replace the head on its own day; `boot_image` has a version"
             self._notes.add(f"{where}.initializeParams.sourceImage", source, step)
         if "diskType" in params:
             made["disk_type"] = str(params["diskType"]).rpartition("/")[2]

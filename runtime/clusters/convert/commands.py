@@ -21,12 +21,15 @@ _KEY: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 LONGEST_SETUP: Final = 16 * 1024
 
 _KNOWN: Final = (
-    (r"\bchmod\b.*docker\.sock", "makes every program of the machine root; nothing here needs it, so leave it out"),
+    (
+        r"\bchmod\b.{0,200}docker\.sock",
+        "makes every program of the machine root; nothing here needs it, so leave it out",
+    ),
     (
         r"docker\.sock",
         "whoever writes to the socket is root of the machine; run what needs containers on another target",
     ),
-    (r"get\.docker\.com|\bwhich\s+docker\b|usermod\s.*\bdocker\b", "the machine has Docker and uses it as root"),
+    (r"get\.docker\.com|\bwhich\s+docker\b|usermod\s.{0,200}\bdocker\b", "the machine has Docker and uses it as root"),
     (r"gcloud\s+auth\s+configure-docker", "the machine logs in to the image's registry with its own identity"),
     (
         r"authorized_keys|\.ssh/",
@@ -34,7 +37,7 @@ _KNOWN: Final = (
     ),
     (r"\bgcsfuse\b", "read and write gs:// URLs, or mount the bucket in `setup` below /mnt and name it in `mounts`"),
     (r"gcloud\s+config\s+set", "a program gets project and zone from the metadata server, or by its own options"),
-    (r"\brm\s.*/tmp/ray\b", "each start of Ray has a new container, and sessions older than a week are dropped"),
+    (r"\brm\s.{0,200}/tmp/ray\b", "each start of Ray has a new container, and sessions older than a week are dropped"),
     (r"\.ray/auth_token", "Ray's token authentication is not set up by a stack; no port is open beyond the subnet"),
 )
 """What a command does → what takes its place."""

@@ -13,6 +13,8 @@ READS: Final = re.compile(r"\bgcloud\s+secrets\s+versions\s+access\b(?P<rest>[^|
 """A command that reads a secret by its name."""
 LONGEST: Final = 160
 """Letters of the file that a note repeats."""
+LONGEST_TEXT: Final = 16 * 1024
+"""Letters of the longest text: that of a machine's whole set-up script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Notes:
 
 def quote(value: object) -> str:
     """Return a value as one printable line, cut, and without what looks like a secret."""
-    text = " ".join(str(value).split())
+    text = " ".join(str(value)[: LONGEST * 16].split())
     if holds_secret(text):
         return "… (holds what looks like a secret)"
     text = "".join(each if each.isprintable() else "?" for each in text).replace("`", "'")
@@ -71,13 +73,19 @@ def read_texts(value: Any, where: str) -> list[str]:
         return []
     if not isinstance(value, list) or not all(isinstance(each, str | int | float) for each in value):
         raise InvalidValue(where, quote(value), "a list of texts")
-    return [str(each) for each in value]
+    return [_bounded(str(each), f"{where}[{index}]") for index, each in enumerate(value)]
 
 
 def read_text(value: Any, where: str, allowed: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InvalidValue(where, quote(value), allowed)
-    return value.strip()
+    return _bounded(value.strip(), where)
+
+
+def _bounded(text: str, where: str) -> str:
+    if len(text) > LONGEST_TEXT:
+        raise InvalidValue(where, quote(text), f"a text of at most {LONGEST_TEXT:,} letters")
+    return text
 
 
 def read_count(value: Any, where: str, default: int) -> int:

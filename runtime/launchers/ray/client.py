@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shlex
@@ -21,6 +22,10 @@ from runtime.launchers.ray.settings import Place, Tunnel
 ANSWER_S: Final = 60.0
 TUNNEL_S: Final = 60.0
 """How long a tunnel may take to open."""
+LET_GO_S: Final = 30.0
+"""How long the head may take to end the actor of a job that has ended."""
+WATCH_S: Final = 3.0
+"""After which the head no longer looks at an actor that has ended: three times the pause between its looks."""
 _LOOK_S: Final = 0.1
 _TAKEN: Final = "already exists"
 
@@ -88,7 +93,7 @@ class RayJobs:
 
     def read_session(self) -> str | None:
         """The name of the head's session, another one after each start of the head; None if it tells none."""
-        session = self._call("GET", "../version", "tell its session").get("session_name")
+        session = self._call("GET", "version", "tell its session", api="").get("session_name")
         return str(session) if session else None
 
     def read_log(self, name: str) -> str:
@@ -108,6 +113,24 @@ class RayJobs:
         """Make the head forget a job that has ended; gone is success."""
         self._act("DELETE", urllib.parse.quote(name), f"delete `{name}`")
 
+    def replace(self, name: str) -> None:
+        """Make the head forget a job that has ended, so that its id can be submitted again.
+
+        The head ends the job's own actor later, and looks at it once a second until then. It would take the end of that
+        actor for the end of a new job of this id.
+        """
+        actor = f"_ray_internal_job_actor_{name}"
+        query = urllib.parse.urlencode({"filter_keys": "name", "filter_predicates": "=", "filter_values": actor})
+        until = time.monotonic() + LET_GO_S
+        with contextlib.suppress(RayRefused):
+            while time.monotonic() < until:
+                said = self._call("GET", f"actors?{query}", f"tell of the actor of `{name}`", api="v0/")
+                if all(each.get("state") == "DEAD" for each in said["data"]["result"]["result"]):
+                    break
+                time.sleep(_LOOK_S)
+        time.sleep(WATCH_S)
+        self.delete(name)
+
     def _act(self, method: str, path: str, what: str) -> None:
         try:
             self._call(method, path, what)
@@ -115,8 +138,10 @@ class RayJobs:
             if refused.status != 404:
                 raise
 
-    def _call(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
-        url = f"{self.read_address()}/api/{path[3:] if path.startswith('../') else 'jobs/' + path}"
+    def _call(
+        self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None, *, api: str = "jobs/"
+    ) -> Any:
+        url = f"{self.read_address()}/api/{api}{path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
         try:

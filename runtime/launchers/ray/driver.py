@@ -152,11 +152,11 @@ class Driver:
         """Options of the actors of all nodes, which have room at once on as many machines; None after a cancel or TERM,
         and if slices do not come together in time."""
         tpu = self.wants.get("tpu")
-        if tpu is None or tpu["hosts"] == 1:
+        if tpu is None or tpu.get("hosts", self.order["nodes"]) == 1:
             return self._gather(run, held, decide.list_rooms(self.wants, self.order["nodes"]))
         # The first host of a slice has a resource of its own. Runs that took first hosts one by one would wait for each other.
         first = {decide.head_of(tpu["type"]): 1.0}
-        options = self._gather(run, held, [(first, {"num_cpus": 0, "resources": first})] * tpu["slices"])
+        options = self._gather(run, held, [(first, {"num_cpus": 0, "resources": first})] * tpu.get("slices", 1))
         actors = [self._make_actor(each, held) for each in options or ()]
         found = self._await_all([actor.where.remote() for actor in actors], run) if actors else None
         if found is None:
@@ -240,7 +240,8 @@ class Driver:
         if None not in codes:
             return False
         nodes = ray.nodes()
-        losses.note_dead(run, self.native, begun, losses.find_dead(codes, places, nodes))
+        with contextlib.suppress(OSError):  # without it the attempt counts as lost
+            losses.note_dead(run, self.native, begun, losses.find_dead(codes, places, nodes))
         return losses.has_living(codes, places, nodes)
 
     def _start(self, index: int, node: int, actor: Any, place: Mapping[str, Any]) -> Any:

@@ -110,7 +110,7 @@ def _tell_wants(note: Mapping[str, Any] | None) -> str:
     wants = (note or {}).get("wants", {})
     amounts = [f"{amount:g} {name}" for name, amount in wants.get("bundle", {}).items() if amount]
     if tpu := wants.get("tpu"):
-        several = f", in {tpu['slices']} slices at once" if tpu["slices"] > 1 else ""
+        several = f", in {tpu['slices']} slices at once" if tpu.get("slices", 1) > 1 else ""
         amounts.append(f"{tpu['chips']} chips of a TPU {tpu['type']}{several}")
     return ", ".join(amounts)
 

@@ -54,9 +54,7 @@ class Refusal:
         text = self.text.lower()
         if "quota" in text:
             return "quota"
-        return (
-            "stock-out" if re.search(r"no more capacity|stock.?out|resource_pool_exhausted|'code': 8\b", text) else ""
-        )
+        return "stock-out" if re.search(r"no more capacity|stock.?out|resource_pool_exhausted", text) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,33 +135,36 @@ def _read_records(report: Mapping[str, Any]) -> list[Refusal]:
 
 
 _UNTOLD: Final = {"category": "unavailable", "description": "no reason given"}
-_HEADER: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+\t\w+ (.*)")
-_FAILED: Final = re.compile(r"Failed to launch \d+ node\(s\) of type ([^\s.]+)\.")
+_HEADER: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+\t\w+ .*? -- (.*)")
+_FAILED: Final = re.compile(r"(\w*NodeLauncher\w*): Failed to launch (?:\d+|\{\}) node\(s\) of type ([^\s.]+)\.")
+_TRACEBACK: Final = re.compile(r"(\w*NodeLauncher\w*): Traceback ")
 _RETURNED: Final = re.compile(r'returned "(.+?)"[.>]|[\'"]message[\'"]: ([\'"])(.+?)\2[,}]')
 
 
 def read_log(text: str) -> list[Refusal]:
     """Refusals of a cloud in the autoscaler's log: a line that names the pool, then a traceback with the cloud's words.
 
-    Both are entries of their own; a traceback's first line has the time, and its last one the error.
+    Both are entries of their own, of a launcher's thread that the text names; entries of other threads may come between.
     """
     found: list[Refusal] = []
-    pool, at, last = None, 0.0, ""
-    for line in [*text.splitlines(), "1970-01-01 00:00:00,000\tINFO end"]:
+    failed: dict[str, tuple[str, float]] = {}
+    refused: tuple[str, float] | None = None
+    last = ""
+    for line in [*text.splitlines(), "1970-01-01 00:00:00,000\tINFO end -- end"]:
         header = _HEADER.match(line)
         if header is None:
             if line and not line[0].isspace():
                 last = line
             continue
-        if pool and last:
-            found.append(Refusal(pool=pool, at=at, text=_find_words(last)))
-            pool = None
-        last = ""
-        if failed := _FAILED.search(header[2]):
+        if refused and last:
+            found.append(Refusal(pool=refused[0], at=refused[1], text=_find_words(last)))
+        refused, last = None, ""
+        if names := _FAILED.match(header[2]):
             # The monitor writes in its machine's time.
-            pool, at = failed[1], datetime.strptime(header[1], "%Y-%m-%d %H:%M:%S").astimezone(UTC).timestamp()
-        elif pool and "Traceback (most recent call last)" not in header[2]:
-            pool = None
+            at = datetime.strptime(header[1], "%Y-%m-%d %H:%M:%S").astimezone(UTC).timestamp()
+            failed[names[1]] = names[2], at
+        elif thread := _TRACEBACK.match(header[2]):
+            refused = failed.pop(thread[1], None)
     return found
 
 

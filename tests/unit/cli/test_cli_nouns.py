@@ -19,6 +19,7 @@ _NOUN_FOLLOWS = re.compile(rf"^ (?:[a-z]+ )?(?:{NOUNS})\b")
 
 MORE_THAN_ONE = {
     ("bundles.py", "len(parts)"),
+    ("convert.py", "most_bytes"),
     ("wait.py", "total"),
     ("explain.py", "name"),
     ("explain.py", "what"),

@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
+from runtime.cli.main import main
+from runtime.client.jobs import targets
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.keep import Act, KeptJob, decide_keep, keep_target, list_strange_folders
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
+from runtime.client.jobs.status import read_target
+from runtime.client.jobs.targets import OpenTarget
 from runtime.config import Project, Settings
-from runtime.errors import StoreUnavailable
+from runtime.errors import MissingExtra, StoreUnavailable
 from runtime.jobs import lock, open_index
 from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome, Refusal
 from runtime.jobs.lock import Lock
-from runtime.jobs.plan import NativeState
+from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, Retry, SecretRef
 from runtime.launchers.processes.base import ProcessLauncher
 from runtime.launchers.slurm.launcher import SlurmLauncher
@@ -296,6 +300,70 @@ def test_job_with_a_secret_of_the_launching_machine_goes_on_while_its_value_is_t
         assert len(job.entry().natives) == 1
     else:
         assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+
+
+DAMAGES = (b"", b"[]", b"null", b"{}", b'"x"', b"\0\xff", b'{"name": ', b"[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "file", ["intent.json", "order.json", "spec.json", "artefacts/command", "native/001.000000.json", "owners/1.0"]
+)
+def test_damaged_file_of_one_job_stops_no_other(settings: Settings, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setenv("CANARY", "1")
+    for content in DAMAGES:
+        damaged = start(settings, "sleep 600", secrets=(SecretRef(name="TOKEN", source="env://CANARY"),))
+        other = start(settings, "[ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
+        lose(damaged)
+        lose(other)
+        path = settings.data_dir / "jobs/jobs" / damaged.id / file
+        # A name is made once; damage comes later.
+        path.unlink()
+        path.write_bytes(content)
+
+        done = {each.job: each.done for each in keep_target(other, settings).jobs}
+
+        assert done[other.id] == "taken_up", content
+        assert other.id in {each.job for each in read_target(other, now=NOW).jobs}, content
+        assert other.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+        kill_all(damaged.id)
+        open_index.drop_open(damaged.files, damaged.id)
+
+
+def test_job_of_more_runs_than_any_launch_makes_counts_as_damaged(settings: Settings) -> None:
+    job = start(settings, "sleep 600")
+    lose(job)
+    intent = job.files.read(f"jobs/{job.id}/intent.json") or b""
+    job.files.write(f"jobs/{job.id}/intent.json", intent.replace(b'"indices": 1', b'"indices": 100000000000'))
+
+    found = kept(job, settings)
+
+    assert found.done == "left"
+    assert "intent.json` is damaged" in found.seen
+
+
+@pytest.mark.parametrize("words", [["keep", "--once"], ["keep", "--once", "--on", "local,broken"]])
+def test_target_that_cannot_be_used_stops_no_other(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    job = start(settings, "[ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
+    lose(job)
+    (settings.project.root / "runtime.toml").write_text('[targets.broken]\nkind = "slurm"\nrecords = "/r"\n')
+    monkeypatch.chdir(settings.project.root)
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(settings.data_dir))
+    opened = targets.open_target
+
+    def open_target(target: Target, *more: Any) -> OpenTarget:
+        if target.name == "broken":
+            raise MissingExtra("target `broken`", "all")
+        return opened(target, *more)
+
+    monkeypatch.setattr(targets, "open_target", open_target)
+
+    code = main(words)
+
+    said = capsys.readouterr()
+    assert (code, "taken_up" in said.out, "`broken` cannot be used here" in said.err) == (3, True, True)
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
 
 
 def test_job_that_may_not_be_read_is_said(settings: Settings) -> None:

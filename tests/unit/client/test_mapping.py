@@ -127,6 +127,14 @@ def test_two_inputs_with_one_output_are_refused(bench: Bench) -> None:
     assert refused.value.hint == "two inputs share it"
 
 
+@pytest.mark.parametrize("output", [None, "", 7])
+def test_output_that_is_no_text_is_refused(bench: Bench, output: Any) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        mapped(bench, output=lambda number: output)
+
+    assert (refused.value.field, refused.value.value) == ("output", repr(output))
+
+
 def test_same_input_twice_is_one_task(bench: Bench) -> None:
     tasks = mapped(bench, inputs=(2, 2))
     succeed_all(bench, 1)

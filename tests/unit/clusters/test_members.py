@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -39,7 +40,7 @@ from tests.infra.render_support import V5E, sample_cluster
 V4_CLUSTER = sample_cluster()
 FACTS = HeadFacts(address="10.64.0.2", config=autoscaler_fields(V4_CLUSTER), ssh_key="ssh-ed25519 AAAA ray-head")
 SPEC = MemberSpec(name="eval", accelerator="v4-16")
-HALF_HOUR = timedelta(minutes=30)
+MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def new_joining(server: TpuServer) -> Callable[..., Joining]:
 
 def join(joining: Joining, *specs: MemberSpec, **more: Any) -> list[Outcome]:
     bodies = {each.name: render_member(each, FACTS, "marin-main") for each in specs}
-    return joining.join(bodies, specs, within=more.pop("within", HALF_HOUR), **more)
+    return joining.join(bodies, specs, within=more.pop("within", MINUTE), **more)
 
 
 # what is decided
@@ -295,6 +296,46 @@ def test_join_again_finds_what_an_interrupted_call_made(server: TpuServer, new_j
     assert len(server.created) == 1
 
 
+def test_join_that_was_killed_at_any_request_goes_on_when_it_is_run_again(
+    server: TpuServer, new_joining: Callable[..., Joining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = make_specs("v4-16", name="eval", count=2)
+    before = GoogleApi._call
+
+    def run_and_die_after(requests: int) -> bool:
+        """Return whether the call was killed, right after Google got that many requests."""
+        left = [requests]
+
+        def call(self: GoogleApi, *args: Any, **more: Any) -> Any:
+            answer = before(self, *args, **more)
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return answer
+
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(GoogleApi, "_call", call)
+            join(new_joining(), *specs)
+            return False
+        return True
+
+    killed = 0
+    while run_and_die_after(killed + 1):
+        killed += 1
+
+        def google_goes_on() -> None:
+            for each in server.nodes.values():
+                each["state"] = "READY"
+
+        outcomes = join(new_joining(google_goes_on), *specs)
+        assert [each.joined for each in outcomes] == [True, True]
+        assert (names_of(server.nodes), len(server.created)) == (["eval-0", "eval-1"], 2)
+        server.nodes.clear()
+        server.created.clear()
+    # List, two creations, their two operations, and the list again.
+    assert killed == 6
+
+
 def test_join_that_is_not_whole_in_time_leaves_nothing(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
     server.give_addresses = lambda type_, number: ["10.0.0.1"]
     other = MemberSpec(name="one", accelerator="v4-8")
@@ -302,7 +343,7 @@ def test_join_that_is_not_whole_in_time_leaves_nothing(server: TpuServer, new_jo
     outcomes = join(new_joining(), SPEC, other)
 
     assert [(each.name, each.joined, each.removed, each.error) for each in outcomes] == [
-        ("eval", False, True, "not whole within 30m: READY, 1 of 2 hosts"),
+        ("eval", False, True, "not whole within 1m: READY, 1 of 2 hosts"),
         ("one", True, False, None),
     ]
     assert names_of(server.nodes) == ["one"]
@@ -313,7 +354,7 @@ def test_join_keeps_what_is_not_whole_if_it_is_told_to(server: TpuServer, new_jo
 
     [outcome] = join(new_joining(), SPEC, keep=True)
 
-    assert (outcome.removed, outcome.error) == (False, "not whole within 30m: READY, 1 of 2 hosts")
+    assert (outcome.removed, outcome.error) == (False, "not whole within 1m: READY, 1 of 2 hosts")
     assert names_of(server.nodes) == ["eval"]
 
 
@@ -385,6 +426,16 @@ def test_join_asks_again_after_a_passing_failure(server: TpuServer, new_joining:
     [outcome] = join(new_joining(server.refusals.clear), SPEC)
 
     assert outcome.joined
+
+
+def test_join_outlives_a_time_without_answers(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    server.refusals["tpu.projects.locations.nodes.list"] = Refusal(429, "RESOURCE_EXHAUSTED", "too many requests")
+    said: list[str] = []
+
+    [outcome] = join(new_joining(server.refusals.clear), SPEC, say=said.append)
+
+    assert outcome.joined
+    assert "too many requests" in said[0]
 
 
 def test_join_replaces_a_member_that_was_preempted(server: TpuServer, new_joining: Callable[..., Joining]) -> None:

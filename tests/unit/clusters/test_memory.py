@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.clusters.memory import Memory, back_off, forgive, load_memory, save_memory, waits_until
+from runtime.clusters.memory import Memory, back_off, forgive, load_memory, recall_seen, save_memory, waits_until
 from runtime.errors import InfrastructureFailure
 from tests.cluster_support import NOW
 
 SECOND = timedelta(seconds=1)
 WHOLE = Memory(
     seen={"incomplete projects/p/locations/z/nodes/n": NOW},
+    looked_at=NOW + SECOND,
     refusals=2,
     wait_until=NOW + 90 * SECOND,
     removed={"preempted": 3, "older head": 1},
@@ -32,7 +33,14 @@ def test_memory_comes_back_from_its_file_as_it_was(tmp_path: Path, memory: Memor
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "{}", "[]", '{"seen": {"a": "yesterday"}}', '{"seen": {}, "refusals": "many"}', "null", "\udcff"]
+    "text",
+    [
+        *(None, "", "{}", "[]", "null", "\udcff", "[" * 100_000),
+        '{"seen": {"a": "yesterday"}}',
+        '{"seen": {}, "refusals": "many"}',
+        '{"seen": {}, "refusals": 1e400, "wait_until": null, "removed": {}, "failed": 0}',
+        '{"seen": {}, "refusals": 0, "wait_until": null, "removed": {"preempted": -5}, "failed": 0}',
+    ],
 )
 def test_memory_that_is_missing_or_damaged_is_empty(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "memory.json"
@@ -59,7 +67,7 @@ def test_back_off_doubles_the_pause_up_to_ten_minutes(refusals: int, pause: int)
 
 
 def test_forgive_forgets_refusals_alone() -> None:
-    assert forgive(WHOLE) == Memory(seen=WHOLE.seen, removed=WHOLE.removed, failed=4)
+    assert forgive(WHOLE) == Memory(seen=WHOLE.seen, looked_at=WHOLE.looked_at, removed=WHOLE.removed, failed=4)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +76,22 @@ def test_forgive_forgets_refusals_alone() -> None:
 )
 def test_pause_ends_at_its_time_and_when_the_clock_was_set_back_far(after: int, waits: bool) -> None:
     assert waits_until(WHOLE, NOW + after * SECOND) == (WHOLE.wait_until if waits else None)
+
+
+def test_file_that_could_not_be_replaced_leaves_no_piece(tmp_path: Path) -> None:
+    (tmp_path / "memory.json").mkdir()
+
+    with pytest.raises(InfrastructureFailure):
+        save_memory(tmp_path / "memory.json", WHOLE)
+
+    assert [each.name for each in tmp_path.iterdir()] == ["memory.json"]
+
+
+@pytest.mark.parametrize(
+    ("gap", "recalled"), [(timedelta(minutes=15), True), (timedelta(minutes=16), False), (timedelta(days=-1), False)]
+)
+def test_suspects_of_a_look_long_ago_are_forgotten(gap: timedelta, recalled: bool) -> None:
+    memory = Memory(seen=WHOLE.seen, looked_at=NOW)
+
+    assert recall_seen(memory, NOW + gap) == (WHOLE.seen if recalled else {})
+    assert recall_seen(Memory(seen=WHOLE.seen), NOW) == {}

@@ -70,7 +70,9 @@ def test_reaper_reads_every_page_and_deletes_only_what_is_dead(server: TpuServer
     assert names_of(server.nodes) == ["n-1", "n-3", "n-4", "theirs"]
     assert run.plan is not None
     assert run.plan.live == {"v4": 3}
-    assert memory == Memory(removed={"preempted": 3, "terminated": 1})
+    assert memory == Memory(
+        looked_at=datetime(2026, 11, 20, 10, 30, tzinfo=UTC), removed={"preempted": 3, "terminated": 1}
+    )
     assert server.refused == []
 
 
@@ -194,7 +196,7 @@ def test_reaper_asks_a_zone_that_refuses_less_often_until_it_answers(server: Tpu
     run, memory = reap_once(reaper, "marin-main", memory, now)
 
     assert waits == [45, 90, 180, 360, 600, 600]
-    assert (run.waits_until, memory) == (None, Memory())
+    assert (run.waits_until, memory) == (None, Memory(looked_at=now))
 
 
 def test_reaper_that_is_refused_in_between_leaves_the_rest_to_the_next_run(server: TpuServer, reaper: Reaper) -> None:

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from runtime.config import Project, Settings
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, PlanContext, Target
 from runtime.jobs.spec import Array, Code, CodeMode, Gpus, JobResources, JobSpec, JobState, Range, SecretRef, Tpu
-from runtime.launchers.ray import decide, guard, starting
+from runtime.launchers.ray import client, decide, guard, starting
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable, tunnel_words
 from runtime.launchers.ray.demand import count_hosts
 from runtime.launchers.ray.launcher import RayHost, RayLauncher, set_epoch
@@ -202,6 +204,14 @@ def test_launch_on_a_stack_is_told_of_a_type_that_no_pool_has(context: PlanConte
     one, other = (plan(context, where, resources=JobResources(tpu=Tpu(type=kind))) for kind in ("v4-8", "v4-16"))
 
     assert (one.notes, len(other.notes), "type v4-16" in other.notes[0]) == ((), 1, True)
+    # Its machines are Google's, which announce that they will be taken away; nobody knows of a lab's.
+    assert (one.order["notices"], plan(context).order.get("notices")) == ({"clouds": ["gce"]}, None)
+
+
+def test_run_that_names_cpus_is_kept_to_them_and_one_that_names_none_is_not(context: PlanContext) -> None:
+    few, unnamed = (plan(context, resources=JobResources(cpus=cpus)) for cpus in (2.5, None))
+
+    assert (few.order["limits"], unnamed.order.get("limits")) == ({"cpus": 2.5}, None)
 
 
 CONTRACT: dict[str, Any] = {
@@ -241,6 +251,8 @@ class Head(ThreadingHTTPServer):
         self.statuses: list[dict[str, Any]] = []
         """What becomes of the next submissions; the others stay PENDING."""
         self.submitted = 0
+        self.actors: list[str] = []
+        """States of the one actor of a job, one for each time that it is asked for."""
 
     @property
     def place(self) -> Place:
@@ -266,6 +278,11 @@ class _Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.server.broken:
             return self._say(self.server.broken, "not now")
+        if self.path.startswith("/api/v0/actors?"):
+            assert f"filter_values=_ray_internal_job_actor_{JOB.id}-" in self.path
+            found = [{"state": state} for state in self.server.actors[:1]]
+            self.server.actors = self.server.actors[1:]
+            return self._say(200, {"data": {"result": {"result": found}}})
         name = self._name()
         if not name:
             return self._say(200, [*self.server.jobs.values(), {"type": "DRIVER", "submission_id": None}])
@@ -324,6 +341,19 @@ def test_job_that_is_gone_is_none_and_stopping_or_deleting_it_is_success(head: H
     jobs.delete(NAME)
 
     assert (jobs.get(NAME), jobs.read_log(NAME), jobs.list()) == (None, "", {})
+
+
+def test_job_is_replaced_once_the_head_no_longer_looks_at_its_actor(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=time.monotonic, sleep=paused.append))
+    head.jobs[NAME] = {"status": "SUCCEEDED"}
+    head.actors = ["ALIVE", "ALIVE", "DEAD", "ALIVE"]
+
+    RayJobs(head.place).replace(NAME)
+
+    assert (head.jobs, head.actors, paused) == ({}, ["ALIVE"], [0.1, 0.1, client.WATCH_S])
 
 
 def test_head_that_refuses_and_one_that_does_not_answer_are_told_apart(head: Head) -> None:
@@ -399,6 +429,7 @@ def test_ended_job_of_a_removed_record_is_replaced(
     head: Head, context: PlanContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starting, "START_S", 0.0)
+    monkeypatch.setattr(client, "WATCH_S", 0.0)
     where = target(str(tmp_path / "runs"), address=head.place.address)
     planned = plan(context, where)
     name = planned.parts[0].name

@@ -207,7 +207,8 @@ def test_demand_is_described() -> None:
 # what Ray says
 
 LOG = """\
-2026-11-25 09:10:00,001\tINFO node_launcher.py:180 -- NodeLauncher0: Failed to launch 1 node(s) of type v4.
+2026-11-25 09:10:00,001\tINFO node_launcher.py:180 -- NodeLauncher0: Failed to launch {} node(s) of type v4.
+2026-11-25 09:10:00,001\tINFO node_launcher.py:180 -- NodeLauncher1: Got 4 nodes to launch.
 2026-11-25 09:10:00,002\tINFO node_launcher.py:180 -- NodeLauncher0: Traceback (most recent call last):
   File "node.py", line 665, in wait_for_operation
     raise Exception(result["error"])

@@ -95,3 +95,19 @@ def test_list_of_a_node_that_is_not_whole_gives_way_to_the_one_before_with_nothi
     machine.record.bucket.delete(lost.removeprefix("runtime/"))
 
     assert Machine(tmp_path, 1, 2).files() == {"meta": "1", "shard": "old"}
+
+
+def test_shard_in_a_folder_that_node_0_has_removed_comes_back_in_it(tmp_path: Path) -> None:
+    first = Machine(tmp_path, 0, 1)
+    (first.folder / "step1").mkdir()
+    first.write(**{"step1/meta": "1"})
+    Machine(tmp_path, 1, 2).write(**{"step1/shard1": "b"})
+    second = Machine(tmp_path, 0, 2)
+    (second.folder / "step1/meta").unlink()
+    (second.folder / "step1").rmdir()
+    second.write(meta="2")
+
+    later = Machine(tmp_path, 1, 3)
+
+    found = {path.relative_to(later.folder).as_posix() for path in later.folder.rglob("*")}
+    assert found == {"meta", "step1", "step1/shard1"}
