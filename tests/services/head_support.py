@@ -120,6 +120,16 @@ class LabHead:
         path = self.head.log
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
 
+    def tell(self) -> str:
+        """What Google, Ray and its autoscaler say, for messages of failed tests."""
+        logs = self.head.root.glob("var/lib/runtime-ray/session_2*/logs/monitor.log")
+        newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+        google = {name: (node["state"], len(self.hosts(names_of([name])[0]))) for name, node in self._list_google()}
+        jobs = {job["submission_id"]: job["status"] for job in self.read("/api/jobs/") or ()}
+        drivers = [self.read(f"/api/jobs/{job}/logs") for job in jobs]
+        said = newest.read_text(errors="replace")[-5000:] if newest else self.log()
+        return f"{google}\n{self.count_hosts()} hosts in Ray\n{jobs}\n{drivers}\n{said}"
+
     def read(self, path: str) -> Any:
         """An answer of the head's API, None if it gives none."""
         try:
