@@ -10,6 +10,7 @@ from typing import Final
 from infra.gcp.catalog import TpuHost, find_tpu_host
 from infra.settings.model import ContainerSettings, MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
+from runtime.jobs.tpus import find_shape
 
 HEAD_TYPE: Final = "ray_head"
 """Ray's node type of the head; no pool can have this name."""
@@ -30,10 +31,6 @@ PORTS: Final[Mapping[str, int]] = {
     "agent": 52365,
 }
 """Every port that Ray listens on, for the firewall. None is open beyond the subnet: Ray requires no password."""
-
-# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: chips of one core, and hosts of up to eight of them.
-_SINGLE_CORE: Final = ("v5litepod", "v6e")
-_CHIPS_PER_HOST: Final = 4
 
 _TASKS_SHARE: Final = 0.6
 """Part of a host's memory for tasks. Ray's object store takes up to 30 %, the system and Ray itself the rest."""
@@ -93,16 +90,11 @@ class Cluster:
 
 
 def chips_per_host(accelerator: str) -> int:
-    """Return the chips that one host of a slice sees: 4 for `v4-8`, 8 for `v5litepod-8`, 4 for `v5litepod-16`.
-
-    The number after the dash counts cores if a chip has two of them, and chips otherwise.
-    """
-    family, _, size = accelerator.rpartition("-")
-    if not re.fullmatch(r"(?:v|tpu)[0-9]+[a-z]*", family) or not size.isdecimal() or int(size) < 1:
+    """Return the chips that one host of a slice sees: 4 for `v4-8`, 8 for `v5litepod-8`, 4 for `v5litepod-16`."""
+    shape = find_shape(accelerator)
+    if shape is None:
         raise InvalidValue("accelerator", accelerator, "a type and a size, such as v4-8 or v5litepod-1")
-    if family in _SINGLE_CORE:
-        return int(size) if int(size) <= 8 else _CHIPS_PER_HOST
-    return min(max(int(size) // 2, 1), _CHIPS_PER_HOST)
+    return shape[1]
 
 
 def cpus_per_host(pool: PoolSettings) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from runtime.jobs.tpus import find_shape, is_known
 from runtime.values import dataclass, field
 
 CLUSTER_LABEL: Final = "ray-cluster-name"
@@ -28,11 +28,6 @@ such as DELETING, REPAIRING or REIMAGING, is changing."""
 SPENT: Final = frozenset({"FAILED", "SUSPENDED"})
 """States of a queued resource that gives no more nodes."""
 
-_ACCELERATOR: Final = re.compile(r"(v\d+[a-z]*)-(\d+)")
-_CORES_PER_HOST: Final = {"v2": 8, "v3": 8, "v4": 8, "v5p": 8}
-"""Families whose types count cores."""
-_CHIPS_PER_HOST: Final = {"v5litepod": 4, "v6e": 4}
-"""Families whose types count chips. A type of up to eight of them is one host."""
 _CAPACITIES: Final = ("reserved", "spot", "preemptible")
 
 
@@ -153,28 +148,15 @@ def parse_heads(instances: Iterable[Mapping[str, Any]]) -> dict[str, datetime | 
 
 
 def count_hosts(accelerator: str) -> int | None:
-    """Return the machines of a slice of type `accelerator`: 1 for `v4-8`, 2 for `v4-16`, 4 for `v5litepod-16`.
-
-    None for a type of an unknown family. https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
-    """
-    matched = _ACCELERATOR.fullmatch(accelerator)
-    if matched is None:
-        return None
-    family, size = matched[1], int(matched[2])
-    if family in _CHIPS_PER_HOST:
-        return 1 if size <= 8 else -(-size // _CHIPS_PER_HOST[family])
-    return -(-size // _CORES_PER_HOST[family]) if family in _CORES_PER_HOST else None
+    """Return the machines of a slice of type `accelerator`: 2 for `v4-16`; None for a type of an unknown family."""
+    shape = find_shape(accelerator) if is_known(accelerator) else None
+    return shape[0] if shape else None
 
 
 def count_chips(accelerator: str) -> int | None:
-    """Return the chips that each host of a slice sees: 4 for `v4-16`, 8 for `v5litepod-8`; None for an unknown family."""
-    matched = _ACCELERATOR.fullmatch(accelerator)
-    if matched is None or count_hosts(accelerator) is None:
-        return None
-    family, size = matched[1], int(matched[2])
-    if family in _CHIPS_PER_HOST:
-        return size if size <= 8 else _CHIPS_PER_HOST[family]
-    return min(max(size // 2, 1), 4)
+    """Return the chips that each host of a slice sees: 4 for `v4-16`; None for a type of an unknown family."""
+    shape = find_shape(accelerator) if is_known(accelerator) else None
+    return shape[1] if shape else None
 
 
 def _parse_time(text: object) -> datetime | None:

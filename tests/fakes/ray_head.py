@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 ENDED: Final = ("STOPPED", "SUCCEEDED", "FAILED")
 
 
 class RayHead(ThreadingHTTPServer):
     daemon_threads = True
+    first: ClassVar[str] = "RUNNING"
+    """Status of a job that was submitted."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
@@ -23,8 +25,15 @@ class RayHead(ThreadingHTTPServer):
         """Programs that connected by themselves."""
         self.submitted: list[str] = []
         """Ids of all submissions that were accepted, in any session."""
+        self.hides: set[str] = set()
+        """Ids that the next GET does not know yet."""
+        self.statuses: list[dict[str, Any]] = []
+        """What becomes of the next submissions; the others have the status `first`."""
+        self.actors: list[str] = []
+        """States of a job's own actor, one for each time that it is asked for."""
         self.session = 1
-        self.silent = False
+        self.broken: int | None = None
+        """Status of every answer to a GET."""
         self.answers_restart = True
         """Whether `POST /restart`, which is no path of Ray's, restarts it."""
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
@@ -43,7 +52,7 @@ class RayHead(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def restart(self) -> None:
-        self.jobs, self.drivers, self.silent = {}, [], False
+        self.jobs, self.drivers, self.broken = {}, [], None
         self.session += 1
 
 
@@ -64,15 +73,23 @@ class _Answers(BaseHTTPRequestHandler):
         return self.path.split("/")[3]
 
     def do_GET(self) -> None:
-        if self.server.silent:
-            return self._say(503, "not now")
+        if self.server.broken:
+            return self._say(self.server.broken, "not now")
         if self.path == "/api/version":
             return self._say(200, {"ray_version": "2.60.0", "session_name": f"session_{self.server.session}"})
+        if self.path.startswith("/api/v0/actors?"):
+            assert "filter_values=_ray_internal_job_actor_j-" in self.path
+            found = [{"state": state} for state in self.server.actors[:1]]
+            self.server.actors = self.server.actors[1:]
+            return self._say(200, {"data": {"result": {"result": found}}})
         name = self._name()
         if not name:
             return self._say(200, [*self.server.jobs.values(), *self.server.drivers])
-        if name not in self.server.jobs:
+        if name in self.server.hides or name not in self.server.jobs:
+            self.server.hides.discard(name)
             return self._say(404, f"Job {name} does not exist")
+        if self.path.endswith("/logs"):
+            return self._say(200, {"logs": "driver: hello\n"})
         return self._say(200, self.server.jobs[name])
 
     def do_POST(self) -> None:
@@ -92,7 +109,8 @@ class _Answers(BaseHTTPRequestHandler):
         if name in self.server.jobs:
             said = f"ValueError: Job with submission_id {name} already exists. Please use another."
             return self._say(500, f"Traceback (most recent call last):\n  File …\n{said}")
-        self.server.jobs[name] = {**body, "status": "RUNNING"}
+        status = self.server.statuses.pop(0) if self.server.statuses else {"status": self.server.first}
+        self.server.jobs[name] = {**body, **status}
         self.server.submitted.append(name)
         return self._say(200, {"submission_id": name})
 

@@ -11,6 +11,7 @@ through a stand-in for gcloud.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -18,7 +19,8 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -33,12 +35,13 @@ from infra.render.startup import head_metadata, render_contract
 from infra.settings.model import Capacity, PoolSettings
 from runtime.launchers.ray.demand import count_hosts
 from runtime.outputs import encode_outputs, parse_outputs
+from runtime.testing.launcher_bench import Bench, LauncherCase
 from runtime.values import replace
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import V4, sample_cluster
 from tests.services.gcloud_support import add_gcloud
 from tests.services.lab_machines import REPOSITORY, SITE, Lab, Machine
-from tests.services_support import PATIENCE_S, wait_until
+from tests.services_support import PATIENCE_S, require, wait_until
 from tests.ssh_support import SshServer
 
 HEAD: str = "head"
@@ -51,6 +54,12 @@ _LOOK_S = 0.1
 def pool(accelerator: str = "v4-8", *, min: int = 0, max: int = 2, cpus: int = 2, **fields: Any) -> PoolSettings:
     fields = {"capacity": Capacity.PREEMPTIBLE, **fields}
     return dataclasses.replace(V4, accelerator=accelerator, min=min, max=max, cpus=cpus, **fields)
+
+
+def require_ray() -> None:
+    """Skip or fail without the packages that a head needs."""
+    for package in ("ray", "googleapiclient", "google_auth_httplib2"):
+        require(f"the package `{package}`", importlib.util.find_spec(package), "make test")
 
 
 class LabHead:
@@ -85,6 +94,21 @@ class LabHead:
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @contextmanager
+    def bench(self, folder: Path) -> Iterator[Bench]:
+        """Jobs on this head, with their records in `folder`."""
+        case = LauncherCase(
+            kind="ray",
+            settings={"address": self.address, "python": sys.executable},
+            records=str(folder / "records"),
+            patience_s=PATIENCE_S,
+        )
+        made = Bench(case, folder / "bench")
+        try:
+            yield made
+        finally:
+            made.close()
 
     # the head
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +11,10 @@ import pytest
 from infra.components.ray_head import REAPER_PERMISSIONS
 from infra.render.autoscaler import render_autoscaler
 from runtime.jobs.spec import JobResources, JobState, Tpu
-from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
+from runtime.testing.launcher_bench import Bench, read_log
 from tests.fakes.tpu import names_of
-from tests.services.head_support import LabHead, pool
-from tests.services_support import PATIENCE_S, require, wait_until
+from tests.services.head_support import LabHead, pool, require_ray
+from tests.services_support import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.service
 
@@ -26,8 +24,7 @@ HOSTS = 2
 
 @pytest.fixture
 def head() -> Iterator[LabHead]:
-    for package in ("ray", "googleapiclient", "google_auth_httplib2"):
-        require(f"the package `{package}`", importlib.util.find_spec(package), "make test")
+    require_ray()
     # Ray makes no node of this pool: what there is are members.
     with LabHead({"v4": pool("v4-8", max=0, cpus=1)}) as running:
         instance = running.server.instances[running.cluster.head]
@@ -37,15 +34,8 @@ def head() -> Iterator[LabHead]:
 
 @pytest.fixture
 def bench(head: LabHead, tmp_path: Path) -> Iterator[Bench]:
-    case = LauncherCase(
-        kind="ray",
-        settings={"address": head.address, "python": sys.executable},
-        records=str(tmp_path / "records"),
-        patience_s=PATIENCE_S,
-    )
-    made = Bench(case, tmp_path / "bench")
-    yield made
-    made.close()
+    with head.bench(tmp_path) as made:
+        yield made
 
 
 def count_rounds(head: LabHead) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -23,8 +22,8 @@ from runtime.outputs import RecordsOutput, encode_outputs, parse_outputs
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.values import replace
-from tests.services.head_support import LabHead, pool
-from tests.services_support import PATIENCE_S, MotoServer, require, wait_until
+from tests.services.head_support import LabHead, pool, require_ray
+from tests.services_support import PATIENCE_S, MotoServer, wait_until
 
 pytestmark = pytest.mark.service
 
@@ -38,8 +37,7 @@ KILLED_AT = [step for step in Step if step not in (Step.AWAIT_HEAD, Step.DONE)]
 
 @pytest.fixture
 def head(moto_process: MotoServer) -> Iterator[LabHead]:
-    for package in ("ray", "googleapiclient", "google_auth_httplib2"):
-        require(f"the package `{package}`", importlib.util.find_spec(package), "make test")
+    require_ray()
     pools = {"one": pool("v4-8", max=1, cpus=1), "two": pool("v4-16", max=1, cpus=1)}
     environ = {**moto_process.environment, "RAY_JOB_STOP_WAIT_TIME_S": "150"}
     with LabHead(pools, environ=environ) as running:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -20,9 +19,9 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import read_attempts
 from runtime.jobs.spec import JobResources, JobState, Tpu
 from runtime.reasons import EndReason
-from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
-from tests.services.head_support import LabHead, pool
-from tests.services_support import PATIENCE_S, require, wait_until
+from runtime.testing.launcher_bench import Bench, read_log
+from tests.services.head_support import LabHead, pool, require_ray
+from tests.services_support import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.service
 
@@ -34,8 +33,7 @@ TWO = JobResources(cpus=1, tpu=Tpu(type="v4-16"))
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[LabHead]:
-    for package in ("ray", "googleapiclient", "google_auth_httplib2"):
-        require(f"the package `{package}`", importlib.util.find_spec(package), "make test")
+    require_ray()
     pools = {"one": pool("v4-8", max=2, cpus=1), "two": pool("v4-16", max=1, cpus=1)}
     with LabHead(pools, environ={"RAY_JOB_START_TIMEOUT_SECONDS": str(START_TIMEOUT_S)}) as running:
         yield running
@@ -43,15 +41,8 @@ def head() -> Iterator[LabHead]:
 
 @pytest.fixture
 def bench(head: LabHead, tmp_path: Path) -> Iterator[Bench]:
-    case = LauncherCase(
-        kind="ray",
-        settings={"address": head.address, "python": sys.executable},
-        records=str(tmp_path / "records"),
-        patience_s=PATIENCE_S,
-    )
-    made = Bench(case, tmp_path / "bench")
-    yield made
-    made.close()
+    with head.bench(tmp_path) as made:
+        yield made
 
 
 def end(head: LabHead, bench: Bench, job: JobHandle) -> JobState:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from benchmarks.storm import run_storm, strike_by_progress
-from tests.services_support import PubsubEmulator, require
+from tests.services.head_support import require_ray
+from tests.services_support import PubsubEmulator
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(900)]
 
@@ -18,8 +18,7 @@ NODES, TASKS, PREEMPTIONS = 3, 60, 6
 def test_fleet_on_tpus_that_are_preempted_does_each_task_once_and_leaves_no_node(
     pubsub_emulator: PubsubEmulator, tmp_path: Path
 ) -> None:
-    for package in ("ray", "googleapiclient", "google_auth_httplib2"):
-        require(f"the package `{package}`", importlib.util.find_spec(package), "make test")
+    require_ray()
 
     storm = run_storm(
         tmp_path,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.spec import MAX_RANKS, JobSpec
+from runtime.jobs.tpus import find_shape
 from runtime.launchers.ray.decide import head_of
 
 CPUS: Final = 1.0
@@ -57,15 +57,8 @@ def count_nodes(spec: JobSpec) -> int:
 
 
 def count_hosts(type_: str) -> tuple[int, int]:
-    """Hosts of a slice, and the chips of each: (1, 4) for `v4-8`, (2, 4) for `v4-16`, (1, 8) for `v5litepod-8`.
-
-    The number after the dash counts cores if a chip has two of them, and chips otherwise.
-    https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
-    """
-    family, _, size = type_.rpartition("-")
-    if not re.fullmatch(r"(?:v|tpu)[0-9]+[a-z]*", family) or not size.isdecimal() or int(size) < 1:
+    """Hosts of a slice, and the chips of each, as `find_shape` has them. Raises `InvalidValue` for a text that is no type."""
+    shape = find_shape(type_)
+    if shape is None:
         raise InvalidValue("resources.tpu.type", type_, "a type and a size, such as v4-8 or v5litepod-16")
-    single_core = family in ("v5litepod", "v6e")
-    chips = int(size) if single_core else max(int(size) // 2, 1)
-    on_host = chips if chips <= (8 if single_core else 4) else 4
-    return -(-chips // on_host), on_host
+    return shape

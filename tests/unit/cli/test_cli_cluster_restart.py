@@ -210,7 +210,7 @@ def test_keep_of_a_cluster_takes_up_jobs_of_any_target_and_leaves_them_while_it_
 
 def test_keep_of_a_cluster_whose_head_is_silent_concludes_nothing(run: Run, head: RayHead) -> None:
     launch(run)
-    head.silent = True
+    head.broken = 503
 
     code, out, err = run("keep", "--once", "--cluster", "main", "--address", head.address, "-o", "json")
 

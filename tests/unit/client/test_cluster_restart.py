@@ -192,7 +192,7 @@ def test_head_that_does_not_come_back_is_said_in_its_own_words_and_restarted_by_
     job = start(settings, "tpu")
 
     def break_head() -> None:
-        head.silent = True
+        head.broken = 503
 
     boot = {"state": "waiting", "waiting-for": "image i@sha256:0"}
     with pytest.raises(HeadNotBack) as late:

@@ -7,14 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,6 +28,7 @@ from runtime.launchers.ray.names import note_name, split_name, submission_name
 from runtime.launchers.ray.settings import Place, Tunnel, read_place
 from runtime.launchers.ray.states import read_states
 from runtime.reasons import EndReason
+from tests.fakes.ray_head import RayHead
 from tests.services_support import wait_until
 
 JOB = JobIdentity(id=f"j-{'0' * 24}", name="train", owner="ada", snapshot=None)
@@ -237,88 +236,24 @@ CONTRACT: dict[str, Any] = {
 # the head's API
 
 
-class Head(ThreadingHTTPServer):
-    """Answers as Ray's head does: 500 with a traceback for a taken id, 404 in plain text for an unknown one."""
+class Head(RayHead):
+    """A head whose jobs wait unless a test says what becomes of them."""
 
-    daemon_threads = True
+    first: ClassVar[str] = "PENDING"
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
-        self.jobs: dict[str, dict[str, Any]] = {}
-        self.hides: set[str] = set()
-        """Ids that the next GET does not know yet."""
-        self.broken: int | None = None
-        self.statuses: list[dict[str, Any]] = []
-        """What becomes of the next submissions; the others stay PENDING."""
-        self.submitted = 0
-        self.actors: list[str] = []
-        """States of the one actor of a job, one for each time that it is asked for."""
+        super().__init__()
+        self.drivers = [{"type": "DRIVER", "submission_id": None}]
 
     @property
     def place(self) -> Place:
-        return Place(target="lab", root="/r", python="python3", address=f"http://127.0.0.1:{self.server_port}")
-
-
-class _Answers(BaseHTTPRequestHandler):
-    server: Head
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _say(self, status: int, value: object) -> None:
-        data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _name(self) -> str:
-        return self.path.split("/")[3]
-
-    def do_GET(self) -> None:
-        if self.server.broken:
-            return self._say(self.server.broken, "not now")
-        if self.path.startswith("/api/v0/actors?"):
-            assert f"filter_values=_ray_internal_job_actor_{JOB.id}-" in self.path
-            found = [{"state": state} for state in self.server.actors[:1]]
-            self.server.actors = self.server.actors[1:]
-            return self._say(200, {"data": {"result": {"result": found}}})
-        name = self._name()
-        if not name:
-            return self._say(200, [*self.server.jobs.values(), {"type": "DRIVER", "submission_id": None}])
-        if name in self.server.hides or name not in self.server.jobs:
-            self.server.hides.discard(name)
-            return self._say(404, f"Job {name} does not exist")
-        if self.path.endswith("/logs"):
-            return self._say(200, {"logs": "driver: hello\n"})
-        return self._say(200, self.server.jobs[name])
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-        if self.path.endswith("/stop"):
-            return self._say(200 if self._name() in self.server.jobs else 404, {"stopped": True})
-        if body["submission_id"] in self.server.jobs:
-            said = f"ValueError: Job with submission_id {body['submission_id']} already exists. Please use another."
-            return self._say(500, f"Traceback (most recent call last):\n  File …\n{said}")
-        status = self.server.statuses.pop(0) if self.server.statuses else {"status": "PENDING"}
-        self.server.jobs[body["submission_id"]] = {**body, **status}
-        self.server.submitted += 1
-        return self._say(200, {"submission_id": body["submission_id"]})
-
-    def do_DELETE(self) -> None:
-        known = self.server.jobs.pop(self._name(), None)
-        return self._say(200 if known else 404, {"deleted": True})
+        return Place(target="lab", root="/r", python="python3", address=self.address)
 
 
 @pytest.fixture
 def head() -> Iterator[Head]:
-    server = Head()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with Head() as running:
+        yield running
 
 
 def test_submission_of_a_taken_id_is_answered_by_the_job_that_has_it(head: Head) -> None:
@@ -410,7 +345,7 @@ def test_job_whose_driver_the_head_fails_to_start_is_submitted_again(
 
     RayLauncher().submit(planned, planned.parts[0], RayLauncher().open_host(where, context))
 
-    assert (head.submitted, head.jobs[planned.parts[0].name]["status"]) == (submitted, last)
+    assert (len(head.submitted), head.jobs[planned.parts[0].name]["status"]) == (submitted, last)
 
 
 def test_job_whose_driver_left_a_note_is_not_submitted_again(head: Head, context: PlanContext, tmp_path: Path) -> None:
@@ -422,7 +357,7 @@ def test_job_whose_driver_left_a_note_is_not_submitted_again(head: Head, context
 
     RayLauncher().submit(planned, planned.parts[0], host)
 
-    assert head.submitted == 1
+    assert len(head.submitted) == 1
 
 
 def test_ended_job_of_a_removed_record_is_replaced(
