@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from runtime.jobs.tpus import find_shape, is_known
+from runtime.tpus import find_shape, is_known
 from runtime.values import dataclass, field
 
 CLUSTER_LABEL: Final = "ray-cluster-name"

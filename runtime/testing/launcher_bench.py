@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -44,6 +45,8 @@ class LauncherCase:
     """How long a job of one second may take until it has ended."""
     break_job: Callable[[JobHandle], None] | None = None
     """Takes a running job's machine away without notice, for launchers with `takes_up`."""
+    tell: Callable[[], str] = str
+    """What the backend says of itself, for the message of a test that waits in vain."""
 
     def target(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": self.kind, "defaults": dict(self.defaults), **self.settings}
@@ -115,7 +118,23 @@ class Bench:
         return prepare(spec, self.target, self.settings, LaunchOptions(base=self.tree)).plan
 
     def end(self, job: JobHandle) -> ledger.JobStatus:
-        return job.wait(timeout_s=self.case.patience_s)
+        try:
+            return job.wait(timeout_s=self.case.patience_s)
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}\n{self.tell()}") from None
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds; fail with what all parties say after the case's patience."""
+        until = time.monotonic() + self.case.patience_s
+        while not condition():
+            if time.monotonic() >= until:
+                raise TimeoutError(f"nothing came within {self.case.patience_s:g} s\n{self.tell()}")
+            time.sleep(0.05)
+
+    def tell(self) -> str:
+        """What the record and the backend say of the jobs, for messages."""
+        jobs = [(job.id, job.look(tell=lambda problem: None)) for job in self._opened if isinstance(job, JobHandle)]
+        return "\n".join([*map(str, jobs), self.case.tell()])
 
     def launch_elsewhere(
         self, spec: Mapping[str, Any], *, follow: bool = False, holder_is_dead: bool = False, **environ: str

@@ -15,8 +15,7 @@ import re
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -238,10 +237,7 @@ class LauncherSuite(PlanSuite):
         assert read_log(job) == "11\n"
         folder = ledger.job_folder(job.id)
         names = [f"{folder}/{name}" for name, _ in job.files.tree(folder)]
-        until = time.monotonic() + bench.case.patience_s
-        while any(b"canary-4711" in content for content in job.files.read_many(names).values()):
-            assert time.monotonic() < until, "the value is still in the run folder"
-            time.sleep(0.1)
+        bench.wait_for(lambda: all(b"canary-4711" not in content for content in job.files.read_many(names).values()))
 
     def test_job_that_fails_says_so_and_the_same_launch_is_the_same_job(self, bench: Bench) -> None:
         job = bench.start("sh", "-c", "exit 3")
@@ -295,13 +291,13 @@ class LauncherSuite(PlanSuite):
             said = follower.stdout.readline().split() if follower.stdout else []
             assert said, follower.communicate()[1]
             job = bench.find(said[0])
-            _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+            bench.wait_for(lambda: job.attempts() == [1])
             still_follows = follower.poll() is None
             os.killpg(follower.pid, signal.SIGKILL)
 
         job.files.create(f"{ledger.job_folder(job.id)}/runs/0/checkpoint/fail", b"")
         # This reads files and does not ask the backend.
-        _wait_for(lambda: bool(ledger.read_outcomes(job.files, job.id)), bench.case.patience_s)
+        bench.wait_for(lambda: bool(ledger.read_outcomes(job.files, job.id)))
 
         assert (still_follows, follower.returncode) == (True, -signal.SIGKILL)
         assert bench.end(job).state is JobState.SUCCEEDED
@@ -335,7 +331,7 @@ class LauncherSuite(PlanSuite):
 
     def test_cancel_ends_the_job_and_says_that_nothing_is_left(self, bench: Bench) -> None:
         job = bench.start("sleep", "600")
-        _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+        bench.wait_for(lambda: job.attempts() == [1])
 
         assert job.cancel() == []
 
@@ -385,7 +381,7 @@ class LauncherSuite(PlanSuite):
         out, errors = bench.launch_elsewhere(spec).communicate(timeout=bench.case.patience_s)
         assert out, errors
         job = bench.find(out.split()[0])
-        _wait_for(lambda: read_log(job) == "attempt 1\n", bench.case.patience_s)
+        bench.wait_for(lambda: read_log(job) == "attempt 1\n")
         break_job(job)
         gone = bench.end(job)
 
@@ -408,8 +404,8 @@ class LauncherSuite(PlanSuite):
         command = ("sh", "-c", "echo runs; [ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
         array = Array(count=3, max_parallel=2)
         job = bench.start(*command, array=array)
-        _wait_for(lambda: set(job.entry().outcomes) == {0}, bench.case.patience_s)
-        _wait_for(lambda: read_log(job, 1) == read_log(job, 2) == "runs\n", bench.case.patience_s)
+        bench.wait_for(lambda: set(job.entry().outcomes) == {0})
+        bench.wait_for(lambda: read_log(job, 1) == read_log(job, 2) == "runs\n")
         break_job(job)
         bench.end(job)
 
@@ -422,7 +418,7 @@ class LauncherSuite(PlanSuite):
     def test_job_that_is_gone_with_no_budget_left_ends_as_lost(self, bench: Bench) -> None:
         break_job = bench.require_take_up()
         job = bench.start("sleep", "600", retry=Retry(preemption=0))
-        _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+        bench.wait_for(lambda: job.attempts() == [1])
         break_job(job)
         bench.end(job)
 
@@ -437,7 +433,7 @@ class LauncherSuite(PlanSuite):
         command = ("sh", "-c", "echo runs; exec sleep 600")
         job = bench.start(*command)
         # A shim that loses the folder while it begins an attempt ends.
-        _wait_for(lambda: read_log(job) == "runs\n", bench.case.patience_s)
+        bench.wait_for(lambda: read_log(job) == "runs\n")
         natives = [(each.name, each.native_id) for each in job.entry().natives]
         job.files.remove(ledger.job_folder(job.id))
 
@@ -454,7 +450,7 @@ class LauncherSuite(PlanSuite):
         command = "echo runs; exec sleep"
         kept, stray = (bench.start("sh", "-c", f"{command} {seconds}") for seconds in (600, 601))
         for job in (kept, stray):
-            _wait_for(lambda job=job: read_log(job) == "runs\n", bench.case.patience_s)  # type: ignore[misc]
+            bench.wait_for(lambda job=job: read_log(job) == "runs\n")  # type: ignore[misc]
         stray.files.remove(ledger.job_folder(stray.id))
         place = OpenTarget(bench.target, bench.launcher, bench.open_host())
 
@@ -549,10 +545,3 @@ def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, A
 
 def _look(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
-
-
-def _wait_for(condition: Callable[[], bool], patience_s: float) -> None:
-    until = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < until, f"nothing came within {patience_s:g} s"
-        time.sleep(0.05)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = {
-    *("runtime.outputs", "runtime.errors", "runtime.schema", "runtime.secret_signs", "runtime.units"),
+    *("runtime.outputs", "runtime.errors", "runtime.schema", "runtime.secret_signs", "runtime.tpus", "runtime.units"),
     *("runtime.terminal", "runtime.owners", "runtime.stack.google_api"),
 }
 

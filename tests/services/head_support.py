@@ -41,6 +41,7 @@ from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import V4, sample_cluster
 from tests.services.gcloud_support import add_gcloud
 from tests.services.lab_machines import REPOSITORY, SITE, Lab, Machine
+from tests.services.ray_cluster import tell_of_jobs
 from tests.services_support import PATIENCE_S, require, wait_until
 from tests.ssh_support import SshServer
 
@@ -103,6 +104,7 @@ class LabHead:
             settings={"address": self.address, "python": sys.executable},
             records=str(folder / "records"),
             patience_s=PATIENCE_S,
+            tell=self.tell,
         )
         made = Bench(case, folder / "bench")
         try:
@@ -149,10 +151,8 @@ class LabHead:
         logs = self.head.root.glob("var/lib/runtime-ray/session_2*/logs/monitor.log")
         newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
         google = {name: (node["state"], len(self.hosts(names_of([name])[0]))) for name, node in self._list_google()}
-        jobs = {job["submission_id"]: job["status"] for job in self.read("/api/jobs/") or ()}
-        drivers = [self.read(f"/api/jobs/{job}/logs") for job in jobs]
         said = newest.read_text(errors="replace")[-5000:] if newest else self.log()
-        return f"{google}\n{self.count_hosts()} hosts in Ray\n{jobs}\n{drivers}\n{said}"
+        return f"{google}\n{self.count_hosts()} hosts in Ray\n{tell_of_jobs(self.read)}\n{said}"
 
     def read(self, path: str) -> Any:
         """An answer of the head's API, None if it gives none."""

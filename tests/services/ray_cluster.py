@@ -13,7 +13,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,10 @@ class RayCluster:
         except (OSError, urllib.error.URLError, ValueError):
             return None
 
+    def tell(self) -> str:
+        """What the head says, for messages of failed tests."""
+        return tell_of_jobs(self.read)
+
     def count_nodes(self) -> int:
         """How many nodes the head counts as alive."""
         found = self.read("/nodes?view=summary")
@@ -124,6 +128,22 @@ class RayCluster:
     def _log(self, number: int) -> str:
         path = Path(f"{self._folder}/{number}.log")
         return path.read_text(errors="replace") if path.exists() else ""
+
+
+def tell_of_jobs(read: Callable[[str], Any]) -> str:
+    """Jobs, their drivers' logs, actors and tasks that have not ended, and resources, as a head's API tells them."""
+    jobs = {job["submission_id"]: job["status"] for job in read("/api/jobs/") or ()}
+    drivers = {job: read(f"/api/jobs/{job}/logs") for job, status in jobs.items() if status in ("PENDING", "RUNNING")}
+    listed = [read(f"/api/v0/{what}?detail=1&limit=1000") for what in ("actors", "tasks", "workers")]
+    over = ("DEAD", "FINISHED", "FAILED")
+    found = [
+        {name: each[name] for name in each if each[name] not in (None, "", {}, [])}
+        for answer in listed
+        for each in ((answer or {}).get("data") or {}).get("result", {}).get("result", ())
+        if each.get("state") not in over and each.get("is_alive", True)
+    ]
+    cluster = read("/api/cluster_status")
+    return "\n".join(map(str, (jobs, drivers, *found, cluster)))
 
 
 def find_range(count: int) -> int:

@@ -66,6 +66,7 @@ def case(ray_cluster: RayCluster, tmp_path: Path) -> LauncherCase:
         records=str(tmp_path / "records"),
         patience_s=400,
         break_job=kill_processes,
+        tell=ray_cluster.tell,
     )
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import read_attempts
 from runtime.jobs.spec import JobResources, JobState, Tpu
 from runtime.reasons import EndReason
@@ -43,14 +42,6 @@ def head() -> Iterator[LabHead]:
 def bench(head: LabHead, tmp_path: Path) -> Iterator[Bench]:
     with head.bench(tmp_path) as made:
         yield made
-
-
-def end(head: LabHead, bench: Bench, job: JobHandle) -> JobState:
-    """Wait for a job's end; a message of all parties if it does not come."""
-    try:
-        return bench.end(job).state
-    except TimeoutError as problem:
-        raise AssertionError(f"{problem}\n{head.tell()}") from problem
 
 
 # a launch by the command line
@@ -144,7 +135,7 @@ def test_run_whose_tpu_is_preempted_goes_on_on_one_that_is_made_instead(head: La
     reaped = head.reap()
 
     assert (reaped.returncode, name in reaped.stdout) == (0, True), reaped
-    assert end(head, bench, job) is JobState.SUCCEEDED
+    assert bench.end(job).state is JobState.SUCCEEDED
     reasons = [each.reason for each in read_attempts(job.files, job.id, 0)]
     assert reasons == [EndReason.NODE_FAILED, EndReason.SUCCEEDED]
     assert name not in head.nodes()
@@ -166,7 +157,7 @@ def test_slice_that_loses_a_host_ends_whole_and_its_run_begins_again_whole(head:
     reaps = [head.reap("--longest-wait", "0s") for _ in range(2)]
 
     assert any(name in each.stdout for each in reaps), reaps
-    assert end(head, bench, job) is JobState.SUCCEEDED
+    assert bench.end(job).state is JobState.SUCCEEDED
     assert job.attempts() == [1, 2]
     logs = [read_log(job, rank=rank, attempt=2) for rank in (0, 1)]
     assert logs == ["node 0 in attempt 2 on 0\n", "node 1 in attempt 2 on 1\n"]
@@ -186,7 +177,7 @@ def test_job_of_a_head_that_was_killed_is_taken_up_once_by_keepers(head: LabHead
         done = [[each.done for each in keep_target(place, bench.settings).jobs] for _ in range(2)]
 
     assert done == [["taken_up"], ["left"]]
-    assert end(head, bench, job) is JobState.SUCCEEDED
+    assert bench.end(job).state is JobState.SUCCEEDED
     assert read_log(job) == "attempt 1\nattempt 2\n"
     assert [each.epoch for each in job.entry().natives] == [1, 2]
 
@@ -211,4 +202,4 @@ def test_job_waits_for_its_tpu_longer_than_a_driver_may_take_to_start(head: LabH
 
     assert (status.state, [each.raw for each in natives]) == (JobState.PENDING, ["RUNNING", "waiting"])
     assert driver["status"] == "RUNNING"
-    assert end(head, bench, job) is JobState.SUCCEEDED
+    assert bench.end(job).state is JobState.SUCCEEDED

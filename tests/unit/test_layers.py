@@ -36,6 +36,7 @@ ROOT_MODULES = {
     "outputs",
     "values",
     "secret_signs",
+    "tpus",
 }
 FRONT_DOOR = {"__init__", "__main__"}
 

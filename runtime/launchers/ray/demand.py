@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.spec import MAX_RANKS, JobSpec
-from runtime.jobs.tpus import find_shape
 from runtime.launchers.ray.decide import head_of
+from runtime.tpus import find_shape
 
 CPUS: Final = 1.0
 """CPUs of each node of a run if the spec names none."""
