@@ -184,8 +184,9 @@ def tunnel_words(tunnel: Tunnel, port: int) -> list[str]:
     """The `ssh` that forwards a local port to the head's API."""
     way = ["gcloud", "compute", "start-iap-tunnel", tunnel.head, "%p", "--listen-on-stdin"]
     way += ["--project", tunnel.project, "--zone", tunnel.zone, "--verbosity=warning"]
-    words = ["ssh", "-N", "-T", "-o", f"ProxyCommand={shlex.join(way)}", "-o", "ExitOnForwardFailure=yes"]
-    words += ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", *tunnel.options]
+    # The target's own words come first: ssh takes the first value of an option.
+    words = ["ssh", "-N", "-T", *tunnel.options, "-o", f"ProxyCommand={shlex.join(way)}"]
+    words += ["-o", "ExitOnForwardFailure=yes", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15"]
     return [*words, "-L", f"127.0.0.1:{port}:127.0.0.1:{tunnel.port}", tunnel.head]
 
 
