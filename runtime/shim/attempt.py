@@ -27,6 +27,10 @@ LIMIT_SLACK_S = 30.0
 """How long before the backend's own limit, less the grace, an attempt ends at the latest."""
 
 
+OVERTAKEN = "stopped", 1, {"message": "the job was taken up elsewhere, and the next attempt began there"}
+"""The result of an attempt that is not the last one any more."""
+
+
 class LifeSigns(object):
     """Files that an attempt writes while it runs: a counter that moves, and a note if its memory is nearly full.
 
@@ -218,9 +222,12 @@ class Attempt(object):
                 self._heed_notice(now)
             self.life.beat()
             self.life.tell_memory()
-            if self._is_cancelled():
+            if self._leads() and self.run.cancelled():
                 self._end(self.order["grace_s"])
                 return "cancelled", 1, {}
+            if self._leads() and self.run.is_overtaken(self.number):
+                self._end(self.order["grace_s"])
+                return OVERTAKEN
             if self.asked.stop:
                 return self._stop(self.order["grace_s"])
             if self.disk.is_over(DISK_AT_ONCE_S):
@@ -278,9 +285,9 @@ class Attempt(object):
         self.ranks.end(grace, self._pass_grace)
         self.meeting.await_others(until, self.asked, self.life.beat)
 
-    def _is_cancelled(self):
-        """Whether the run has a cancel mark; of several nodes only node 0 looks."""
-        return (self.meeting is None or self.meeting.leads) and self.run.cancelled()
+    def _leads(self):
+        """Whether this shim looks for what ends an attempt from outside; of several nodes only node 0 does."""
+        return self.meeting is None or self.meeting.leads
 
     def _printed(self):
         """A value that changes with the output of any rank."""

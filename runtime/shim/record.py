@@ -91,6 +91,10 @@ class FolderRecord(object):
     def has(self, name):
         return os.path.exists(self._path(name))
 
+    def begun(self, name):
+        """Whether somebody has begun an attempt with this folder."""
+        return self.has(name)
+
     def names(self, name):
         """All names in a folder, or an error, since attempts are counted by them; none if there is no such folder."""
         try:
@@ -186,6 +190,10 @@ class Run(object):
 
     def cancelled(self):
         return any(self.record.has(name) for name in ("cancel", "cancel.%d" % self.index))
+
+    def is_overtaken(self, attempt):
+        """Whether a later attempt has begun, so that this one decides nothing any more: the job was taken up elsewhere."""
+        return self.record.begun(self.attempt_name(attempt + 1))
 
     def attempts(self):
         """Every attempt so far, oldest first: its number, and its end or None."""
@@ -331,6 +339,11 @@ def claim_job(record, epoch, part, native):
         owner = record.read(name)
         if owner != native:
             raise Taken(owner)
+    refuse_if_later(record, epoch, part)
+
+
+def refuse_if_later(record, epoch, part):
+    """Raise `Taken` if a native job of a later epoch serves this part of the job."""
     names = record.names("owners")
     epochs = [name.partition(".")[0] for name in names if name.endswith(".%d" % part)]
     later = [each for each in epochs if each.isdecimal() and int(each) > epoch]

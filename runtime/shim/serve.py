@@ -6,17 +6,19 @@ import tempfile
 import time
 
 from runtime.faults import reach
-from runtime.shim.attempt import Attempt
+from runtime.shim.attempt import OVERTAKEN, Attempt
 from runtime.shim.files import fold, make_folder, remove_folder, token
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.meeting import POLL_S, find_attempt, open_meeting
 from runtime.shim.processes import stops_within
-from runtime.shim.record import FolderRecord, Run, scratch_prefix
+from runtime.shim.record import FolderRecord, Run, refuse_if_later, scratch_prefix
 from runtime.shim.retry import decide, pod_failures
-from runtime.shim.words import AGAIN, DONE, FAILED, Refused, SetupFailed, Taken, say
+from runtime.shim.words import AGAIN, DONE, DUPLICATE, FAILED, Refused, SetupFailed, Taken, say
 
 HALTED = "stopped"
 """Mark of an array that stops at a failure: one of its indices has failed."""
+AWAY = ("stopped", "preempted")
+"""Ends of an attempt whose machine went away."""
 KILLED_S = 10.0
 """How long to wait for the end of this shim if the command that requeues it was killed."""
 
@@ -95,6 +97,10 @@ def _serve(order, run, options, asked, binding, give_up):
             if asked.stop:
                 return AGAIN
             continue
+        if (before or gpus) and not serves(order, run, options):
+            if gpus:
+                gpus.drop()
+            return DUPLICATE
         # The path is noted before the folder is made, since a shim may be killed.
         parent = os.path.abspath(options.scratch or tempfile.gettempdir())
         scratch = os.path.join(parent, scratch_prefix(order["job"], run.index) + token())
@@ -107,6 +113,11 @@ def _serve(order, run, options, asked, binding, give_up):
         reach("shim.ended")
         if reason != "succeeded" and run.cancelled():
             reason, code, details = "cancelled", 1, {}  # the command may have ended before we saw the mark
+        elif run.is_overtaken(number):
+            reason, code, details = (reason, code, details) if reason in AWAY else OVERTAKEN
+            run.end(number, reason, code, details, give_up)
+            say("index %d: %s" % (run.index, OVERTAKEN[2]["message"]))
+            return AGAIN if asked.stop or asked.goes else DUPLICATE
         if reason in ("succeeded", "cancelled"):
             result = run.commit(reason, code, number, details, give_up if reason == "cancelled" else None)
             return settle(order, run, result)
@@ -127,6 +138,18 @@ def _serve(order, run, options, asked, binding, give_up):
         again = next_start(order, options, then, asked, run)
         if again is not None:
             return again
+
+
+def serves(order, run, options):
+    """Whether no native job of a later epoch serves the run: an attempt here would end the one that began there."""
+    try:
+        refuse_if_later(
+            run.record, order.get("epoch", 1), order.get("part", 0) if options.part is None else options.part
+        )
+    except Taken as owner:
+        say("index %d was taken up by %s" % (run.index, owner))
+        return False
+    return True
 
 
 def attempt_once(order, run, number, scratch, asked, binding, gpus):

@@ -325,8 +325,13 @@ class BucketRecord(object):
 
     def has(self, name):
         """Whether the bucket has an object. The answer for a cancel mark, which is asked for often, may be seconds old."""
-        if not name.startswith("cancel"):
-            return self.bucket.get(self.key(name)) is not None
+        return self._sees(name) if name.startswith("cancel") else self.bucket.get(self.key(name)) is not None
+
+    def begun(self, name):
+        """Whether somebody has begun an attempt; the answer may be seconds old while one of ours runs."""
+        return self._sees(name + "/start.json")
+
+    def _sees(self, name):
         known, at = self.marks.get(name, (False, 0.0))
         # While an attempt runs its carrier looks; only the first look is ours.
         if not known and (at == 0.0 or (self.carrier is None and time.time() - at >= MARK_S)):

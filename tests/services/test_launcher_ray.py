@@ -17,6 +17,7 @@ import pytest
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import read_attempts
+from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import Array, Backoff, JobResources, JobState, Retry, SecretRef, Tpu
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
@@ -26,6 +27,7 @@ from tests.fakes.metadata import MetadataServer
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.ray_cluster import RayCluster
 from tests.services_support import MotoServer, require, wait_until
+from tests.shim_support import is_running, signal_all
 
 pytest.register_assert_rewrite("runtime.testing.launchers")
 from runtime.testing.launchers import LauncherSuite  # noqa: E402  its assertions are rewritten first
@@ -80,30 +82,27 @@ def bench(case: LauncherCase, tmp_path: Path) -> Iterator[Bench]:
 
 def kill_processes(job: JobHandle) -> None:
     """Kill driver, guards and shims of a job, as they go with their machines."""
-    needle = job.id.encode()
-
-    def find() -> list[int]:
-        found = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdecimal() and int(folder.name) != os.getpid():
-                try:
-                    words = (folder / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if needle in words and b"runtime" in words:
-                    found.append(int(folder.name))
-        return found
 
     def kill_all() -> bool:
-        pids = find()
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        pids = list(find_processes(job))
+        signal_all(pids)
         return not pids
 
     assert wait_until(kill_all)
+
+
+def find_processes(job: JobHandle) -> dict[int, list[bytes]]:
+    """Pid → words of each driver, guard and shim of a job."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            try:
+                words = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if job.id.encode() in words and b"runtime" in words:
+                found[int(folder.name)] = words.split(b"\0")
+    return found
 
 
 class TestRay(LauncherSuite):
@@ -207,6 +206,32 @@ def test_job_of_a_head_that_was_killed_is_taken_up_once(ray_cluster: RayCluster,
     assert read_log(job) == "attempt 1\nattempt 2\n"
     epochs = [each.epoch for each in job.entry().natives]
     assert epochs == list(range(1, len(epochs) + 1))
+
+
+def test_shim_that_was_cut_off_while_its_job_was_taken_up_ends_itself_and_decides_nothing(
+    bench: Bench, tmp_path: Path
+) -> None:
+    script = f"echo attempt $RUNTIME_ATTEMPT; while ! [ -e {tmp_path}/go$RUNTIME_ATTEMPT ]; do sleep 0.1; done"
+    job = bench.start("sh", "-c", script)
+    bench.wait_for(lambda: read_log(job) == "attempt 1\n")
+    found = find_processes(job)
+    shims = [pid for pid, words in found.items() if words[1].endswith(b"/shim.py")]
+    signal_all(shims, signal.SIGSTOP)
+    signal_all(found.keys() - set(shims))  # the driver, and the guard, which would end its shim in time
+    gone = bench.end(job)
+    again = bench.start("sh", "-c", script)
+    bench.wait_for(lambda: read_log(again) == "attempt 1\nattempt 2\n")
+
+    signal_all(shims, signal.SIGCONT)
+    bench.wait_for(lambda: not any(map(is_running, shims)))
+    assert again.entry().outcomes == {}
+    (tmp_path / "go1").touch()
+    (tmp_path / "go2").touch()
+
+    assert (gone.state, gone.reason, len(shims)) == (JobState.FAILED, EndReason.LOST, 1)
+    assert bench.end(again).state is JobState.SUCCEEDED
+    assert [each.reason for each in read_attempts(job.files, job.id, 0)] == ["stopped", EndReason.SUCCEEDED]
+    assert b"taken up elsewhere" in (job.files.read(f"{job_folder(job.id)}/shim.log") or b"")
 
 
 # arrays and fleets

@@ -1196,7 +1196,8 @@ def test_shim_started_twice_at_once_commits_one_result(job: MakeJob) -> None:
     both = [made.start(), made.start()]
     codes = [made.finish(each) for each in both]
 
-    assert codes == [1, 1]
+    # The attempt that began last counts, and the other shim is told so, unless it came when all was over.
+    assert sorted(codes) in ([1, 1], [1, 3])
     assert len(made.results()) == 1
     assert len(made.ends()) <= 2, "neither takes the attempt of the other for a lost one"
 
