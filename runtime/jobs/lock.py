@@ -52,23 +52,24 @@ class Lock:
         Raises `LockHeld` if a living holder did not release it in time; unless it is to `wait`, as soon as the holder is
         known to live.
         """
-        until, seen, still, took_over = time.monotonic() + patience_s, b"", time.monotonic(), False
+        until, seen, still = time.monotonic() + patience_s, b"", time.monotonic()
         lives = False
+        dead: int | None = None
         while True:
             held = self._newest()
-            if held is None or took_over:
+            if held in (None, dead):
                 self._number = (held or 0) + 1
                 # A power failure ends its holder, too.
                 if self._files.create(self._name(self._number), self._content(), lasting=False):
                     self._keep()
-                    return took_over
-                took_over = False
+                    return held is not None
                 continue
             content = self._files.read(self._name(held)) or b""
             if content != seen:
                 lives, seen, still = bool(seen and content), content, time.monotonic()
             elif time.monotonic() - still >= STILL_S:
-                took_over = True
+                # Not simply the newest: another that watched it may have been first.
+                dead = held
                 continue
             if time.monotonic() >= until or (lives and not wait):
                 raise LockHeld(json.loads(content or b"{}").get("owner", "unknown"))
@@ -77,7 +78,7 @@ class Lock:
 
     def ensure_held(self) -> None:
         """Raise `NotPossible` if another launcher took the lock over."""
-        if self._newest() != self._number:
+        if not self._is_held():
             raise NotPossible(
                 "another launcher took this job over, because this one stood still for too long",
                 hint="run the same command again: it finds the job",
@@ -91,8 +92,14 @@ class Lock:
 
     def release(self) -> None:
         self.stop()
-        for number in range(1, self._number + 1):
+        # Otherwise it is another's, under this number too once all locks had been removed.
+        for number in range(1, self._number + 1) if self._is_held() else ():
             self._files.remove(self._name(number))
+
+    def _is_held(self) -> bool:
+        if self._newest() != self._number:
+            return False
+        return bool(json.loads(self._files.read(self._name(self._number)) or b"{}").get("token") == self._token)
 
     def _newest(self) -> int | None:
         numbers = [
@@ -111,10 +118,10 @@ class Lock:
             while not self._stop.wait(BEAT_S):
                 self._count += 1
                 try:
-                    if self._newest() == self._number:
+                    if self._is_held():
                         self._files.write(self._name(self._number), self._content())
-                except Exception:  # the launch itself meets the error
-                    return
+                except Exception:
+                    continue
 
         self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)
         self._thread.start()

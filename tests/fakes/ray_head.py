@@ -31,9 +31,13 @@ class RayHead(ThreadingHTTPServer):
         """What becomes of the next submissions; the others have the status `first`."""
         self.actors: list[str] = []
         """States of a job's own actor, one for each time that it is asked for."""
+        self.hosts: list[str] = []
+        """Addresses of the nodes that are alive beside the head."""
         self.session = 1
         self.broken: int | None = None
         """Status of every answer to a GET."""
+        self.refuses: set[str] = set()
+        """Ids of jobs that are neither stopped nor deleted, for an error of the head."""
         self.answers_restart = True
         """Whether `POST /restart`, which is no path of Ray's, restarts it."""
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
@@ -77,6 +81,11 @@ class _Answers(BaseHTTPRequestHandler):
             return self._say(self.server.broken, "not now")
         if self.path == "/api/version":
             return self._say(200, {"ray_version": "2.60.0", "session_name": f"session_{self.server.session}"})
+        if self.path == "/nodes?view=summary":
+            nodes = [{"raylet": {"nodeManagerAddress": each, "state": "ALIVE"}} for each in self.server.hosts]
+            return self._say(200, {"data": {"summary": nodes}})
+        if self.path == "/api/cluster_status":
+            return self._say(200, {"data": {}})
         if self.path.startswith("/api/v0/actors?"):
             assert "filter_values=_ray_internal_job_actor_j-" in self.path
             found = [{"state": state} for state in self.server.actors[:1]]
@@ -98,6 +107,8 @@ class _Answers(BaseHTTPRequestHandler):
             if self.server.answers_restart:
                 self.server.restart()
             return self._say(200, None)
+        if self.path.endswith("/stop") and self._name() in self.server.refuses:
+            return self._say(500, "Traceback (most recent call last):\n  File …\nRuntimeError: its actor is gone")
         if self.path.endswith("/stop"):
             known = self.server.jobs.get(self._name())
             if known is None:
@@ -118,7 +129,7 @@ class _Answers(BaseHTTPRequestHandler):
         known = self.server.jobs.get(self._name())
         if known is None:
             return self._say(404, f"Job {self._name()} does not exist")
-        if known["status"] not in ENDED:
+        if known["status"] not in ENDED or self._name() in self.server.refuses:
             return self._say(500, "Traceback (most recent call last):\n  File …\nRuntimeError: it has not ended")
         del self.server.jobs[self._name()]
         return self._say(200, {"deleted": True})
