@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -143,7 +144,7 @@ def _find_address(chosen: Chosen, cluster: ClusterOutput, node: str) -> str:
     except ValueError:
         pass
     name, _, host = node.partition("/")
-    if host and not host.isdecimal():
+    if not re.fullmatch(r"[0-9]{0,6}", host):
         raise InvalidValue("--node", node, "a name, `NAME/1` for the second host of a slice, or an address")
     nodes = {each.name: each for each in chosen.reaper(cluster).list_nodes() if each.cluster == cluster.cluster_name}
     if name not in nodes:

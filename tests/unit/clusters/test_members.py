@@ -31,7 +31,8 @@ from runtime.clusters.nodes import TpuNode
 from runtime.clusters.ray_view import DashboardUnreachable, RayView
 from runtime.clusters.reaper import Reaper
 from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.stack.google_api import GoogleApi
+from runtime.stack.google_api import GoogleApi, GoogleRefused
+from runtime.values import replace
 from tests.cluster_support import CLUSTER, labels, member, member_labels, node
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
@@ -103,7 +104,7 @@ def test_specs_of_several_members_are_numbered() -> None:
     assert [each.name for each in make_specs("v4-8", name="eval")] == ["eval"]
 
 
-@pytest.mark.parametrize("accelerator", ["v4", "v4-0", "v4-x", "h100-8", "v9-8", ""])
+@pytest.mark.parametrize("accelerator", ["v4", "v4-0", "v4-x", "h100-8", "v9-8", "", "v4-016", f"v4-{'9' * 5000}"])
 def test_specs_of_what_is_no_tpu_are_refused(accelerator: str) -> None:
     with pytest.raises(InvalidValue, match="is no valid type"):
         make_specs(accelerator, name="eval")
@@ -118,6 +119,12 @@ def test_specs_with_a_name_that_google_refuses_are_refused(name: str) -> None:
 def test_specs_with_a_reservation_that_are_not_reserved_are_refused() -> None:
     with pytest.raises(NotPossible, match="is for reserved TPUs"):
         make_specs("v4-8", name="eval", capacity=Capacity.SPOT, reservation="projects/p/locations/z/reservations/r")
+
+
+@pytest.mark.parametrize("option", ["reservation", "runtime_version"])
+def test_specs_with_an_empty_option_are_refused_and_not_made_without_it(option: str) -> None:
+    with pytest.raises(InvalidValue, match="a variable of your shell"):
+        make_specs("v4-8", name="eval", **{option: ""})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -142,11 +149,19 @@ def test_plan_of_a_name_depends_on_what_has_it(node: TpuNode | None, step: Step)
         (member("READY", labels=member_labels("eval", "other")), "taken by a member of cluster `other`"),
         (member("READY", accelerator="v4-8", capacity="reserved"), "is a v4-8 (reserved), not a v4-16 (reserved)"),
         (member("READY", capacity="spot"), "is a v4-16 (spot), not a v4-16 (reserved)"),
+        (member("READY", capacity="reserved"), "is of any reservation, not of projects/p/locations/z/reservations/r"),
+        (
+            member(
+                "READY", capacity="reserved", reservation="projects/7/locations/z/reservations/r", runtime_version="v1"
+            ),
+            "is a TPU with the software v1, not v2",
+        ),
     ],
 )
 def test_plan_of_a_taken_name_is_refused(node: TpuNode, words: str) -> None:
+    spec = replace(SPEC, reservation="projects/p/locations/z/reservations/r", runtime_version="v2")
     with pytest.raises(NotPossible) as refused:
-        plan_members([SPEC], [node], "marin-main")
+        plan_members([spec], [node], "marin-main")
 
     assert words in refused.value.message
 
@@ -228,6 +243,25 @@ def test_member_of_a_family_without_a_pool_needs_a_runtime_version() -> None:
 def test_member_of_a_cluster_without_pools_is_refused() -> None:
     with pytest.raises(NotPossible, match="no pool of TPUs to take settings from"):
         render_member(SPEC, HeadFacts(address="h", config={"available_node_types": {}}), "marin-main")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "",
+        "[]",
+        "available_node_types: {a: 3}",
+        "available_node_types: {a: {node_config: {acceleratorType: v4-16}}}",
+    ],
+)
+def test_member_of_a_head_with_a_broken_file_is_refused(
+    server: TpuServer, new_joining: Callable[..., Joining], text: str
+) -> None:
+    server.instances[CLUSTER.head]["metadata"]["items"][0]["value"] = text
+
+    with pytest.raises(NotPossible, match="has another form than ours"):
+        render_member(SPEC, new_joining().read_head(CLUSTER.head), "marin-main")
 
 
 # the wait
@@ -407,6 +441,9 @@ def test_join_that_google_cannot_carry_out_ends_with_its_words(
         (Refusal(429, "RESOURCE_EXHAUSTED", "Quota limit 'TPUV4PodPerProject' has been exceeded."), "holds quota"),
         (Refusal(403, "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied"), "the stack gives these rights"),
         (Refusal(400, "INVALID_ARGUMENT", "No matching reservation for v4-16"), "gcloud compute reservations list"),
+        (Refusal(400, "INVALID_ARGUMENT", "Invalid accelerator type: v4-12"), "accelerator-types list"),
+        (Refusal(400, "INVALID_ARGUMENT", "Unknown runtime version"), "tpu-vm versions list"),
+        (Refusal(400, "INVALID_ARGUMENT", "No."), "run the same command again"),
     ],
 )
 def test_join_that_google_refuses_says_why_and_what_next(
@@ -420,12 +457,96 @@ def test_join_that_google_refuses_says_why_and_what_next(
     assert step in str(outcome.next)
 
 
-def test_join_asks_again_after_a_passing_failure(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
-    server.refusals["tpu.projects.locations.nodes.create"] = Refusal(503, "UNAVAILABLE", "try again")
+PASSING = [
+    Refusal(503, "UNAVAILABLE", "try again"),
+    Refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'"),
+]
+
+
+@pytest.mark.parametrize("refusal", PASSING)
+def test_join_asks_again_after_a_passing_failure(
+    server: TpuServer, new_joining: Callable[..., Joining], refusal: Refusal
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = refusal
 
     [outcome] = join(new_joining(server.refusals.clear), SPEC)
 
     assert outcome.joined
+
+
+@pytest.mark.parametrize("refusal", PASSING)
+def test_join_that_is_refused_until_its_end_says_googles_words(
+    server: TpuServer, new_joining: Callable[..., Joining], refusal: Refusal
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = refusal
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert outcome.error == f"not whole within 1m: google refused it: {refusal.message}"
+    assert outcome.next == "run the same command again; it goes on from what is there"
+
+
+def test_join_of_many_members_stops_asking_when_google_takes_no_more_requests(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = PASSING[1]
+
+    outcomes = join(new_joining(server.refusals.clear), *make_specs("v4-16", name="eval", count=9))
+
+    assert all(each.joined for each in outcomes)
+    assert server.requests["POST"] == 10
+
+
+def test_join_says_why_what_was_preempted_is_not_made_again(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    server.add_node("eval", "PREEMPTED", labels=member_labels("eval"), acceleratorType="v4-16")
+    server.undeletable.add("eval")
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert "it cannot be removed: google refused" in str(outcome.error)
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, None])
+def test_join_that_is_broken_off_says_what_it_leaves(
+    server: TpuServer, new_joining: Callable[..., Joining], ends: type[BaseException] | None
+) -> None:
+    server.slow_creation = True
+
+    def end() -> None:
+        server.refusals["tpu.projects.locations.nodes.list"] = Refusal(403, "PERMISSION_DENIED", "no")
+        if ends is not None:
+            raise ends
+
+    said: list[str] = []
+    with pytest.raises(ends or GoogleRefused):
+        join(new_joining(end), *make_specs("v4-16", name="eval", count=2), say=said.append)
+
+    assert said[-1] == (
+        "left as it is: eval-0 eval-1; the same command goes on, `runtime cluster remove eval-0 eval-1` removes"
+    )
+
+
+def test_join_does_not_remove_a_whole_member_that_another_call_made_at_that_moment(
+    server: TpuServer, new_joining: Callable[..., Joining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = GoogleApi.post
+
+    def post(self: GoogleApi, *args: Any, **more: Any) -> dict[str, Any]:
+        server.add_node(
+            "eval",
+            labels=member_labels("eval"),
+            acceleratorType="v4-16",
+            networkEndpoints=[{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}],
+        )
+        return before(self, *args, **more)
+
+    monkeypatch.setattr(GoogleApi, "post", post)
+
+    [outcome] = join(new_joining(), SPEC, look_ray=lambda: RayView(alive=frozenset()))
+
+    assert (outcome.created, outcome.removed, names_of(server.nodes)) == (False, False, ["eval"])
 
 
 def test_join_outlives_a_time_without_answers(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
@@ -449,10 +570,11 @@ def test_join_replaces_a_member_that_was_preempted(server: TpuServer, new_joinin
 def test_join_ends_when_a_member_is_preempted_meanwhile(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
     server.slow_creation = True
 
-    [outcome] = join(new_joining(lambda: server.preempt(f"{server.parent}/nodes/eval")), SPEC)
+    spec = replace(SPEC, reservation="r")
+    [outcome] = join(new_joining(lambda: server.preempt(f"{server.parent}/nodes/eval")), spec)
 
     assert (outcome.error, outcome.removed) == ("it is PREEMPTED already", True)
-    assert outcome.next == "`runtime cluster add v4-16 --name eval --capacity reserved`"
+    assert outcome.next == "`runtime cluster add v4-16 --name eval --capacity reserved --reservation r`"
 
 
 def test_join_leaves_a_strangers_node_alone(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
@@ -471,6 +593,7 @@ def test_members_are_found_by_name_and_nothing_else_is() -> None:
     nodes = [member("READY"), member("READY", "train"), node("READY", "ray-1"), member("READY", "x", labels={})]
 
     assert find_members(["train", "eval", "train"], nodes, "marin-main") == [nodes[1], nodes[0]]
+    assert find_members(["gone", "eval"], nodes, "marin-main") == [nodes[0]]
     with pytest.raises(NotPossible, match="`ray-1` is no member of this cluster"):
         find_members(["ray-1"], nodes, "marin-main")
     with pytest.raises(UnknownName) as unknown:
