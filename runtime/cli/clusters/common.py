@@ -33,10 +33,11 @@ UserOption = Annotated[
 SshOption = Annotated[
     list[str] | None, Option("--ssh-option", metavar="WORD", help="A word for ssh; repeat it.", show_default=False)
 ]
-
 AddressOption = Annotated[
     str | None, Option("--address", metavar="URL", help="Where Ray's dashboard is reachable.", show_default=False)
 ]
+
+TunnelOption = Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh.")]
 
 NOT_ASKED = "not asked: `--address URL` or `--tunnel` reaches its dashboard"
 
@@ -95,15 +96,18 @@ def _project(outputs: StackOutputs) -> str:
     return outputs.project
 
 
-def choose_one(chosen: Chosen) -> tuple[str, ClusterOutput]:
-    """Return the only cluster. Raises `RequestRefused` if the stack has several and none was named."""
+def open_one(stack: str | None, cluster: str | None) -> tuple[Chosen, str, ClusterOutput]:
+    """Return the stack's only cluster, or the one named, and its name. Raises `RequestRefused` if the stack has several and
+    none was named."""
+    chosen = open_clusters(stack, cluster)
     if len(chosen.clusters) > 1:
         raise RequestRefused(
             f"stack `{chosen.stack}` has {len(chosen.clusters)} clusters",
             facts=[f"clusters: {', '.join(sorted(chosen.clusters))}"],
             hint=f"name one: `--cluster {min(chosen.clusters)}`",
         )
-    return next(iter(chosen.clusters.items()))
+    [(key, each)] = chosen.clusters.items()
+    return chosen, key, each
 
 
 def head_way(chosen: Chosen, cluster: ClusterOutput, user: str | None, options: list[str] | None) -> HeadWay:

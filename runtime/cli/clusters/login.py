@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -18,9 +19,8 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
-    choose_one,
     head_way,
-    open_clusters,
+    open_one,
 )
 from runtime.cli.commands import StackOption
 from runtime.cli.printing import flush, is_terminal, note, say
@@ -29,6 +29,7 @@ from runtime.errors import InvalidValue, NotPossible, UnknownName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from runtime.clusters.tunnel import HeadWay
     from runtime.outputs import ClusterOutput
 
 NodeOption = Annotated[
@@ -41,6 +42,8 @@ NodeOption = Annotated[
     ),
 ]
 DASHBOARD_PORT = 8265
+STDERR = 2
+"""The descriptor."""
 
 
 def attach(
@@ -107,8 +110,7 @@ def dashboard(
     """
     from runtime.clusters.tunnel import render_ssh
 
-    chosen = open_clusters(stack, cluster)
-    _, each = choose_one(chosen)
+    chosen, _, each = open_one(stack, cluster)
     way = head_way(chosen, each, user, ssh_option)
     words = render_ssh(way, forwards=[(port, each.ports.get("dashboard", DASHBOARD_PORT))])
     if not dry_run:
@@ -129,8 +131,7 @@ def _go(
 ) -> None:
     from runtime.clusters.tunnel import render_node_ssh, render_ssh
 
-    chosen = open_clusters(stack, cluster)
-    _, each = choose_one(chosen)
+    chosen, _, each = open_one(stack, cluster)
     if node is not None:
         command = render_node_ssh(_find_address(chosen, each, node), command, terminal=terminal)
     words = render_ssh(head_way(chosen, each, user, options), command, terminal=terminal)
@@ -173,6 +174,19 @@ def run_ssh(words: list[str]) -> NoReturn:
     need_programs()
     flush()
     os.execvp(words[0], words)
+
+
+def run_on_head(way: HeadWay, command: Sequence[str], *, timeout_s: float | None = None) -> int:
+    """Run a command on a head, and return ssh's exit code. What it prints is no data of ours, so it goes to stderr.
+
+    Raises `NotPossible` if a program is missing, and `TimeoutExpired`.
+    """
+    from runtime.clusters.tunnel import render_ssh
+
+    need_programs()
+    flush()
+    words = render_ssh(way, command)
+    return subprocess.run(words, stdout=STDERR, check=False, timeout=timeout_s).returncode
 
 
 def need_programs() -> None:

@@ -13,10 +13,10 @@ from runtime.cli.clusters.common import (
     DryRunOption,
     OneClusterOption,
     SshOption,
+    TunnelOption,
     UserOption,
     ask_ray,
-    choose_one,
-    open_clusters,
+    open_one,
     reach_dashboard,
     refuse_two_ways,
 )
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from runtime.clusters.members import MemberSpec
     from runtime.clusters.nodes import TpuNode
     from runtime.clusters.ray_view import RayView
-
-TunnelOption = Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh.")]
 
 PLANNED = {Step.CREATE: "would be added", Step.REPLACE: "would be made again", Step.KEEP: "is there"}
 
@@ -120,8 +118,7 @@ def add(
 
     refuse_two_ways(address, tunnel=tunnel)
     bound = parse_duration(within, field="--within")
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
+    chosen, key, each = open_one(stack, cluster)
     specs = make_specs(
         accelerator,
         name=f"{key}-{accelerator}" if name is None else name,
@@ -187,8 +184,7 @@ def remove(
     from runtime.clusters.members import find_busy, find_members
 
     refuse_two_ways(address, tunnel=tunnel)
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
+    chosen, key, each = open_one(stack, cluster)
     reaper = chosen.reaper(each)
     members = find_members(names, reaper.list_nodes(), each.cluster_name)
     ray, why = (None, None) if force else ask_ray(chosen, each, address, user, ssh_option, tunnel=tunnel)

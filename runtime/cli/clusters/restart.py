@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Option
 
 from runtime.cli.clusters.common import (
+    AddressOption,
     DryRunOption,
     OneClusterOption,
     SshOption,
     UserOption,
-    choose_one,
     head_way,
-    open_clusters,
+    open_one,
 )
-from runtime.cli.clusters.login import need_programs
+from runtime.cli.clusters.login import need_programs, run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.printing import flush, note
+from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun, parse_duration
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from runtime.clusters.tunnel import HeadWay
     from runtime.outputs import ClusterOutput
 
-STDERR: Final = 2
-"""The descriptor."""
 STARTED: Final = "/run/runtime-ray/started-runtime-ray-head.service"
 """On the head: the files that Ray was started with. Without it the boot script restarts Ray, with the files of today."""
 RESTART_RAY: Final = (
@@ -87,10 +85,7 @@ def restart(
         bool, Option("--drop-foreign", help="Restart although jobs run that the runtime did not start, and are lost.")
     ] = False,
     patience: Annotated[str, Option(metavar="15m", help="How long the head may take to come back.")] = "15m",
-    address: Annotated[
-        str | None,
-        Option(metavar="URL", help="Where the head's API is reachable without a tunnel.", show_default=False),
-    ] = None,
+    address: AddressOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     cluster: OneClusterOption = None,
@@ -121,8 +116,7 @@ def restart(
     from runtime.jobs import lock
 
     head_s = parse_duration(patience, field="patience").total_seconds()
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
+    chosen, key, each = open_one(stack, cluster)
     way = head_way(chosen, each, user, ssh_option)
     login = ["-l", user] if user else []
     by, token = f"{getpass.getuser()}@{os.uname().nodename}", secrets.token_hex(8)
@@ -178,13 +172,8 @@ def _find_means(chosen: Chosen, cluster: ClusterOutput, way: HeadWay) -> Means:
 
 
 def _restart_head(way: HeadWay) -> None:
-    from runtime.clusters.tunnel import render_ssh
-
-    flush()
-    words = render_ssh(way, RESTART_RAY)
-    # What the head prints is no data of this command.
     try:
-        code = subprocess.run(words, stdout=STDERR, check=False, timeout=ANSWER_S).returncode
+        code = run_on_head(way, RESTART_RAY, timeout_s=ANSWER_S)
     except subprocess.TimeoutExpired:
         note("the boot script has not ended yet; the head's own words say what it waits for")
         return

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from runtime.cli.clusters.common import (
     NOT_ASKED,
     AddressOption,
     ClusterOption,
     SshOption,
+    TunnelOption,
     UserOption,
     ask_ray,
     open_clusters,
@@ -94,7 +93,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
 def status(
     cluster: ClusterOption = None,
     address: AddressOption = None,
-    tunnel: Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh, for this one look.")] = False,
+    tunnel: TunnelOption = False,
     user: UserOption = None,
     ssh_option: SshOption = None,
     stack: StackOption = None,

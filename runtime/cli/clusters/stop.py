@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
@@ -13,13 +12,12 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
-    choose_one,
     head_way,
-    open_clusters,
+    open_one,
 )
-from runtime.cli.clusters.login import need_programs
+from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.printing import flush, note
+from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
 from runtime.errors import InfrastructureFailure
 from runtime.units import count_noun
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
     from runtime.clusters.reaper import Removal
     from runtime.clusters.tunnel import HeadWay
 
-STDERR: Final = 2
-"""The descriptor."""
 STOP_RAY: Final = ("sudo", "systemctl", "stop", "runtime-ray-watch.service", "runtime-ray-head.service")
 """The watcher first: it starts Ray again when settings change."""
 ROUNDS: Final = 3
@@ -90,8 +86,7 @@ def stop(
     """
     from runtime.clusters.dead import find_billed
 
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
+    chosen, key, each = open_one(stack, cluster)
     reaper = chosen.reaper(each)
     view = reaper.look()
     billed = find_billed(view, each.cluster_name)
@@ -138,13 +133,8 @@ def _has_head(view: ZoneView, cluster: str) -> bool:
 def _stop_ray(way: HeadWay) -> None:
     from runtime.clusters.tunnel import render_ssh
 
-    need_programs()
-    flush()
-    words = render_ssh(way, STOP_RAY)
-    # What the head prints is no data of this command.
-    code = subprocess.run(words, stdout=STDERR, check=False).returncode
-    if code:
-        raise HeadStillRuns(way.head, code, shlex.join(words))
+    if code := run_on_head(way, STOP_RAY):
+        raise HeadStillRuns(way.head, code, shlex.join(render_ssh(way, STOP_RAY)))
 
 
 def _row(cluster: str, dead: Dead, *, removed: bool = False, gone: bool = False, error: str | None = None) -> StopRow:
