@@ -1,4 +1,5 @@
-"""`runtime cluster exec`, `status --tunnel` and `stop` through a real ssh and sshd; only Google's proxy is a stand-in."""
+"""`runtime cluster exec`, `status --tunnel` and `stop`, and the calls of launchers, through a real ssh and sshd; only
+Google's proxy is a stand-in."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from typing import Any
 import pytest
 
 from runtime.clusters.ray_view import read_ray
+from runtime.launchers.ray.client import RayJobs
+from runtime.launchers.ray.settings import Place
 from runtime.outputs import encode_outputs
+from runtime.stack.head_way import HeadWay
 from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
 from tests.fakes.faults import FaultyServer, Request, Response
@@ -145,6 +149,24 @@ def test_status_by_a_tunnel_that_fails_shows_google_and_ssh_s_own_words(
 
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "main\tv4\t4\t8\t1\t0\t-\t-\t1 READY")
     assert f"main: no way to head `{CLUSTER.head}`: Host key verification failed." in done.stderr
+
+
+def test_launchers_calls_of_a_head_take_the_same_way(
+    cluster: Cluster, dashboard: Dashboard, ssh_server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"), prepend=os.pathsep)
+    port = int(dashboard.url.rpartition(":")[2])
+    way = HeadWay(
+        head=CLUSTER.head, project="p-1", zone=CLUSTER.zone, options=tuple(ssh_server.options), dashboard=port
+    )
+    jobs = RayJobs(Place(target="t", root="gs://b", python="python3", address=None, tunnel=way))
+    try:
+        assert jobs.read_session() is None
+        assert read_ray(jobs.read_address()).alive == {"10.0.0.1"}
+        forwarded = int(jobs.read_address().rpartition(":")[2])
+    finally:
+        jobs.close()
+    assert not can_connect(forwarded)
 
 
 def test_dashboard_forwards_a_port_until_it_is_interrupted(cluster: Cluster, ssh_server: SshServer) -> None:

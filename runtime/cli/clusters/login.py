@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from ipaddress import ip_address
@@ -19,18 +18,19 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
-    head_way,
     open_one,
 )
 from runtime.cli.commands import StackOption
 from runtime.cli.printing import flush, is_terminal, note, say
 from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.stack.forward import need_programs
+from runtime.stack.head_way import DASHBOARD, render_node_ssh, render_ssh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.clusters.tunnel import HeadWay
     from runtime.outputs import ClusterOutput
+    from runtime.stack.head_way import HeadWay
 
 NodeOption = Annotated[
     str | None,
@@ -41,7 +41,6 @@ NodeOption = Annotated[
         show_default=False,
     ),
 ]
-DASHBOARD_PORT = 8265
 STDERR = 2
 """The descriptor."""
 
@@ -92,7 +91,7 @@ def exec_(
 
 
 def dashboard(
-    port: Annotated[int, Option(metavar="PORT", min=1, max=65535, help="Port on this machine.")] = DASHBOARD_PORT,
+    port: Annotated[int, Option(metavar="PORT", min=1, max=65535, help="Port on this machine.")] = DASHBOARD,
     cluster: OneClusterOption = None,
     user: UserOption = None,
     ssh_option: SshOption = None,
@@ -108,11 +107,9 @@ def dashboard(
       runtime cluster dashboard
       runtime cluster dashboard --stack marin-us-west4 --port 8300
     """
-    from runtime.clusters.tunnel import render_ssh
-
     chosen, _, each = open_one(stack, cluster)
-    way = head_way(chosen, each, user, ssh_option)
-    words = render_ssh(way, forwards=[(port, each.ports.get("dashboard", DASHBOARD_PORT))])
+    way = chosen.find_way(each, user, ssh_option)
+    words = render_ssh(way, forwards=[(port, way.dashboard)])
     if not dry_run:
         note(f"http://127.0.0.1:{port} is the dashboard of {each.cluster_name}, until Ctrl-C")
     _become(words, dry_run=dry_run)
@@ -129,12 +126,10 @@ def _go(
     dry_run: bool,
     terminal: bool,
 ) -> None:
-    from runtime.clusters.tunnel import render_node_ssh, render_ssh
-
     chosen, _, each = open_one(stack, cluster)
     if node is not None:
         command = render_node_ssh(_find_address(chosen, each, node), command, terminal=terminal)
-    words = render_ssh(head_way(chosen, each, user, options), command, terminal=terminal)
+    words = render_ssh(chosen.find_way(each, user, options), command, terminal=terminal)
     _become(words, dry_run=dry_run)
 
 
@@ -181,18 +176,7 @@ def run_on_head(way: HeadWay, command: Sequence[str], *, timeout_s: float | None
 
     Raises `NotPossible` if a program is missing, and `TimeoutExpired`.
     """
-    from runtime.clusters.tunnel import render_ssh
-
     need_programs()
     flush()
     words = render_ssh(way, command)
     return subprocess.run(words, stdout=STDERR, check=False, timeout=timeout_s).returncode
-
-
-def need_programs() -> None:
-    for program, hint in (
-        ("ssh", "install OpenSSH's client"),
-        ("gcloud", "https://cloud.google.com/sdk/docs/install"),
-    ):
-        if shutil.which(program) is None:
-            raise NotPossible(f"`{program}` is not on this machine, and the way to a head needs it", hint=hint)

@@ -15,14 +15,14 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
-    head_way,
     open_one,
 )
-from runtime.cli.clusters.login import need_programs, run_on_head
+from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
 from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.stack.forward import need_programs
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from runtime.cli.clusters.common import Chosen
     from runtime.client.jobs.cluster_restart import ClusterRestart, Means
     from runtime.client.jobs.targets import OpenTarget
-    from runtime.clusters.tunnel import HeadWay
     from runtime.outputs import ClusterOutput
+    from runtime.stack.head_way import HeadWay
 
 STARTED: Final = "/run/runtime-ray/started-runtime-ray-head.service"
 """On the head: the files that Ray was started with. Without it the boot script restarts Ray, with the files of today."""
@@ -117,12 +117,9 @@ def restart(
 
     head_s = parse_duration(patience, field="patience").total_seconds()
     chosen, key, each = open_one(stack, cluster)
-    way = head_way(chosen, each, user, ssh_option)
-    login = ["-l", user] if user else []
+    way = chosen.find_way(each, user, ssh_option)
     by, token = f"{getpass.getuser()}@{os.uname().nodename}", secrets.token_hex(8)
-    with open_cluster_jobs(
-        chosen.outputs, key, chosen.settings, address=address, ssh_options=[*(ssh_option or ()), *login]
-    ) as place:
+    with open_cluster_jobs(chosen.outputs, key, chosen.settings, address=address, way=way) as place:
         means = _find_means(chosen, each, way)
         world = ClusterRestart(place, chosen.settings, means, token=token, by=by, progress=note, head_s=head_s)
         view = world.look()

@@ -12,7 +12,6 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
-    head_way,
     open_one,
 )
 from runtime.cli.clusters.login import run_on_head
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.clusters.dead import Dead
     from runtime.clusters.nodes import ZoneView
     from runtime.clusters.reaper import Removal
-    from runtime.clusters.tunnel import HeadWay
+    from runtime.stack.head_way import HeadWay
 
 STOP_RAY: Final = ("sudo", "systemctl", "stop", "runtime-ray-watch.service", "runtime-ray-head.service")
 """The watcher first: it starts Ray again when settings change."""
@@ -100,7 +99,7 @@ def stop(
     ending = "stop Ray on the head and " if stops else ""
     confirm(f"{ending}remove {count_noun(len(billed), 'node or queued resource')} of `{each.cluster_name}`", yes=yes)
     if stops:
-        _stop_ray(head_way(chosen, each, user, ssh_option))
+        _stop_ray(chosen.find_way(each, user, ssh_option))
         view = reaper.look()
     done: dict[str, Removal] = {}
     for _ in range(ROUNDS):
@@ -131,7 +130,7 @@ def _has_head(view: ZoneView, cluster: str) -> bool:
 
 
 def _stop_ray(way: HeadWay) -> None:
-    from runtime.clusters.tunnel import render_ssh
+    from runtime.stack.head_way import render_ssh
 
     if code := run_on_head(way, STOP_RAY):
         raise HeadStillRuns(way.head, code, shlex.join(render_ssh(way, STOP_RAY)))

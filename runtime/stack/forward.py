@@ -1,0 +1,100 @@
+"""A forwarded port of a head: ssh as a child process that ends with what needs it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from runtime.errors import InfrastructureFailure, NotPossible
+from runtime.stack.head_way import render_ssh
+
+if TYPE_CHECKING:
+    from runtime.stack.head_way import HeadWay
+
+PATIENCE_S: Final = 60
+"""For gcloud, the proxy and ssh together."""
+_LOOK_EVERY_S: Final = 0.1
+_ENDS_WITHIN_S: Final = 10
+
+
+class TunnelFailed(InfrastructureFailure):
+    """ssh to a head ended, or made no forward in time; `said` is its last line."""
+
+    def __init__(self, way: HeadWay, said: str) -> None:
+        self.way, self.said = way, said
+        super().__init__(
+            f"no way to head `{way.head}`: {said}",
+            facts=[f"through IAP, to project `{way.project}` in {way.zone}"],
+            hint="`runtime cluster attach` shows what ssh and gcloud say; `gcloud auth login`, and the role for IAP tunnels",
+        )
+
+
+@contextmanager
+def open_forward(way: HeadWay) -> Iterator[str]:
+    """Forward a free port of this machine to the head's dashboard; yields `http://127.0.0.1:PORT`.
+
+    Raises `TunnelFailed`, and `NotPossible` if a program is missing.
+    """
+    need_programs()
+    here = _free_port()
+    words = render_ssh(way, forwards=[(here, way.dashboard)])
+    # In a file, which cannot fill up as a pipe does.
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [words[0], "-o", "BatchMode=yes", *words[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            # What is to be undone after Ctrl-C may need the way.
+            start_new_session=True,
+        )
+        try:
+            _wait(process, here, way, said)
+            yield f"http://127.0.0.1:{here}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def need_programs() -> None:
+    for program, hint in (
+        ("ssh", "install OpenSSH's client"),
+        ("gcloud", "https://cloud.google.com/sdk/docs/install"),
+    ):
+        if shutil.which(program) is None:
+            raise NotPossible(f"`{program}` is not on this machine, and the way to a head needs it", hint=hint)
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, way: HeadWay, said: BinaryIO) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        # ssh listens only once it has logged in.
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            pass
+        if process.poll() is not None or time.monotonic() > deadline:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            ended = (
+                f"no forward within {PATIENCE_S} s" if process.poll() is None else f"ssh ended with {process.poll()}"
+            )
+            raise TunnelFailed(way, lines[-1] if lines else ended)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
