@@ -97,6 +97,10 @@ def find_mismatches(
     known = {pool.name for pool in pools}
     for each in compare_pools(pools, view, cluster, plan, ray):
         yield from _count_mismatches(key, each, known)
+    if spent := sum(each.is_queued for each in plan.dead):
+        yield Mismatch(
+            pool=None, what=f"{count_noun(spent, 'queued resource')} will give no more nodes", next=_reaps(key)
+        )
     yield from _suspects(key, plan)
     yield from _strays(view)
     if view.heads is not None and cluster not in view.heads:
@@ -107,13 +111,17 @@ def find_mismatches(
         yield from _ray_mismatches(key, [node for node in view.nodes if node.cluster == cluster], ray, now)
 
 
+def _reaps(key: str) -> str:
+    return f"the head's reaper removes them within 2 minutes; now: `runtime cluster reap --cluster {key}`"
+
+
 def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator[Mismatch]:
     logs = f"runtime cluster exec --cluster {key} -- sudo docker logs --tail 100 ray"
     if each.dead:
         yield Mismatch(
             pool=each.pool,
             what=f"{count_noun(each.dead, 'node')} will never work again",
-            next=f"the head's reaper removes them within 2 minutes; now: `runtime cluster reap --cluster {key}`",
+            next=_reaps(key),
         )
     if each.member:
         return

@@ -136,8 +136,9 @@ def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None
     from runtime.clusters.dead import plan_reaping
     from runtime.clusters.standing import compare_pools, find_mismatches
 
-    now = datetime.now(UTC)
-    view = chosen.reaper(cluster).look()
+    reaper = chosen.reaper(cluster)
+    view = reaper.look()
+    now = datetime.now(UTC) - reaper.skew()
     plan = plan_reaping(view, cluster.cluster_name, now, seen={})
     pools = read_pools(cluster)
     queued: dict[str, int] = {}

@@ -121,6 +121,8 @@ def stop(
         if left
         else f"{key}: nothing is left"
     )
+    if stays:
+        note("  next: run the same command again; it removes what is left")
     return 3 if stays else 0
 
 

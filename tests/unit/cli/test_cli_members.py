@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,18 @@ def test_status_shows_members_in_rows_of_their_own(server: TpuServer, run: Run) 
 
     assert (code, out.splitlines()[-1]) == (0, "main\tmember eval\t-\t-\t1\t0\t-\t-\t1 READY")
     assert "member" not in err
+
+
+def test_status_goes_by_googles_clock(server: TpuServer, run: Run) -> None:
+    server.clock_offset = timedelta(hours=2)
+    add_member(server, "eval", "CREATING")
+    made = datetime.now(UTC) - server.clock_offset
+    server.nodes[f"{server.parent}/nodes/eval"]["createTime"] = made.isoformat()
+
+    code, out, err = run("status")
+
+    assert (code, out.splitlines()[-1]) == (0, "main\tmember eval\t-\t-\t1\t0\t-\t-\t1 CREATING")
+    assert "will never work again" not in err
 
 
 def test_reap_of_a_preempted_member_says_how_to_make_it_again(server: TpuServer, run: Run) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from runtime.clusters.dead import plan_reaping
 from runtime.clusters.head_config import check_head, parse_attributes
-from runtime.clusters.nodes import TpuNode, ZoneView
+from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView
 from runtime.clusters.pools import Pool, read_pools
 from runtime.clusters.ray_view import DashboardUnreachable, RayView, parse_ray, read_ray
 from runtime.clusters.standing import Mismatch, PoolStanding, compare_pools, find_mismatches
 from runtime.values import replace
-from tests.cluster_support import CLUSTER, NOW, member, member_labels, node
+from tests.cluster_support import CLUSTER, NOW, PARENT, labels, member, member_labels, node
 from tests.fakes.faults import FaultyServer, Request, Response
 
 HOUR = timedelta(hours=1)
@@ -147,6 +147,19 @@ def test_mismatch_of_a_node_of_ours_that_no_cluster_has_says_how_to_remove_it() 
         what="eval: made by a stack of ours, and the labels name no cluster",
         next="if nobody uses it: `gcloud compute tpus tpu-vm delete eval --zone us-central2-b --project p-1`",
     )
+
+
+def test_mismatch_of_queued_resources_that_give_no_more_nodes_has_a_next_step() -> None:
+    queued = [
+        QueuedResource(resource=f"{PARENT}/queuedResources/{state}", state=state, labels=(labels(),))
+        for state in ("FAILED", "SUSPENDED", "ACTIVE")
+    ]
+    view = ZoneView(queued=tuple(queued), heads=HEADS)  # type: ignore[arg-type]
+
+    [found] = find_mismatches("main", [], view, "marin-main", plan_reaping(view, "marin-main", NOW, seen={}), None, NOW)
+
+    assert found.what == "2 queued resources will give no more nodes"
+    assert "`runtime cluster reap --cluster main`" in found.next
 
 
 def test_mismatch_of_the_autoscaler_shows_the_last_line_of_its_error() -> None:
