@@ -127,6 +127,8 @@ def status(
             shown.append(_look(chosen, name, each, ray, why))
         except InfrastructureFailure as problem:
             note(f"{name}: {problem.message}")
+            if problem.hint:
+                note(f"  next: {problem.hint}")
             failed += 1
     _print(shown, output)
     return 3 if failed else 0

@@ -379,6 +379,7 @@ def test_status_without_rights_is_explained(server: TpuServer, run: Run) -> None
 
     assert (code, out) == (3, "")
     assert "main: google refused" in err
+    assert "\n  next: `runtime doctor` says what this identity may do\n" in err
 
 
 @pytest.mark.parametrize(
