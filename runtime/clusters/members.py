@@ -392,7 +392,7 @@ class Joining:
         except BaseException:
             if left := [each for each in sorted(self._created) if each not in self._failed]:
                 names = " ".join(left)
-                say(f"left as it is: {names}; the same command goes on, `runtime cluster remove {names}` removes")
+                say(f"left as it is: {names}; the same command goes on, `runtime cluster remove {names}` ends it")
             raise
 
     def _wait(
@@ -472,8 +472,8 @@ class Joining:
                 words, status = f"{problem.reason}: {problem.said}", problem.status
                 why = f"google refused it: {problem.said or problem.reason}"
             too_many = status == 429 and is_too_many(words)
-            if status == 409 and not repeats:
-                # Another call made it at this moment, and answers for it.
+            if not repeats and (status == 409 or too_many):
+                # Another call made it at this moment and answers for it, or may do so until this one asks again.
                 self._created -= {spec.name}
             # After these it is not known whether Google makes it, or it does so later: the next list shows it.
             if status in (None, 409) or too_many or (status != 429 and problem.retryable):

@@ -508,6 +508,20 @@ def test_join_says_why_what_was_preempted_is_not_made_again(
     assert "it cannot be removed: google refused" in str(outcome.error)
 
 
+def test_join_does_not_remove_a_whole_member_that_another_call_made_while_this_one_was_refused(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = PASSING[1]
+    endpoints = [{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}]
+
+    def another_makes_it() -> None:
+        server.add_node("eval", labels=member_labels("eval"), acceleratorType="v4-16", networkEndpoints=endpoints)
+
+    [outcome] = join(new_joining(another_makes_it), SPEC, look_ray=lambda: RayView(alive=frozenset()))
+
+    assert (outcome.created, outcome.removed, names_of(server.nodes)) == (False, False, ["eval"])
+
+
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, None])
 def test_join_that_is_broken_off_says_what_it_leaves(
     server: TpuServer, new_joining: Callable[..., Joining], ends: type[BaseException] | None
@@ -524,7 +538,7 @@ def test_join_that_is_broken_off_says_what_it_leaves(
         join(new_joining(end), *make_specs("v4-16", name="eval", count=2), say=said.append)
 
     assert said[-1] == (
-        "left as it is: eval-0 eval-1; the same command goes on, `runtime cluster remove eval-0 eval-1` removes"
+        "left as it is: eval-0 eval-1; the same command goes on, `runtime cluster remove eval-0 eval-1` ends it"
     )
 
 
