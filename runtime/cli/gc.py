@@ -71,7 +71,7 @@ def gc(
         places = [stack.enter_context(open_target(each, make_context(settings))) for each in targets]
         for place in places:
             try:
-                garbage = find_garbage(place, owner=owner, older_than=span, now=datetime.now(UTC))
+                garbage = find_garbage(place, owner=owner, older_than=span, now=datetime.now(UTC), tell=note)
             except InfrastructureFailure as problem:
                 if len(places) == 1:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.stack.head_way import render_ssh
+from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.stack.head_way import HeadWay
@@ -41,13 +43,14 @@ def open_forward(way: HeadWay) -> Iterator[str]:
 
     Raises `TunnelFailed`, and `NotPossible` if a program is missing.
     """
-    need_programs()
+    need_programs(way)
     here = _free_port()
-    words = render_ssh(way, forwards=[(here, way.dashboard)])
+    # ssh takes the first value of an option, so the user's own words come before it.
+    silent = replace(way, options=(*way.options, "-o", "BatchMode=yes"))
     # In a file, which cannot fill up as a pipe does.
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            [words[0], "-o", "BatchMode=yes", *words[1:]],
+            render_ssh(silent, forwards=[(here, way.dashboard)]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
@@ -66,12 +69,14 @@ def open_forward(way: HeadWay) -> Iterator[str]:
                 process.wait()
 
 
-def need_programs() -> None:
+def need_programs(way: HeadWay) -> None:
+    """Raise `NotPossible` if a program that `way` needs is missing; with a proxy of the user's own it needs no `gcloud`."""
+    has_own = any(re.match(r"-J|(?:-o *)?proxy(?:command|jump)\b", each, re.IGNORECASE) for each in way.options)
     for program, hint in (
         ("ssh", "install OpenSSH's client"),
         ("gcloud", "https://cloud.google.com/sdk/docs/install"),
     ):
-        if shutil.which(program) is None:
+        if shutil.which(program) is None and not (program == "gcloud" and has_own):
             raise NotPossible(f"`{program}` is not on this machine, and the way to a head needs it", hint=hint)
 
 

@@ -1,6 +1,6 @@
-"""The README's launch example: the same command here, over ssh, on Slurm and on Kubernetes, with only `--on` changed.
+"""The README's launch example: the same command here, over ssh, on Slurm, Kubernetes and Ray, with only `--on` changed.
 
-`tests/services`, which has a running Slurm and Kubernetes, follows it there.
+`tests/services`, which has a running Slurm, Kubernetes and Ray head, follows it there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.ssh_support import SshServer
 def test_readme_launches_differ_in_their_target_alone() -> None:
     launches, others = split_commands(read_blocks()["commands"])
 
-    assert list(launches) == ["local", "box", "hpc", "lab"]
+    assert list(launches) == ["local", "box", "hpc", "lab", "tpu"]
     assert {tuple(word for word in words if word != on) for on, words in launches.items()} == {
         ("runtime", "launch", "--on", "-f", "job.yaml")
     }

@@ -23,6 +23,7 @@ from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.values import replace
 from tests.fakes.google import GoogleServer
 from tests.fakes.metadata import MetadataServer
+from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.ray_cluster import RayCluster
 from tests.services_support import MotoServer, require, wait_until
 
@@ -109,6 +110,10 @@ class TestRay(LauncherSuite):
     @pytest.fixture
     def case(self, case: LauncherCase) -> LauncherCase:
         return case
+
+
+def test_readme_launch_on_a_ray_head_ends_as_promised(case: LauncherCase, tmp_path: Path) -> None:
+    assert follow_readme(tmp_path / "project", "tpu", settings=case.target()) == AS_PROMISED
 
 
 class TestRayInABucket:
@@ -271,7 +276,7 @@ def read_answers(ray_cluster: RayCluster, job: JobHandle) -> dict[str, str]:
 def test_cancel_waits_for_the_command_s_own_end_and_the_head_forgets_the_job(
     ray_cluster: RayCluster, bench: Bench
 ) -> None:
-    handler = "trap 'sleep 5; echo put away; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    handler = "trap 'sleep 10; echo put away; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     job = bench.start("sh", "-c", handler)
     assert wait_until(lambda: read_log(job) == "ready\n")
     name = job.entry().natives[0].native_id

@@ -112,7 +112,7 @@ def dashboard(
     words = render_ssh(way, forwards=[(port, way.dashboard)])
     if not dry_run:
         note(f"http://127.0.0.1:{port} is the dashboard of {each.cluster_name}, until Ctrl-C")
-    _become(words, dry_run=dry_run)
+    _become(way, words, dry_run=dry_run)
 
 
 def _go(
@@ -129,8 +129,9 @@ def _go(
     chosen, _, each = open_one(stack, cluster)
     if node is not None:
         command = render_node_ssh(_find_address(chosen, each, node), command, terminal=terminal)
-    words = render_ssh(chosen.find_way(each, user, options), command, terminal=terminal)
-    _become(words, dry_run=dry_run)
+    way = chosen.find_way(each, user, options)
+    words = render_ssh(way, command, terminal=terminal)
+    _become(way, words, dry_run=dry_run)
 
 
 def _find_address(chosen: Chosen, cluster: ClusterOutput, node: str) -> str:
@@ -155,18 +156,18 @@ def _find_address(chosen: Chosen, cluster: ClusterOutput, node: str) -> str:
     return addresses[int(host or 0)]
 
 
-def _become(words: list[str], *, dry_run: bool) -> None:
+def _become(way: HeadWay, words: list[str], *, dry_run: bool) -> None:
     """Print the command, or become it."""
     if dry_run:
         say(shlex.join(words))
         return
-    run_ssh(words)
+    run_ssh(way, words)
 
 
-def run_ssh(words: list[str]) -> NoReturn:
+def run_ssh(way: HeadWay, words: list[str]) -> NoReturn:
     """Replace this process by ssh, so that its terminal, signals and exit code are the user's. Raises `NotPossible` if a
     program is missing."""
-    need_programs()
+    need_programs(way)
     flush()
     os.execvp(words[0], words)
 
@@ -176,7 +177,7 @@ def run_on_head(way: HeadWay, command: Sequence[str], *, timeout_s: float | None
 
     Raises `NotPossible` if a program is missing, and `TimeoutExpired`.
     """
-    need_programs()
+    need_programs(way)
     flush()
     words = render_ssh(way, command)
     return subprocess.run(words, stdout=STDERR, check=False, timeout=timeout_s).returncode

@@ -129,7 +129,7 @@ def restart(
             _print_plan(world, place, output)
             return 0
         decide_step(view, token=token, drop_foreign=drop_foreign)  # refuses before the question
-        need_programs()
+        need_programs(way)
         confirm(f"restart Ray on the head of `{each.cluster_name}`", yes=yes)
         held = lock.Lock(place.files, "", by, folder=LOCK_FOLDER)
         try:

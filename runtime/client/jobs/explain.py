@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from runtime.jobs.spec import JobState
 from runtime.jobs.traces import Raised, describe_code, find_raised
 from runtime.launchers.standing import ask
 from runtime.reasons import EndReason, Explanation
+from runtime.shim.retry import LOST_IN_A_ROW
 from runtime.units import count_noun, format_duration, format_size, format_time
 from runtime.values import dataclass
 
@@ -235,7 +237,7 @@ _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
     ),
     EndReason.NODE_FAILED: ("its machine failed or was started anew", "runtime retry {job} --failed"),
     EndReason.LOST: (
-        "it went without a word: neither a result nor its process is there",
+        "it went without a word{often}: neither a result nor its process is there",
         "runtime retry {job} --failed",
     ),
     EndReason.NO_CAPACITY: ("no machine could take it in time", "name another target, or ask for less"),
@@ -259,11 +261,13 @@ def _explain_failure(
     elif one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_FOUND:
         step = "name a program that is there, or bring it with `environment`"
     limit = (facts.limits or {}).get("time_limit_s")
+    losses = sum(1 for _ in itertools.takewhile(lambda each: each.reason is EndReason.LOST, reversed(facts.attempts)))
     words = {
         "said": f": {told}" if told else "",
         "code": "unknown" if one.exit_code is None else describe_code(one.exit_code),
         "raised": f": {facts.raised}" if facts.raised else "",
         "limit": f" of {format_duration(limit)}" if limit else "",
+        "often": f" {losses} times in a row, after which a run ends" if losses >= LOST_IN_A_ROW else "",
         "job": short,
         "at": at,
         "target": facts.status.entry.target,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -30,6 +30,7 @@ from runtime.launchers.base import Clears, ListsOwned, find_keeper
 from runtime.launchers.standing import ask, judge_jobs
 from runtime.shim.files import FOLDED
 from runtime.shim.program import build_shim
+from runtime.units import format_duration
 from runtime.values import dataclass
 
 SETTLED: Final = timedelta(minutes=2)
@@ -65,8 +66,18 @@ class Garbage:
     size_bytes: int = 0
 
 
-def find_garbage(place: OpenTarget, *, owner: str | None, older_than: timedelta, now: datetime) -> list[Garbage]:
-    """List garbage of `owner`, or of everybody if None, that ended longer than `older_than` ago on this target."""
+def find_garbage(
+    place: OpenTarget,
+    *,
+    owner: str | None,
+    older_than: timedelta,
+    now: datetime,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Garbage]:
+    """List garbage of `owner`, or of everybody if None, that ended longer than `older_than` ago on this target.
+
+    `tell` gets a line for each running job without a record that is too young to be garbage.
+    """
     files, target = place.files, place.target.name
     # Before the ledger, which has every job by the time its backend does.
     owned = _list_owned(place, owner)
@@ -91,7 +102,7 @@ def find_garbage(place: OpenTarget, *, owner: str | None, older_than: timedelta,
         )
         for status in old
     ]
-    found += _find_strays(place, owned, {entry.id for entry in entries}, older_than=older_than, now=now)
+    found += _find_strays(place, owned, {entry.id for entry in entries}, older_than=older_than, now=now, tell=tell)
     taken = {each.name for each in found if each.kind in ("job", "native")}
     if find_keeper(place.launcher):
         taken |= {job for job, each in owned.items() if _lives(each)}
@@ -154,7 +165,13 @@ def _lives(owned: Iterable[Owned]) -> bool:
 
 
 def _find_strays(
-    place: OpenTarget, owned: Mapping[str, list[Owned]], known: set[str], *, older_than: timedelta, now: datetime
+    place: OpenTarget,
+    owned: Mapping[str, list[Owned]],
+    known: set[str],
+    *,
+    older_than: timedelta,
+    now: datetime,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Garbage]:
     """List jobs of the backend that the ledger does not have. A root without its marker proves nothing missing."""
     files = place.files
@@ -165,7 +182,12 @@ def _find_strays(
         live, since = _lives(each), min(one.since for one in each)
         age = min(older_than, SETTLED) if live else older_than
         # The backend's clock may be ahead of ours.
-        if max(now - since, timedelta(0)) >= age and not _is_known(files, job):
+        young = max(now - since, timedelta(0)) < age
+        if (young and not live) or _is_known(files, job):
+            continue
+        if young:
+            tell(f"job `{job}` runs without a record; a call later than {format_duration(age)} after its start ends it")
+        else:
             what = f"{each[0].what} {each[0].native_id}, of no job that is known"
             state, ended_at = (JobState.RUNNING, None) if live else (None, since)
             yield Garbage(kind="native", name=job, target=place.target.name, what=what, state=state, ended_at=ended_at)

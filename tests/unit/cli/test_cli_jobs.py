@@ -822,6 +822,18 @@ def test_explain_has_a_sentence_and_a_next_step_for_every_reason(reason: EndReas
     assert "{" not in found.sentence + found.hint
 
 
+@pytest.mark.parametrize(("earlier", "often"), [("lost", True), ("preempted", False)])
+def test_explain_of_the_third_loss_in_a_row_says_that_it_is_the_last(earlier: str, often: bool) -> None:
+    reasons = [EndReason(earlier), EndReason.LOST, EndReason.LOST]
+    told = {"native": None, "host": None, "started_at": None, "ended_at": None, "exit_code": None, "message": ""}
+    attempts = [AttemptView(index=0, attempt=at, reason=each, **told) for at, each in enumerate(reasons, 1)]
+
+    sentence = explain(said_of(EndReason.LOST, attempts=attempts)).sentence
+
+    assert ("went without a word 3 times in a row, after which a run ends: neither" in sentence) is often
+    assert ("went without a word: neither" in sentence) is not often
+
+
 def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
     waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="PENDING", message="Resources")
     status = ledger.judge(entry(), [waiting], indices=True)

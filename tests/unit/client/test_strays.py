@@ -128,14 +128,16 @@ def test_record_root_that_is_gone_answers_nothing_and_nothing_is_ended(run: Term
     assert shims_with(stray)
 
 
-def test_young_stray_is_left_until_every_cache_would_show_its_record(
+def test_young_stray_is_named_and_left_until_every_cache_would_show_its_record(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gc, "SETTLED", timedelta(hours=1))
     stray = launch_at_work(run, "stray")
     shutil.rmtree(run.folder(stray))
 
-    assert rows(run("gc", "--dry-run").out) == []
+    young = run("gc", "--dry-run")
+    assert rows(young.out) == []
+    assert f"job `{stray}` runs without a record; a call later than 1h after its start ends it" in young.err
     assert rows(run("gc", "--older-than", "0s", "--dry-run").out) == [["native", stray, "running"]]
 
 

@@ -14,6 +14,7 @@ from runtime.launchers.ray.settings import Place
 from runtime.stack import forward
 from runtime.stack.forward import TunnelFailed, open_forward
 from runtime.stack.head_way import HeadWay
+from runtime.values import replace
 from tests.services_support import wait_until
 
 WAY = HeadWay(head="h", project="p", zone="z")
@@ -67,6 +68,19 @@ def test_forward_that_ssh_refuses_says_its_last_line(programs: Path) -> None:
 def test_forward_without_ssh_or_gcloud_names_what_is_missing(programs: Path) -> None:
     with pytest.raises(NotPossible, match="`ssh` is not on this machine"), open_forward(WAY):
         pass
+
+
+@pytest.mark.parametrize("words", [("-o", "ProxyCommand=none"), ("-oProxyJump=bastion",), ("-J", "bastion")])
+def test_forward_by_a_proxy_of_the_users_own_needs_no_gcloud_and_their_words_come_first(
+    programs: Path, words: tuple[str, ...]
+) -> None:
+    (programs / "gcloud").unlink()
+    add_program(programs / "ssh", '#!/bin/sh\necho "$@" >&2; exit 1\n')
+
+    with pytest.raises(TunnelFailed) as failed, open_forward(replace(WAY, options=words)):
+        pass
+
+    assert failed.value.said.startswith(f"{' '.join(words)} -o BatchMode=yes -o ProxyCommand=gcloud")
 
 
 def test_forward_whose_ssh_does_not_end_is_killed(
