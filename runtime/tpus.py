@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_TYPE: Final = re.compile(r"((?:v|tpu)[0-9]+[a-z]*)-([0-9]*[1-9][0-9]*)")
+_TYPE: Final = re.compile(r"((?:v|tpu)[0-9]+[a-z]*)-([1-9][0-9]{0,5})")
 _ONE_CORE: Final = frozenset({"v5litepod", "v6e"})
 """Families whose types count chips; a host has up to eight of a small slice, and four of a large one."""
 _TWO_CORES: Final = frozenset({"v2", "v3", "v4", "v5p"})

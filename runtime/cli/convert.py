@@ -123,7 +123,9 @@ def _write(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:
-        raise NotPossible(f"`{path}` is there already", hint="name another folder, or move it away") from None
+        raise NotPossible(f"`{path}` is there already", hint="name another place, or move it away") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotPossible(f"`{path.parent}` is no folder", hint="make it, or name another place") from None
     note(f"wrote {path}")
 
 

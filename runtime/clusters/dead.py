@@ -7,6 +7,7 @@ when they have been suspects for as long as `Bounds` says.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
@@ -289,7 +290,8 @@ def render_add(node: TpuNode) -> str | None:
     """Return the command that makes a member again; None for other nodes."""
     if node.member is None:
         return None
-    return f"runtime cluster add {node.accelerator} --name {node.member} --capacity {node.capacity}"
+    words = ["runtime", "cluster", "add", node.accelerator, "--name", node.member, "--capacity", node.capacity]
+    return shlex.join([*words, *(("--reservation", node.reservation) if node.reservation else ())])
 
 
 def _through_queue(dead: Mapping[str, Dead], view: ZoneView) -> list[Dead]:

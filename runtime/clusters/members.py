@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -27,6 +28,7 @@ from runtime.clusters.nodes import (
     count_hosts,
 )
 from runtime.clusters.reaper import API, Removal
+from runtime.clusters.refusals import AGAIN, find_next_step, is_too_many
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, UnknownName, explain_briefly
 from runtime.stack.google_api import GoogleRefused
 from runtime.units import format_duration
@@ -66,6 +68,13 @@ class MemberSpec:
     @property
     def hosts(self) -> int:
         return count_hosts(self.accelerator) or 1
+
+    def render_add(self) -> str:
+        """Return the command that makes it."""
+        words = ["runtime", "cluster", "add", self.accelerator, "--name", self.name, "--capacity", str(self.capacity)]
+        words += ["--reservation", self.reservation] if self.reservation else []
+        words += ["--runtime-version", self.runtime_version] if self.runtime_version else []
+        return f"`{shlex.join(words)}`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +116,8 @@ class Outcome:
     joined: bool = False
     removed: bool = False
     """Whether it was removed again because it did not become whole."""
+    trouble: str | None = None
+    """Why the last request for it failed, if it is sent again."""
     error: str | None = None
     next: str | None = None
 
@@ -138,6 +149,9 @@ def make_specs(
     """Return one member called `name`, or several called `name-0`, `name-1` …. Raises `InvalidValue` or `NotPossible`."""
     if not count_hosts(accelerator):
         raise InvalidValue("type", accelerator, "a type of TPU and its size, such as v4-16, v5litepod-8 or v6e-4")
+    for option, text in (("--reservation", reservation), ("--runtime-version", runtime_version)):
+        if text is not None and not text.strip():
+            raise InvalidValue(option, text, "a name, which a variable of your shell may have lacked")
     if reservation is not None and capacity is not Capacity.RESERVED:
         raise NotPossible(
             f"`--reservation` is for reserved TPUs, and `--capacity` is {capacity}", hint="`--capacity reserved`"
@@ -181,15 +195,34 @@ def _expect_same(spec: MemberSpec, node: TpuNode, cluster: str) -> None:
         raise NotPossible(
             f"the name `{spec.name}` is taken by {what} in this zone", hint="choose another with `--name NAME`"
         )
-    if (node.accelerator, node.capacity) != (spec.accelerator, str(spec.capacity)):
+    kind, asked = f"{node.accelerator} ({node.capacity})", f"{spec.accelerator} ({spec.capacity})"
+    differs = None
+    if kind != asked:
+        differs = f"a {kind}, not a {asked}"
+    # Google may name the project of a reservation by its number.
+    elif spec.reservation and spec.reservation.rpartition("/")[2] != (node.reservation or "").rpartition("/")[2]:
+        differs = f"of {node.reservation or 'any reservation'}, not of {spec.reservation}"
+    elif spec.runtime_version and spec.runtime_version != (node.runtime_version or spec.runtime_version):
+        differs = f"a TPU with the software {node.runtime_version}, not {spec.runtime_version}"
+    if differs is not None:
         raise NotPossible(
-            f"member `{spec.name}` is a {node.accelerator} ({node.capacity}), not a {spec.accelerator} ({spec.capacity})",
+            f"member `{spec.name}` is {differs}",
             hint=f"`runtime cluster remove {spec.name}` first, or choose another name with `--name NAME`",
         )
 
 
 def render_member(spec: MemberSpec, facts: HeadFacts, cluster: str) -> dict[str, Any]:
     """Return the body of `nodes.create`. Raises `NotPossible` if no pool tells how."""
+    try:
+        return _render_member(spec, facts, cluster)
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise NotPossible(
+            f"the head's autoscaler file has another form than ours: {problem!r}",
+            hint="`runtime cluster config --check` says whether it is the contract's",
+        ) from problem
+
+
+def _render_member(spec: MemberSpec, facts: HeadFacts, cluster: str) -> dict[str, Any]:
     pool = _choose_pool(spec, facts.config)
     config = dict(pool["node_config"])
     config.pop("schedulingConfig", None)
@@ -232,7 +265,7 @@ def _choose_pool(spec: MemberSpec, config: Mapping[str, Any]) -> Mapping[str, An
     """Return a pool of the same type, else one of the same family, else any."""
     pools: list[Mapping[str, Any]] = [
         each
-        for _, each in sorted(config.get("available_node_types", {}).items())
+        for _, each in sorted(config["available_node_types"].items())
         if "acceleratorType" in each.get("node_config", {})
     ]
     family = spec.accelerator.partition("-")[0]
@@ -262,7 +295,8 @@ def _scheduling(spec: MemberSpec) -> dict[str, Any]:
 
 
 def find_members(names: Sequence[str], nodes: Iterable[TpuNode], cluster: str) -> list[TpuNode]:
-    """Return the members with these names. Raises `NotPossible` for a node that is none, and `UnknownName`."""
+    """Return the members with these names, without those that are gone already. Raises `NotPossible` for a node that is no
+    member, and `UnknownName` if no member has any of the names."""
     nodes = list(nodes)
     members = {node.member: node for node in nodes if node.member is not None and node.cluster == cluster}
     for name in names:
@@ -272,9 +306,10 @@ def find_members(names: Sequence[str], nodes: Iterable[TpuNode], cluster: str) -
                 facts=["Ray makes and ends the nodes of pools, and makes a new one for each that is removed"],
                 hint="`runtime cluster status` shows the members",
             )
-        if name not in members:
-            raise UnknownName("member", name, (each for each in members if each), where=f"in cluster `{cluster}`")
-    return [members[name] for name in dict.fromkeys(names)]
+    found = [members[name] for name in dict.fromkeys(names) if name in members]
+    if not found:
+        raise UnknownName("member", names[0], (each for each in members if each), where=f"in cluster `{cluster}`")
+    return found
 
 
 def find_busy(members: Iterable[TpuNode], ray: RayView) -> list[str]:
@@ -306,9 +341,11 @@ class Joining:
         self._asked: dict[str, str] = {}
         """Member → the operation that creates it."""
         self._created: set[str] = set()
-        """Members that were missing when this call began."""
+        """Members that this call asked for, and that nobody else did."""
         self._failed: dict[str, tuple[str, str]] = {}
         """Member → why it cannot be made, and the next step."""
+        self._trouble: dict[str, str] = {}
+        """Member → why the last request for it failed, which is sent again."""
 
     def read_head(self, head: str) -> HeadFacts:
         """Ask Google for the head's machine. Raises `NotPossible` if it has none, or no autoscaler file."""
@@ -327,7 +364,11 @@ class Joining:
         attributes = self._api.find("compute", path, queryPath="runtime/") or {}
         said = attributes.get("queryValue", {}).get("items", ())
         key = next((str(each.get("value")) for each in said if each.get("key") == KEY_ATTRIBUTE), None)
-        return HeadFacts(address=str(address), config=yaml.safe_load(text), ssh_key=key)
+        try:
+            config = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            config = None  # which has no pools
+        return HeadFacts(address=str(address), config=config, ssh_key=key)
 
     def join(
         self,
@@ -343,8 +384,27 @@ class Joining:
         """Create what is missing and wait until Google, and Ray if it is asked, list all hosts of each member.
 
         Safe to call again after an interruption: what was made is found by its name. A member that is not whole within
-        the bound, or that Google cannot make, is removed again unless `keep`.
+        the bound, or that Google cannot make, is removed again unless `keep`. `say` gets what is left if this raises.
         """
+        try:
+            outcomes, nodes = self._wait(bodies, specs, within=within, wait=wait, look_ray=look_ray, say=say)
+            return outcomes if keep or not wait else self._undo(outcomes, nodes)
+        except BaseException:
+            if left := [each for each in sorted(self._created) if each not in self._failed]:
+                names = " ".join(left)
+                say(f"left as it is: {names}; the same command goes on, `runtime cluster remove {names}` ends it")
+            raise
+
+    def _wait(
+        self,
+        bodies: Mapping[str, Mapping[str, Any]],
+        specs: Sequence[MemberSpec],
+        *,
+        within: timedelta,
+        wait: bool,
+        look_ray: Callable[[], RayView] | None,
+        say: Callable[[str], None],
+    ) -> tuple[list[Outcome], dict[str, TpuNode]]:
         deadline = self._clock() + within.total_seconds()
         said: dict[str, str] = {}
         while True:
@@ -370,8 +430,7 @@ class Joining:
                 outcomes = [_expired(each, within, unknown=unknown) if each in open_ else each for each in outcomes]
                 break
             self._sleep(LOOK_EVERY_S)
-        outcomes = [replace(each, created=each.name in self._created) for each in outcomes]
-        return outcomes if keep or not wait else self._undo(outcomes, nodes)
+        return [replace(each, created=each.name in self._created) for each in outcomes], nodes
 
     def _advance(self, specs: Sequence[MemberSpec], bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, TpuNode]:
         """Create what is missing, and list what is there."""
@@ -381,8 +440,9 @@ class Joining:
         known = {*nodes, *self._asked, *self._failed}
         missing = [each for each in specs if each.name not in known]
         for spec in missing:
-            self._created.add(spec.name)
-            self._create(spec, bodies[spec.name])
+            # Of a hundred members that are asked for at once, Google may refuse all but the first few for now.
+            if not self._create(spec, bodies[spec.name]):
+                break
         if not missing:
             return nodes
         self._follow()
@@ -401,21 +461,29 @@ class Joining:
                 )
         return ours
 
-    def _create(self, spec: MemberSpec, body: Mapping[str, Any]) -> None:
+    def _create(self, spec: MemberSpec, body: Mapping[str, Any]) -> bool:
+        """Ask for a member. Returns False if Google takes no more requests for now."""
+        repeats, self._created = spec.name in self._created, self._created | {spec.name}
         try:
             answer = self._api.post("tpu", f"{API}/{self._parent}/nodes", body, nodeId=spec.name)
-        except GoogleRefused as problem:
-            # Made by an earlier call, or by another one at this moment: the next list shows it.
-            if problem.status == 409:
-                return
-            if problem.status != 429 and problem.retryable:
-                return
-            self._failed[spec.name] = (problem.message, _next_step(problem.message, spec))
-        except InfrastructureFailure:
-            # It is not known whether Google got the request; the next list shows it.
-            return
-        else:
-            self._asked[spec.name] = str(answer.get("name", ""))
+        except InfrastructureFailure as problem:
+            why, words, status = explain_briefly(problem), "", None
+            if isinstance(problem, GoogleRefused):
+                words, status = f"{problem.reason}: {problem.said}", problem.status
+                why = f"google refused it: {problem.said or problem.reason}"
+            too_many = status == 429 and is_too_many(words)
+            if not repeats and (status == 409 or too_many):
+                # Another call made it at this moment and answers for it, or may do so until this one asks again.
+                self._created -= {spec.name}
+            # After these it is not known whether Google makes it, or it does so later: the next list shows it.
+            if status in (None, 409) or too_many or (status != 429 and problem.retryable):
+                self._trouble[spec.name] = why
+            else:
+                self._failed[spec.name] = (why, find_next_step(words))
+            return not too_many
+        self._asked[spec.name] = str(answer.get("name", ""))
+        self._trouble.pop(spec.name, None)
+        return True
 
     def _follow(self) -> None:
         """Ask after the creations that are under way: one that failed says why there alone."""
@@ -428,7 +496,7 @@ class Joining:
                 continue
             if problem := answer.get("error"):
                 text = " ".join(str(problem.get("message", problem)).split()).rstrip(".")
-                self._failed[name] = (f"google could not make it: {text}", _next_step(text, None))
+                self._failed[name] = (f"google could not make it: {text}", find_next_step(text))
             if answer.get("done"):
                 self._asked[name] = ""
 
@@ -438,7 +506,9 @@ class Joining:
 
         dead = [each for each in nodes if each.state in DEAD and each.name not in self._asked]
         if dead:
-            self._reaper.remove(find_removable(dead))
+            for each in self._reaper.remove(find_removable(dead)):
+                if each.error is not None:
+                    self._trouble[each.dead.name] = f"it cannot be removed: {each.error}"
 
     def _judge(self, spec: MemberSpec, node: TpuNode | None, ray: RayView | None, *, asked: bool) -> Outcome:
         outcome = Outcome(
@@ -448,16 +518,17 @@ class Joining:
             state=node.state if node else "",
             hosts=len(set(node.addresses)) if node else 0,
             in_ray=None if ray is None or node is None else len(set(node.addresses) & ray.alive),
+            trouble=self._trouble.get(spec.name) if node is None or node.state in DEAD else None,
         )
         if spec.name in self._failed:
             why, step = self._failed[spec.name]
             return replace(outcome, error=why, next=step)
         made = self._asked.get(spec.name) == ""
         if node is None and made:
-            step = f"`runtime cluster reap --dry-run` shows what the reaper removes; then {_again(spec)}"
+            step = f"`runtime cluster reap --dry-run` shows what the reaper removes; then {spec.render_add()}"
             return replace(outcome, error="google made it and no longer lists it", next=step)
         if node is not None and node.state in DEAD and spec.name in self._asked:
-            return replace(outcome, error=f"it is {node.state} already", next=_again(spec))
+            return replace(outcome, error=f"it is {node.state} already", next=spec.render_add())
         return replace(outcome, joined=outcome.is_whole and (not asked or (outcome.in_ray or 0) >= spec.hosts))
 
     def _undo(self, outcomes: list[Outcome], nodes: Mapping[str, TpuNode]) -> list[Outcome]:
@@ -494,33 +565,15 @@ def _describe(outcome: Outcome) -> str:
         return outcome.error
     hosts = f"{outcome.hosts} of {count_hosts(outcome.accelerator)} hosts"
     if not outcome.state:
-        return "asked for"
+        return outcome.trouble or "asked for"
     in_ray = "" if outcome.in_ray is None else f", {outcome.in_ray} in Ray"
-    return f"{outcome.state}, {hosts}{in_ray}"
+    trouble = f"; {outcome.trouble}" if outcome.trouble else ""
+    return f"{outcome.state}, {hosts}{in_ray}{trouble}"
 
 
 def _expired(outcome: Outcome, within: timedelta, *, unknown: bool) -> Outcome:
-    what = _describe(outcome) if outcome.state else "google lists no such node"
+    what = _describe(outcome) if outcome.state or outcome.trouble else "google lists no such node"
     what += ", and Ray does not answer" if unknown else ""
     step = "allow more with `--within`, or look at the hosts of a member that is kept with `--keep`"
+    step = step if outcome.state else AGAIN
     return replace(outcome, error=f"not whole within {format_duration(within)}: {what}", next=step)
-
-
-def _again(spec: MemberSpec) -> str:
-    return f"`runtime cluster add {spec.accelerator} --name {spec.name} --capacity {spec.capacity}`"
-
-
-def _next_step(text: str, spec: MemberSpec | None) -> str:
-    """Return what to do after a refusal in Google's words."""
-    lower = text.lower()
-    if "capacity" in lower or "stockout" in lower:
-        return "try again later, another size, or another `--capacity`"
-    if "reservation" in lower:
-        return "`gcloud compute reservations list` shows the reservations; name one with `--reservation`"
-    if "quota" in lower:
-        return "`runtime cluster status` shows what holds quota; more of it is asked for in Google's console"
-    if "permission" in lower or "serviceaccount" in lower or "act as" in lower:
-        return "the stack gives these rights to its `operators`: ask for your name there, then `pulumi up`"
-    if "already exists" in lower:
-        return "choose another name with `--name NAME`"
-    return "run the same command again; it goes on from what is there" if spec is None else _again(spec)

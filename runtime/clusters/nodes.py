@@ -46,6 +46,10 @@ class TpuNode:
     """The queued resource that asked for this node; Google deletes the node with it."""
     capacity: str = "on_demand"
     """`reserved`, `spot`, `preemptible` or `on_demand`."""
+    reservation: str | None = None
+    """The reservation that was asked for by name."""
+    runtime_version: str | None = None
+    """TPU software; None if Google does not state it."""
 
     @property
     def name(self) -> str:
@@ -53,8 +57,11 @@ class TpuNode:
 
     @property
     def member(self) -> str | None:
-        """The name of a member, which `runtime cluster add` made; None for a node that Ray made."""
-        return find_member(self.labels)
+        """The name of a member, which `runtime cluster add` made; None for a node that Ray made.
+
+        It is the node's own name: a label can be edited, and two nodes can have the same one.
+        """
+        return self.name if is_member(self.labels) else None
 
     @property
     def pool(self) -> str | None:
@@ -99,20 +106,20 @@ class ZoneView:
     """Why heads cannot be listed."""
 
 
-def find_member(labels: Mapping[str, str]) -> str | None:
-    """Return the name of the member with these labels; None for a node that is none."""
+def is_member(labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels is a member of a cluster."""
     key, maker = MANAGED_LABEL
-    is_ours = labels.get(key) == maker and JOINS_LABEL in labels and CLUSTER_LABEL not in labels
-    return labels.get(MEMBER_LABEL) if is_ours else None
+    return labels.get(key) == maker and JOINS_LABEL in labels and CLUSTER_LABEL not in labels
 
 
 def find_cluster(labels: Mapping[str, str]) -> str | None:
     if labels.get(KIND_LABEL) == "head":
         return None
-    return labels.get(CLUSTER_LABEL if find_member(labels) is None else JOINS_LABEL)
+    return labels.get(JOINS_LABEL if is_member(labels) else CLUSTER_LABEL)
 
 
 def parse_node(item: Mapping[str, Any]) -> TpuNode:
+    scheduling = item.get("schedulingConfig", {})
     return TpuNode(
         resource=str(item["name"]),
         state=str(item.get("state", "STATE_UNSPECIFIED")),
@@ -120,8 +127,10 @@ def parse_node(item: Mapping[str, Any]) -> TpuNode:
         created_at=_parse_time(item.get("createTime")),
         accelerator=str(item.get("acceleratorType", "")),
         addresses=tuple(str(each["ipAddress"]) for each in item.get("networkEndpoints", ()) if each.get("ipAddress")),
-        queued_resource=item.get("queuedResource"),
-        capacity=next((each for each in _CAPACITIES if item.get("schedulingConfig", {}).get(each)), "on_demand"),
+        queued_resource=_text(item.get("queuedResource")),
+        capacity=next((each for each in _CAPACITIES if scheduling.get(each)), "on_demand"),
+        reservation=_text(scheduling.get("reservationName")),
+        runtime_version=_text(item.get("runtimeVersion")),
     )
 
 
@@ -157,6 +166,10 @@ def count_chips(accelerator: str) -> int | None:
     """Return the chips that each host of a slice sees: 4 for `v4-16`; None for a type of an unknown family."""
     shape = find_shape(accelerator) if is_known(accelerator) else None
     return shape[1] if shape else None
+
+
+def _text(value: object) -> str | None:
+    return str(value) if value else None
 
 
 def _parse_time(text: object) -> datetime | None:

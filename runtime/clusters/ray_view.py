@@ -5,6 +5,7 @@ Ray spells most keys of its answers in camel case, names of pools among them, so
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -49,7 +50,7 @@ def read_ray(address: str) -> RayView:
     status = _get(root, "/api/cluster_status")
     try:
         return parse_ray(nodes, status)
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as problem:
         raise DashboardUnreachable(root, f"its answer has another form ({problem!r})") from problem
 
 
@@ -79,7 +80,7 @@ def parse_ray(nodes: Mapping[str, Any], status: Mapping[str, Any]) -> RayView:
         alive=frozenset(alive),
         busy=frozenset(busy & alive),
         wanted=wanted,
-        error=data.get("autoscalingError") or None,
+        error=str(data.get("autoscalingError") or "").strip() or None,
     )
 
 
@@ -91,7 +92,7 @@ def _get(root: str, path: str) -> Mapping[str, Any]:
             value = json.load(answer)
     except urllib.error.HTTPError as problem:
         raise DashboardUnreachable(root, f"`GET {path}` answered {problem.code}") from problem
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as problem:
         reason = getattr(problem, "reason", None) or problem
         raise DashboardUnreachable(root, str(reason)) from problem
     if not isinstance(value, Mapping):

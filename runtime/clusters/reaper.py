@@ -47,7 +47,7 @@ READ_BACK_AFTER_S: Final = (0.0, 2.0, 5.0, 10.0)
 # A node's metadata holds its boot script; 1,024 of them would be 30 MB.
 _NODE_FIELDS: Final = (
     "nextPageToken,unreachable,"
-    "nodes(name,state,labels,createTime,acceleratorType,networkEndpoints,queuedResource,schedulingConfig)"
+    "nodes(name,state,labels,createTime,acceleratorType,networkEndpoints,queuedResource,runtimeVersion,schedulingConfig)"
 )
 _RIGHT_CLOCK: Final = timedelta(minutes=1)
 """A clock that is off by less is used as it is; Google tells its own to the second."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from runtime.clusters.dead import Suspicion
-from runtime.clusters.nodes import ALIVE, TpuNode, ZoneView, count_hosts
+from runtime.clusters.nodes import ALIVE, MANAGED_LABEL, TpuNode, ZoneView, count_hosts
 from runtime.units import count_noun
 from runtime.values import dataclass, field
 
@@ -97,7 +97,12 @@ def find_mismatches(
     known = {pool.name for pool in pools}
     for each in compare_pools(pools, view, cluster, plan, ray):
         yield from _count_mismatches(key, each, known)
+    if spent := sum(each.is_queued for each in plan.dead):
+        yield Mismatch(
+            pool=None, what=f"{count_noun(spent, 'queued resource')} will give no more nodes", next=_reaps(key)
+        )
     yield from _suspects(key, plan)
+    yield from _strays(view)
     if view.heads is not None and cluster not in view.heads:
         yield Mismatch(
             pool=None, what="the cluster has no head", next="`pulumi up --refresh`, or `runtime cluster stop` for good"
@@ -106,13 +111,17 @@ def find_mismatches(
         yield from _ray_mismatches(key, [node for node in view.nodes if node.cluster == cluster], ray, now)
 
 
+def _reaps(key: str) -> str:
+    return f"the head's reaper removes them within 2 minutes; now: `runtime cluster reap --cluster {key}`"
+
+
 def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator[Mismatch]:
     logs = f"runtime cluster exec --cluster {key} -- sudo docker logs --tail 100 ray"
     if each.dead:
         yield Mismatch(
             pool=each.pool,
             what=f"{count_noun(each.dead, 'node')} will never work again",
-            next=f"the head's reaper removes them within 2 minutes; now: `runtime cluster reap --cluster {key}`",
+            next=_reaps(key),
         )
     if each.member:
         return
@@ -151,6 +160,19 @@ def _suspects(key: str, plan: ReapPlan) -> Iterator[Mismatch]:
         )
 
 
+def _strays(view: ZoneView) -> Iterator[Mismatch]:
+    """Yield the nodes of ours that no cluster has, which no command removes: somebody edited their labels."""
+    key, maker = MANAGED_LABEL
+    ours = [each for each in view.nodes if each.labels.get(key) == maker and each.cluster is None]
+    if ours:
+        _, project, _, zone, *_ = ours[0].resource.split("/")
+        yield Mismatch(
+            pool=None,
+            what=f"{_name([each.name for each in ours])}: made by a stack of ours, and the labels name no cluster",
+            next=f"if nobody uses it: `gcloud compute tpus tpu-vm delete {ours[0].name} --zone {zone} --project {project}`",
+        )
+
+
 def _ray_mismatches(key: str, nodes: list[TpuNode], ray: RayView, now: datetime) -> Iterator[Mismatch]:
     missing: dict[str | None, list[str]] = {}
     for node in nodes:
@@ -182,7 +204,7 @@ def _ray_mismatches(key: str, nodes: list[TpuNode], ray: RayView, now: datetime)
     if ray.error:
         yield Mismatch(
             pool=None,
-            what=f"the autoscaler failed: {ray.error.strip().splitlines()[-1]}",
+            what=f"the autoscaler failed: {ray.error.splitlines()[-1]}",
             next=f"runtime cluster exec --cluster {key} -- sudo docker logs --tail 100 ray",
         )
 

@@ -31,12 +31,14 @@ _PARTIAL: Final = ("UNREACHABLE", "PARTIAL_SUCCESS")
 
 
 class GoogleRefused(InfrastructureFailure):
-    """Google answered with an error. `status` is the HTTP code, `reason` Google's own code (`PERMISSION_DENIED`)."""
+    """Google answered with an error. `status` is the HTTP code, `reason` Google's own code (`PERMISSION_DENIED`),
+    `said` its words."""
 
     def __init__(self, method: str, url: str, status: int, reason: str, message: str) -> None:
         self.status, self.reason, self.url = status, reason, url
+        self.said = " ".join(message.split()).rstrip(".")
         super().__init__(
-            f"google refused `{method} {url.partition('?')[0]}`: {' '.join(message.split()).rstrip('.') or reason}",
+            f"google refused `{method} {url.partition('?')[0]}`: {self.said or reason}",
             facts=[f"answered {status} {reason}".rstrip()],
             hint=_hint(status, message),
             retryable=status in _AGAIN,

@@ -1,5 +1,5 @@
-"""`runtime cluster exec`, `status --tunnel` and `stop`, and a target's tunnel, through a real ssh and sshd; only Google's proxy is
-a stand-in."""
+"""`runtime cluster exec`, `status --tunnel` and `stop`, and the calls of launchers, through a real ssh and sshd; only
+Google's proxy is a stand-in."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import pytest
 
 from runtime.clusters.ray_view import read_ray
 from runtime.launchers.ray.client import RayJobs
-from runtime.launchers.ray.settings import Place, Tunnel
+from runtime.launchers.ray.settings import Place
 from runtime.outputs import encode_outputs
+from runtime.stack.head_way import HeadWay
 from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
 from tests.fakes.faults import FaultyServer, Request, Response
@@ -150,6 +151,24 @@ def test_status_by_a_tunnel_that_fails_shows_google_and_ssh_s_own_words(
     assert f"main: no way to head `{CLUSTER.head}`: Host key verification failed." in done.stderr
 
 
+def test_launchers_calls_of_a_head_take_the_same_way(
+    cluster: Cluster, dashboard: Dashboard, ssh_server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"), prepend=os.pathsep)
+    port = int(dashboard.url.rpartition(":")[2])
+    way = HeadWay(
+        head=CLUSTER.head, project="p-1", zone=CLUSTER.zone, options=tuple(ssh_server.options), dashboard=port
+    )
+    jobs = RayJobs(Place(target="t", root="gs://b", python="python3", address=None, tunnel=way))
+    try:
+        assert jobs.read_session() is None
+        assert read_ray(jobs.read_address()).alive == {"10.0.0.1"}
+        forwarded = int(jobs.read_address().rpartition(":")[2])
+    finally:
+        jobs.close()
+    assert not can_connect(forwarded)
+
+
 def test_dashboard_forwards_a_port_until_it_is_interrupted(cluster: Cluster, ssh_server: SshServer) -> None:
     port = find_free_port()
     running = cluster("dashboard", "--port", str(port), wait=False)
@@ -171,26 +190,6 @@ def test_dashboard_at_a_port_that_is_taken_ends_with_ssh_s_own_words(cluster: Cl
 
     assert done.returncode == 255
     assert "Address already in use" in done.stderr
-
-
-def test_tunnel_of_a_target_leads_to_the_heads_api_until_it_is_closed(
-    ssh_server: SshServer, dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_gcloud(tmp_path / "programs", ssh_server, CLUSTER.head, CLUSTER.zone)
-    monkeypatch.setenv("PATH", f"{tmp_path}/programs:{os.environ['PATH']}")
-    port = int(dashboard.url.rpartition(":")[2])
-    way = Tunnel(
-        project="p-1", zone=CLUSTER.zone, head=CLUSTER.head, port=port, options=tuple(map(str, ssh_server.options))
-    )
-    jobs = RayJobs(Place(target="tpu", root="gs://lab/jobs", python="python3", address=None, tunnel=way))
-    try:
-        address = jobs.read_address()
-        view = read_ray(address)
-    finally:
-        jobs.close()
-
-    assert view.alive == {"10.0.0.1"}
-    assert not can_connect(int(address.rpartition(":")[2]))
 
 
 def test_stop_stops_ray_on_the_head_before_it_removes_the_nodes(

@@ -12,14 +12,15 @@ from typer import Option
 from runtime.config import load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused, UnknownName
 from runtime.stack.find import find_stack
+from runtime.stack.head_way import find_way, need_project
 
 if TYPE_CHECKING:
     from runtime.clusters.ray_view import RayView
     from runtime.clusters.reaper import Reaper
-    from runtime.clusters.tunnel import HeadWay
     from runtime.config import Settings
     from runtime.outputs import ClusterOutput, StackOutputs
     from runtime.stack.google_api import GoogleApi
+    from runtime.stack.head_way import HeadWay
 
 ClusterOption = Annotated[str | None, Option("--cluster", metavar="NAME", help="Only this one.")]
 OneClusterOption = Annotated[
@@ -33,10 +34,11 @@ UserOption = Annotated[
 SshOption = Annotated[
     list[str] | None, Option("--ssh-option", metavar="WORD", help="A word for ssh; repeat it.", show_default=False)
 ]
-
 AddressOption = Annotated[
     str | None, Option("--address", metavar="URL", help="Where Ray's dashboard is reachable.", show_default=False)
 ]
+
+TunnelOption = Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh.")]
 
 NOT_ASKED = "not asked: `--address URL` or `--tunnel` reaches its dashboard"
 
@@ -53,7 +55,10 @@ class Chosen:
     @property
     def project(self) -> str:
         """Raises `NotPossible` if the contract names none."""
-        return _project(self.outputs)
+        return need_project(self.outputs)
+
+    def find_way(self, cluster: ClusterOutput, user: str | None, options: list[str] | None) -> HeadWay:
+        return find_way(self.outputs, cluster, user=user, options=options)
 
     @cached_property
     def api(self) -> GoogleApi:
@@ -86,32 +91,18 @@ def _choose_clusters(outputs: StackOutputs, name: str | None) -> dict[str, Clust
     return {name: outputs.clusters[name]}
 
 
-def _project(outputs: StackOutputs) -> str:
-    if outputs.project is None:
-        raise NotPossible(
-            f"the contract of stack `{outputs.stack}` names no Google project",
-            hint=f"run `pulumi up --stack {outputs.stack}`, then `runtime stack pull`",
-        )
-    return outputs.project
-
-
-def choose_one(chosen: Chosen) -> tuple[str, ClusterOutput]:
-    """Return the only cluster. Raises `RequestRefused` if the stack has several and none was named."""
+def open_one(stack: str | None, cluster: str | None) -> tuple[Chosen, str, ClusterOutput]:
+    """Return the stack's only cluster, or the one named, and its name. Raises `RequestRefused` if the stack has several and
+    none was named."""
+    chosen = open_clusters(stack, cluster)
     if len(chosen.clusters) > 1:
         raise RequestRefused(
             f"stack `{chosen.stack}` has {len(chosen.clusters)} clusters",
             facts=[f"clusters: {', '.join(sorted(chosen.clusters))}"],
             hint=f"name one: `--cluster {min(chosen.clusters)}`",
         )
-    return next(iter(chosen.clusters.items()))
-
-
-def head_way(chosen: Chosen, cluster: ClusterOutput, user: str | None, options: list[str] | None) -> HeadWay:
-    from runtime.clusters.tunnel import HeadWay
-
-    return HeadWay(
-        head=cluster.head, project=chosen.project, zone=cluster.zone, user=user, options=tuple(options or ())
-    )
+    [(key, each)] = chosen.clusters.items()
+    return chosen, key, each
 
 
 def refuse_two_ways(address: str | None, *, tunnel: bool) -> None:
@@ -130,15 +121,12 @@ def reach_dashboard(
     tunnel: bool,
 ) -> Iterator[str | None]:
     """Yield the URL of Ray's dashboard; None if neither way was named. Raises `TunnelFailed` or `NotPossible`."""
-    from runtime.cli.clusters.login import DASHBOARD_PORT, need_programs
-    from runtime.clusters.forward import open_forward
+    from runtime.stack.forward import open_forward
 
     if not tunnel:
         yield address
         return
-    need_programs()
-    port = cluster.ports.get("dashboard", DASHBOARD_PORT)
-    with open_forward(head_way(chosen, cluster, user, options), port) as url:
+    with open_forward(chosen.find_way(cluster, user, options)) as url:
         yield url
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from runtime.cli.clusters.common import OneClusterOption, choose_one, open_clusters
+from runtime.cli.clusters.common import OneClusterOption, open_one
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.show import Output, print_checks, print_json, print_list
 from runtime.clusters.pools import Pool, read_pools
@@ -49,8 +49,7 @@ def config(
     """
     from runtime.clusters.head_config import check_head, read_head
 
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
+    chosen, key, each = open_one(stack, cluster)
     if check:
         attributes = read_head(chosen.api, project=chosen.project, zone=each.zone, head=each.head)
         findings = check_head(key, each, attributes, stack=chosen.stack)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-import shutil
+import subprocess
 import sys
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -17,18 +18,19 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
-    choose_one,
-    head_way,
-    open_clusters,
+    open_one,
 )
 from runtime.cli.commands import StackOption
 from runtime.cli.printing import flush, is_terminal, note, say
 from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.stack.forward import need_programs
+from runtime.stack.head_way import DASHBOARD, render_node_ssh, render_ssh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runtime.outputs import ClusterOutput
+    from runtime.stack.head_way import HeadWay
 
 NodeOption = Annotated[
     str | None,
@@ -39,7 +41,8 @@ NodeOption = Annotated[
         show_default=False,
     ),
 ]
-DASHBOARD_PORT = 8265
+STDERR = 2
+"""The descriptor."""
 
 
 def attach(
@@ -88,7 +91,7 @@ def exec_(
 
 
 def dashboard(
-    port: Annotated[int, Option(metavar="PORT", min=1, max=65535, help="Port on this machine.")] = DASHBOARD_PORT,
+    port: Annotated[int, Option(metavar="PORT", min=1, max=65535, help="Port on this machine.")] = DASHBOARD,
     cluster: OneClusterOption = None,
     user: UserOption = None,
     ssh_option: SshOption = None,
@@ -104,15 +107,12 @@ def dashboard(
       runtime cluster dashboard
       runtime cluster dashboard --stack marin-us-west4 --port 8300
     """
-    from runtime.clusters.tunnel import render_ssh
-
-    chosen = open_clusters(stack, cluster)
-    _, each = choose_one(chosen)
-    way = head_way(chosen, each, user, ssh_option)
-    words = render_ssh(way, forwards=[(port, each.ports.get("dashboard", DASHBOARD_PORT))])
+    chosen, _, each = open_one(stack, cluster)
+    way = chosen.find_way(each, user, ssh_option)
+    words = render_ssh(way, forwards=[(port, way.dashboard)])
     if not dry_run:
         note(f"http://127.0.0.1:{port} is the dashboard of {each.cluster_name}, until Ctrl-C")
-    _become(words, dry_run=dry_run)
+    _become(way, words, dry_run=dry_run)
 
 
 def _go(
@@ -126,14 +126,12 @@ def _go(
     dry_run: bool,
     terminal: bool,
 ) -> None:
-    from runtime.clusters.tunnel import render_node_ssh, render_ssh
-
-    chosen = open_clusters(stack, cluster)
-    _, each = choose_one(chosen)
+    chosen, _, each = open_one(stack, cluster)
     if node is not None:
         command = render_node_ssh(_find_address(chosen, each, node), command, terminal=terminal)
-    words = render_ssh(head_way(chosen, each, user, options), command, terminal=terminal)
-    _become(words, dry_run=dry_run)
+    way = chosen.find_way(each, user, options)
+    words = render_ssh(way, command, terminal=terminal)
+    _become(way, words, dry_run=dry_run)
 
 
 def _find_address(chosen: Chosen, cluster: ClusterOutput, node: str) -> str:
@@ -143,7 +141,7 @@ def _find_address(chosen: Chosen, cluster: ClusterOutput, node: str) -> str:
     except ValueError:
         pass
     name, _, host = node.partition("/")
-    if host and not host.isdecimal():
+    if not re.fullmatch(r"[0-9]{0,6}", host):
         raise InvalidValue("--node", node, "a name, `NAME/1` for the second host of a slice, or an address")
     nodes = {each.name: each for each in chosen.reaper(cluster).list_nodes() if each.cluster == cluster.cluster_name}
     if name not in nodes:
@@ -158,26 +156,28 @@ def _find_address(chosen: Chosen, cluster: ClusterOutput, node: str) -> str:
     return addresses[int(host or 0)]
 
 
-def _become(words: list[str], *, dry_run: bool) -> None:
+def _become(way: HeadWay, words: list[str], *, dry_run: bool) -> None:
     """Print the command, or become it."""
     if dry_run:
         say(shlex.join(words))
         return
-    run_ssh(words)
+    run_ssh(way, words)
 
 
-def run_ssh(words: list[str]) -> NoReturn:
+def run_ssh(way: HeadWay, words: list[str]) -> NoReturn:
     """Replace this process by ssh, so that its terminal, signals and exit code are the user's. Raises `NotPossible` if a
     program is missing."""
-    need_programs()
+    need_programs(way)
     flush()
     os.execvp(words[0], words)
 
 
-def need_programs() -> None:
-    for program, hint in (
-        ("ssh", "install OpenSSH's client"),
-        ("gcloud", "https://cloud.google.com/sdk/docs/install"),
-    ):
-        if shutil.which(program) is None:
-            raise NotPossible(f"`{program}` is not on this machine, and the way to a head needs it", hint=hint)
+def run_on_head(way: HeadWay, command: Sequence[str], *, timeout_s: float | None = None) -> int:
+    """Run a command on a head, and return ssh's exit code. What it prints is no data of ours, so it goes to stderr.
+
+    Raises `NotPossible` if a program is missing, and `TimeoutExpired`.
+    """
+    need_programs(way)
+    flush()
+    words = render_ssh(way, command)
+    return subprocess.run(words, stdout=STDERR, check=False, timeout=timeout_s).returncode

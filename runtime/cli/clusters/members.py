@@ -13,10 +13,10 @@ from runtime.cli.clusters.common import (
     DryRunOption,
     OneClusterOption,
     SshOption,
+    TunnelOption,
     UserOption,
     ask_ray,
-    choose_one,
-    open_clusters,
+    open_one,
     reach_dashboard,
     refuse_two_ways,
 )
@@ -24,7 +24,7 @@ from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
 from runtime.clusters.members import Capacity, Outcome, Step
-from runtime.errors import RequestRefused
+from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from runtime.clusters.members import MemberSpec
     from runtime.clusters.nodes import TpuNode
     from runtime.clusters.ray_view import RayView
-
-TunnelOption = Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh.")]
 
 PLANNED = {Step.CREATE: "would be added", Step.REPLACE: "would be made again", Step.KEEP: "is there"}
 
@@ -47,6 +45,18 @@ class StillBusy(RequestRefused):
             f"something runs on {count_noun(len(names), 'member')}: {', '.join(names)}",
             facts=["nothing was removed"],
             hint="wait for it, or pass `--force`",
+        )
+
+
+class RayIsSilent(InfrastructureFailure):
+    """Ray was to be asked whether something runs on members, and did not answer `why`; nothing was removed."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(
+            f"nobody knows whether something runs there: {why}",
+            facts=["nothing was removed"],
+            hint="run it again when Ray answers, or pass `--force`",
         )
 
 
@@ -108,11 +118,10 @@ def add(
 
     refuse_two_ways(address, tunnel=tunnel)
     bound = parse_duration(within, field="--within")
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
+    chosen, key, each = open_one(stack, cluster)
     specs = make_specs(
         accelerator,
-        name=name or f"{key}-{accelerator}",
+        name=f"{key}-{accelerator}" if name is None else name,
         count=count,
         capacity=capacity,
         reservation=reservation,
@@ -163,7 +172,8 @@ def remove(
     """Remove members from a cluster, and their TPUs with them.
 
     Nodes of pools are Ray's and stay. With `--address` or `--tunnel`, a member on which something runs is removed only
-    with `--force`. Exit code 3 if a member could not be removed.
+    with `--force`, and so is any member if Ray does not answer. A name that is gone already is only said, unless all are.
+    Exit code 3 if a member could not be removed.
 
     \b
     Examples:
@@ -174,26 +184,39 @@ def remove(
     from runtime.clusters.members import find_busy, find_members
 
     refuse_two_ways(address, tunnel=tunnel)
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
+    chosen, key, each = open_one(stack, cluster)
     reaper = chosen.reaper(each)
     members = find_members(names, reaper.list_nodes(), each.cluster_name)
     ray, why = (None, None) if force else ask_ray(chosen, each, address, user, ssh_option, tunnel=tunnel)
     if ray is not None and (busy := find_busy(members, ray)):
         raise StillBusy(busy)
-    if why is not None:
-        note(f"{key}: Ray was {why}" if why is NOT_ASKED else f"{key}: {why}")
+    if why is NOT_ASKED:
+        note(f"{key}: Ray was {why}")
+    elif why is not None:
+        raise RayIsSilent(why)
+    for name in sorted(set(names) - {member.member for member in members}):
+        note(f"{name}: no such member; it is gone already, or has another name")
     if dry_run:
         _print([_row(member, "would be removed") for member in members], output)
         return 0
-    confirm(f"remove {', '.join(names)} from `{each.cluster_name}`, and what runs there", yes=yes)
+    listed = ", ".join(member.name for member in members)
+    confirm(f"remove {listed} from `{each.cluster_name}`, and what runs there", yes=yes)
     known = {member.resource: member for member in members}
-    removals = reaper.remove(find_removable(members))
+    removals = reaper.remove(find_removable(member for member in members if member.state != "DELETING"))
     rows = [
-        _row(known[each.dead.resource], "removed" if each.gone else "being deleted", each.error) for each in removals
+        *(_row(member, "being deleted") for member in members if member.state == "DELETING"),
+        *(
+            _row(known[each.dead.resource], "removed" if each.gone else "being deleted", each.error)
+            for each in removals
+        ),
     ]
     _print(rows, output)
-    return 3 if any(row.error for row in rows) else 0
+    failed = [row for row in rows if row.error is not None]
+    for row in failed:
+        note(f"{row.name}: {row.error}")
+    if failed:
+        note("  next: run the same command again; it goes on from what is there")
+    return 3 if failed else 0
 
 
 def _looker(url: str) -> Callable[[], RayView]:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Option
 
 from runtime.cli.clusters.common import (
+    AddressOption,
     DryRunOption,
     OneClusterOption,
     SshOption,
     UserOption,
-    choose_one,
-    head_way,
-    open_clusters,
+    open_one,
 )
-from runtime.cli.clusters.login import need_programs
+from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.printing import flush, note
+from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
 from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.stack.forward import need_programs
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from runtime.cli.clusters.common import Chosen
     from runtime.client.jobs.cluster_restart import ClusterRestart, Means
     from runtime.client.jobs.targets import OpenTarget
-    from runtime.clusters.tunnel import HeadWay
     from runtime.outputs import ClusterOutput
+    from runtime.stack.head_way import HeadWay
 
-STDERR: Final = 2
-"""The descriptor."""
 STARTED: Final = "/run/runtime-ray/started-runtime-ray-head.service"
 """On the head: the files that Ray was started with. Without it the boot script restarts Ray, with the files of today."""
 SESSION: Final = "/var/lib/runtime-ray/session_latest"
@@ -102,10 +100,7 @@ def restart(
         bool, Option("--drop-foreign", help="Restart although jobs run that the runtime did not start, and are lost.")
     ] = False,
     patience: Annotated[str, Option(metavar="15m", help="How long the head may take to come back.")] = "15m",
-    address: Annotated[
-        str | None,
-        Option(metavar="URL", help="Where the head's API is reachable without a tunnel.", show_default=False),
-    ] = None,
+    address: AddressOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     cluster: OneClusterOption = None,
@@ -136,14 +131,10 @@ def restart(
     from runtime.jobs import lock
 
     head_s = parse_duration(patience, field="patience").total_seconds()
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
-    way = head_way(chosen, each, user, ssh_option)
-    login = ["-l", user] if user else []
+    chosen, key, each = open_one(stack, cluster)
+    way = chosen.find_way(each, user, ssh_option)
     by, token = f"{getpass.getuser()}@{os.uname().nodename}", secrets.token_hex(8)
-    with open_cluster_jobs(
-        chosen.outputs, key, chosen.settings, address=address, ssh_options=[*(ssh_option or ()), *login]
-    ) as place:
+    with open_cluster_jobs(chosen.outputs, key, chosen.settings, address=address, way=way) as place:
         means = _find_means(chosen, each, way)
         world = ClusterRestart(
             place,
@@ -162,7 +153,7 @@ def restart(
             _print_plan(world, place, output)
             return 0
         decide_step(view, token=token, drop_foreign=drop_foreign)  # refuses before the question
-        need_programs()
+        need_programs(way)
         confirm(f"restart Ray on the head of `{each.cluster_name}`", yes=yes)
         held = lock.Lock(place.files, "", by, folder=LOCK_FOLDER)
         try:
@@ -204,13 +195,8 @@ def _find_means(chosen: Chosen, cluster: ClusterOutput, way: HeadWay) -> Means:
 
 
 def _restart_head(way: HeadWay, session: str | None) -> None:
-    from runtime.clusters.tunnel import render_ssh
-
-    flush()
-    words = render_ssh(way, restart_words(session))
-    # What the head prints is no data of this command.
     try:
-        code = subprocess.run(words, stdout=STDERR, check=False, timeout=ANSWER_S).returncode
+        code = run_on_head(way, restart_words(session), timeout_s=ANSWER_S)
     except subprocess.TimeoutExpired:
         note("the boot script has not ended yet; the head's own words say what it waits for")
         return

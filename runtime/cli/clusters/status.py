@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from runtime.cli.clusters.common import (
     NOT_ASKED,
     AddressOption,
     ClusterOption,
     SshOption,
+    TunnelOption,
     UserOption,
     ask_ray,
     open_clusters,
@@ -94,7 +93,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
 def status(
     cluster: ClusterOption = None,
     address: AddressOption = None,
-    tunnel: Annotated[bool, Option("--tunnel", help="Reach Ray's dashboard by ssh, for this one look.")] = False,
+    tunnel: TunnelOption = False,
     user: UserOption = None,
     ssh_option: SshOption = None,
     stack: StackOption = None,
@@ -128,6 +127,8 @@ def status(
             shown.append(_look(chosen, name, each, ray, why))
         except InfrastructureFailure as problem:
             note(f"{name}: {problem.message}")
+            if problem.hint:
+                note(f"  next: {problem.hint}")
             failed += 1
     _print(shown, output)
     return 3 if failed else 0
@@ -137,8 +138,9 @@ def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None
     from runtime.clusters.dead import plan_reaping
     from runtime.clusters.standing import compare_pools, find_mismatches
 
-    now = datetime.now(UTC)
-    view = chosen.reaper(cluster).look()
+    reaper = chosen.reaper(cluster)
+    view = reaper.look()
+    now = datetime.now(UTC) - reaper.skew()
     plan = plan_reaping(view, cluster.cluster_name, now, seen={})
     pools = read_pools(cluster)
     queued: dict[str, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
@@ -13,13 +12,11 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
-    choose_one,
-    head_way,
-    open_clusters,
+    open_one,
 )
-from runtime.cli.clusters.login import need_programs
+from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.printing import flush, note
+from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
 from runtime.errors import InfrastructureFailure
 from runtime.units import count_noun
@@ -29,10 +26,8 @@ if TYPE_CHECKING:
     from runtime.clusters.dead import Dead
     from runtime.clusters.nodes import ZoneView
     from runtime.clusters.reaper import Removal
-    from runtime.clusters.tunnel import HeadWay
+    from runtime.stack.head_way import HeadWay
 
-STDERR: Final = 2
-"""The descriptor."""
 STOP_RAY: Final = ("sudo", "systemctl", "stop", "runtime-ray-watch.service", "runtime-ray-head.service")
 """The watcher first: it starts Ray again when settings change."""
 ROUNDS: Final = 3
@@ -90,8 +85,7 @@ def stop(
     """
     from runtime.clusters.dead import find_billed
 
-    chosen = open_clusters(stack, cluster)
-    key, each = choose_one(chosen)
+    chosen, key, each = open_one(stack, cluster)
     reaper = chosen.reaper(each)
     view = reaper.look()
     billed = find_billed(view, each.cluster_name)
@@ -105,7 +99,7 @@ def stop(
     ending = "stop Ray on the head and " if stops else ""
     confirm(f"{ending}remove {count_noun(len(billed), 'node or queued resource')} of `{each.cluster_name}`", yes=yes)
     if stops:
-        _stop_ray(head_way(chosen, each, user, ssh_option))
+        _stop_ray(chosen.find_way(each, user, ssh_option))
         view = reaper.look()
     done: dict[str, Removal] = {}
     for _ in range(ROUNDS):
@@ -127,6 +121,8 @@ def stop(
         if left
         else f"{key}: nothing is left"
     )
+    if stays:
+        note("  next: run the same command again; it removes what is left")
     return 3 if stays else 0
 
 
@@ -136,15 +132,10 @@ def _has_head(view: ZoneView, cluster: str) -> bool:
 
 
 def _stop_ray(way: HeadWay) -> None:
-    from runtime.clusters.tunnel import render_ssh
+    from runtime.stack.head_way import render_ssh
 
-    need_programs()
-    flush()
-    words = render_ssh(way, STOP_RAY)
-    # What the head prints is no data of this command.
-    code = subprocess.run(words, stdout=STDERR, check=False).returncode
-    if code:
-        raise HeadStillRuns(way.head, code, shlex.join(words))
+    if code := run_on_head(way, STOP_RAY):
+        raise HeadStillRuns(way.head, code, shlex.join(render_ssh(way, STOP_RAY)))
 
 
 def _row(cluster: str, dead: Dead, *, removed: bool = False, gone: bool = False, error: str | None = None) -> StopRow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from runtime.client.jobs.keep import KeptTarget, keep_target
 from runtime.client.jobs.targets import KnownRoot, OpenTarget
@@ -13,8 +13,9 @@ from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.plan import Target
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost, RayLauncher
-from runtime.launchers.ray.settings import Place, RaySettings, default_root, render_tunnel
+from runtime.launchers.ray.settings import Place, RaySettings, default_root
 from runtime.outputs import StackOutputs
+from runtime.stack.head_way import HeadWay, find_way
 from runtime.values import replace
 
 
@@ -24,12 +25,12 @@ def open_cluster_jobs(
     settings: Settings,
     *,
     address: str | None = None,
-    ssh_options: Sequence[str] = (),
+    way: HeadWay | None = None,
 ) -> OpenTarget:
     """Open the record root and the head of a stack's cluster.
 
-    `address` is the head's API where it can be reached as it is, such as on the head itself; else a tunnel leads there,
-    whose `ssh` gets `ssh_options`.
+    `address` is the head's API where it can be reached as it is, such as on the head itself; else a tunnel leads there, by
+    `way` if it is given.
     """
     url = outputs.records.url if outputs.records else None
     if url is None or not is_bucket(url):
@@ -39,7 +40,7 @@ def open_cluster_jobs(
             facts=[f"records: {url or 'none'}"],
             hint=f"run `pulumi up --stack {outputs.stack}`, then `runtime stack pull`",
         )
-    tunnel = None if address else render_tunnel(outputs, outputs.clusters[cluster], cluster, ssh_options)
+    tunnel = None if address else way or find_way(outputs, outputs.clusters[cluster])
     place = Place(
         target=cluster,
         root=default_root(url, cluster),

@@ -78,6 +78,9 @@ _INSTEAD_ON_NODES: Final[Mapping[str, str]] = {
     "labels": "`labels` of the stack are on all that it makes",
     "metadata": "the stack writes the machines' metadata; a script goes into `setup`",
 }
+_INSTEAD_ON_MEMBERS: Final[Mapping[str, str]] = {
+    "CPU": "a member offers the CPUs of a pool of its type, else half of its host's",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +254,8 @@ class _Conversion:
         return made
 
     def _read_disk(self, disk: object, index: int, where: str) -> dict[str, Any]:
-        params = read_table(read_table(disk, where).get("initializeParams"), f"{where}.initializeParams")
+        table = read_table(disk, where)
+        params = read_table(table.get("initializeParams"), f"{where}.initializeParams")
         if index > 0:
             self._notes.add(where, params or disk, "a head has one disk; `disk_gb` makes it larger")
             return {}
@@ -269,6 +273,8 @@ class _Conversion:
             self._notes.add(f"{where}.initializeParams.sourceImage", source, step)
         if "diskType" in params:
             made["disk_type"] = str(params["diskType"]).rpartition("/")[2]
+        self._note_keys(params, ("diskSizeGb", "sourceImage", "diskType"), f"{where}.initializeParams", {})
+        self._note_keys(table, ("boot", "autoDelete", "type", "initializeParams"), where, {})
         return made
 
     def _read_image(self, docker: Mapping[str, Any], cluster: str) -> dict[str, Any]:
@@ -354,10 +360,18 @@ class _Conversion:
         limit = min(read_count(pool.get("max_workers"), f"{where}.max_workers", most), most)
         capacity = self._read_capacity(config, where)
         hosts = count_hosts(accelerator)
+        self._note_keys(
+            config, ("acceleratorType", "runtimeVersion", "schedulingConfig"), f"{where}.node_config", _INSTEAD_ON_NODES
+        )
         if capacity == "reserved" or (hosts or 1) > 1:
             kind = "reserved nodes" if capacity == "reserved" else f"slices of {hosts} hosts"
-            command = f"runtime cluster add {quote(accelerator)} --count {max(least, 1)} --capacity {capacity}"
-            notes.add(where, accelerator, f"Ray's autoscaler does not make {kind}: `{command.replace('_', '-')}`")
+            words = ["runtime cluster add", quote(accelerator), f"--count {max(least, 1)} --capacity {capacity}"]
+            if config.get("runtimeVersion"):
+                words.append(f"--runtime-version {quote(config['runtimeVersion'])}")
+            notes.add(where, accelerator, f"Ray's autoscaler does not make {kind}: `{' '.join(words)}`")
+            self._note_keys(pool, ("node_config", "resources", "min_workers", "max_workers"), where, {})
+            resources = read_table(pool.get("resources"), f"{where}.resources")
+            self._note_keys(resources, ("TPU",), f"{where}.resources", _INSTEAD_ON_MEMBERS)
             return None
         if limit > _MOST_NODES:
             notes.add(f"{where}.max_workers", limit, f"a pool has at most {_MOST_NODES:,} nodes")
@@ -375,9 +389,6 @@ class _Conversion:
             "max": limit,
             **self._read_resources(pool, where),
         }
-        self._note_keys(
-            config, ("acceleratorType", "runtimeVersion", "schedulingConfig"), f"{where}.node_config", _INSTEAD_ON_NODES
-        )
         self._note_keys(pool, ("node_config", "resources", "labels", "min_workers", "max_workers"), where, {})
         return made
 

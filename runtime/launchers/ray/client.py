@@ -5,23 +5,18 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import shlex
-import socket
-import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible
-from runtime.launchers.ray.settings import Place, Tunnel
+from runtime.launchers.ray.settings import Place
+from runtime.stack.forward import TunnelFailed, open_forward
 
 ANSWER_S: Final = 60.0
-TUNNEL_S: Final = 60.0
-"""How long a tunnel may take to open."""
 LET_GO_S: Final = 30.0
 """How long the head may take to end the actor of a job that has ended."""
 WATCH_S: Final = 3.0
@@ -47,14 +42,14 @@ class RayJobs:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._tunnel: OpenTunnel | None = None
+        self._opened = contextlib.ExitStack()
+        self._address = place.address
         # The head answers from its own network: a proxy of this machine has nothing to do with it.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def close(self) -> None:
-        tunnel, self._tunnel = self._tunnel, None
-        if tunnel is not None:
-            tunnel.close()
+        self._address = self._place.address
+        self._opened.close()
 
     def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Submit a job under its `submission_id`, or find the one that has this id; returns what the head knows of it."""
@@ -166,83 +161,19 @@ class RayJobs:
 
     def read_address(self) -> str:
         """The URL under which the head can be reached from here; opens the tunnel."""
-        if self._place.address is not None:
-            return self._place.address
-        if self._tunnel is None:
+        if self._address is None:
             assert self._place.tunnel is not None
-            self._tunnel = OpenTunnel(self._place.tunnel)
-        return self._tunnel.address
+            try:
+                self._address = self._opened.enter_context(open_forward(self._place.tunnel))
+            except TunnelFailed as problem:
+                raise RayUnavailable(problem.message, facts=problem.facts, hint=problem.hint) from problem
+        return self._address
 
 
 def _shorten(said: str) -> str:
     """The last line of a traceback, or the text."""
     lines = [line for line in said.strip().splitlines() if line.strip()]
     return lines[-1].strip() if lines else "no reason given"
-
-
-def tunnel_words(tunnel: Tunnel, port: int) -> list[str]:
-    """The `ssh` that forwards a local port to the head's API."""
-    way = ["gcloud", "compute", "start-iap-tunnel", tunnel.head, "%p", "--listen-on-stdin"]
-    way += ["--project", tunnel.project, "--zone", tunnel.zone, "--verbosity=warning"]
-    # The target's own words come first: ssh takes the first value of an option.
-    words = ["ssh", "-N", "-T", *tunnel.options, "-o", f"ProxyCommand={shlex.join(way)}"]
-    words += ["-o", "ExitOnForwardFailure=yes", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15"]
-    return [*words, "-L", f"127.0.0.1:{port}:127.0.0.1:{tunnel.port}", tunnel.head]
-
-
-class OpenTunnel:
-    """A process that forwards a port of this machine to a head. Raises `RayUnavailable` if it does not open."""
-
-    def __init__(self, tunnel: Tunnel) -> None:
-        self._said: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
-        port = _find_port()
-        self.address = f"http://127.0.0.1:{port}"
-        try:
-            self._process = subprocess.Popen(
-                tunnel_words(tunnel, port),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._said,
-                start_new_session=True,
-            )
-        except OSError as problem:
-            self._said.close()
-            raise NotPossible("there is no `ssh` here, which leads to the head", hint="install OpenSSH") from problem
-        until = time.monotonic() + TUNNEL_S
-        while not _answers(port):
-            if self._process.poll() is not None or time.monotonic() >= until:
-                self._said.seek(0)
-                said = self._said.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
-                self.close()
-                raise RayUnavailable(
-                    f"no tunnel to the head `{tunnel.head}`: {said[-1] if said else 'ssh did not connect'}",
-                    facts=[f"through IAP, to project `{tunnel.project}` in {tunnel.zone}"],
-                    hint="`gcloud auth login`, and the role for IAP tunnels; docs/ray.md",
-                )
-            time.sleep(_LOOK_S)
-
-    def close(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._said.close()
-
-
-def _find_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 def is_ours(info: Mapping[str, Any], wanted: Mapping[str, str], names: Sequence[str]) -> bool:

@@ -13,7 +13,6 @@ records = "/shared/lab/runtime"
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,10 +22,9 @@ from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.ray.view import PoolView, read_pools
 from runtime.launchers.settings import read_target_settings
 from runtime.outputs import ClusterOutput, StackOutputs, need_output
+from runtime.stack.head_way import HeadWay, find_way
 from runtime.values import dataclass
 
-DASHBOARD: Final = 8265
-"""Port of a head's API, if the contract of its stack names none."""
 _EXPECTED: Final = {"address": "http://HOST:8265, the address of the head's dashboard"}
 
 
@@ -43,17 +41,6 @@ class RaySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tunnel:
-    """A head that is reached through Google's IAP."""
-
-    project: str
-    zone: str
-    head: str
-    port: int
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A target, resolved."""
 
@@ -63,7 +50,7 @@ class Place:
     python: str
     address: str | None
     """URL of the head; None if a tunnel leads to it."""
-    tunnel: Tunnel | None = None
+    tunnel: HeadWay | None = None
     pools: tuple[PoolView, ...] | None = None
     """Pools of the stack's cluster; None if the target names an address."""
 
@@ -110,8 +97,8 @@ def read_place(target: Target, context: PlanContext) -> Place:
     tunnel, pools = None, None
     if settings.address is None:
         assert outputs is not None
-        key, cluster = _choose_cluster(target, settings.cluster, outputs)
-        tunnel = render_tunnel(outputs, cluster, key, settings.ssh_options)
+        _, cluster = _choose_cluster(target, settings.cluster, outputs)
+        tunnel = find_way(outputs, cluster, options=settings.ssh_options)
         pools = read_pools(cluster.pools)
     return Place(
         target=target.name,
@@ -120,21 +107,6 @@ def read_place(target: Target, context: PlanContext) -> Place:
         address=settings.address.rstrip("/") if settings.address else None,
         tunnel=tunnel,
         pools=pools,
-    )
-
-
-def render_tunnel(outputs: StackOutputs, cluster: ClusterOutput, key: str, options: Sequence[str]) -> Tunnel:
-    """The tunnel to the head of a stack's cluster. Raises `NotPossible` if the contract names no project."""
-    if outputs.project is None:
-        raise NotPossible(
-            f"stack `{outputs.stack}` names no project, so there is no way to the head of cluster `{key}`"
-        )
-    return Tunnel(
-        project=outputs.project,
-        zone=cluster.zone,
-        head=cluster.head,
-        port=cluster.ports.get("dashboard", DASHBOARD),
-        options=tuple(options),
     )
 
 

@@ -379,6 +379,7 @@ def test_status_without_rights_is_explained(server: TpuServer, run: Run) -> None
 
     assert (code, out) == (3, "")
     assert "main: google refused" in err
+    assert "\n  next: `runtime doctor` says what this identity may do\n" in err
 
 
 @pytest.mark.parametrize(
@@ -552,7 +553,7 @@ def test_stop_that_cannot_remove_one_says_what_is_left(server: TpuServer, run: R
     code, _, err = run("stop", "--yes", "--leave-head")
 
     assert code == 3
-    assert err.endswith("main: 0 resources being deleted, 1 left\n")
+    assert "main: 0 resources being deleted, 1 left\n  next: run the same command again" in err
     assert names_of(server.nodes) == ["n-1"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,9 @@ def test_add_that_google_refuses_ends_with_its_words(server: TpuServer, run: Run
         (["add", "v6e-4"], "no pool of this cluster has TPUs of the family `v6e`"),
         (["add", "v4-8", "--address", "http://x", "--tunnel"], "two ways to one dashboard"),
         (["add", "v4-8", "--within", "soon"], "--within"),
+        (["add", "v4-8", "--name", ""], "`` is no valid name"),
+        (["add", "v4-8", "--reservation", ""], "`` is no valid --reservation"),
+        (["attach", "--node", f"eval/{'1' * 5000}", "--dry-run"], "no valid --node"),
         (["remove", "n-1"], "`n-1` is no member of this cluster"),
         (["remove", "evil", "--yes"], "did you mean `eval`?"),
         (["remove", "eval"], "nobody is there to answer"),
@@ -186,9 +190,53 @@ def test_remove_that_google_refuses_says_so(server: TpuServer, run: Run) -> None
     add_member(server)
     server.undeletable.add("eval")
 
-    code, out, _ = run("remove", "eval", "--yes")
+    code, out, err = run("remove", "eval", "--yes")
 
     assert (code, out) == (3, "eval\tv4-16\treserved\tREADY\tfailed\n")
+    assert "eval: google refused `DELETE" in err
+    assert "unable to queue the operation" in err
+    assert err.endswith("  next: run the same command again; it goes on from what is there\n")
+
+
+def test_remove_without_an_answer_of_ray_needs_force(server: TpuServer, run: Run) -> None:
+    add_member(server)
+    silent = ("remove", "eval", "--yes", "--address", "http://127.0.0.1:9")
+
+    code, out, err = run(*silent)
+
+    assert (code, out, names_of(server.nodes)) == (3, "", ["eval"])
+    assert "error: nobody knows whether something runs there: no answer of Ray's dashboard" in err
+    assert run(*silent, "--force")[0] == 0
+    assert server.nodes == {}
+
+
+def test_remove_that_was_interrupted_goes_on(server: TpuServer, run: Run) -> None:
+    add_member(server, "eval-1")
+    add_member(server, "eval-2", "DELETING")
+
+    code, out, err = run("remove", "eval-0", "eval-1", "eval-2", "--yes")
+
+    assert (code, names_of(server.nodes)) == (0, ["eval-2"])
+    assert out == "eval-2\tv4-16\treserved\tDELETING\tbeing deleted\neval-1\tv4-16\treserved\tREADY\tremoved\n"
+    assert "eval-0: no such member; it is gone already, or has another name\n" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("add", "v4-16"),
+        ("add", "v4-16", "--name", "lost"),
+        ("remove", "eval", "--yes", "--force"),
+        ("reap",),
+        ("stop", "--yes"),
+    ],
+)
+def test_dry_run_sends_no_request_that_changes_something(server: TpuServer, run: Run, words: tuple[str, ...]) -> None:
+    add_member(server)
+    add_member(server, "lost", "PREEMPTED")
+
+    assert run(*words, "--dry-run")[0] == 0
+    assert set(server.requests) == {"GET"}
 
 
 def test_status_shows_members_in_rows_of_their_own(server: TpuServer, run: Run) -> None:
@@ -199,6 +247,18 @@ def test_status_shows_members_in_rows_of_their_own(server: TpuServer, run: Run) 
 
     assert (code, out.splitlines()[-1]) == (0, "main\tmember eval\t-\t-\t1\t0\t-\t-\t1 READY")
     assert "member" not in err
+
+
+def test_status_goes_by_googles_clock(server: TpuServer, run: Run) -> None:
+    server.clock_offset = timedelta(hours=2)
+    add_member(server, "eval", "CREATING")
+    made = datetime.now(UTC) - server.clock_offset
+    server.nodes[f"{server.parent}/nodes/eval"]["createTime"] = made.isoformat()
+
+    code, out, err = run("status")
+
+    assert (code, out.splitlines()[-1]) == (0, "main\tmember eval\t-\t-\t1\t0\t-\t-\t1 CREATING")
+    assert "will never work again" not in err
 
 
 def test_reap_of_a_preempted_member_says_how_to_make_it_again(server: TpuServer, run: Run) -> None:

@@ -119,9 +119,14 @@ def test_cluster_file_becomes_the_settings_of_a_stack() -> None:
         (
             "available_node_types.tpu_slice_v4_16",
             "v4-16",
-            "`runtime cluster add v4-16 --count 1 --capacity preemptible`",
+            "`runtime cluster add v4-16 --count 1 --capacity preemptible --runtime-version tpu-ubuntu2204-base`",
         ),
-        ("available_node_types.kept", "v4-8", "`runtime cluster add v4-8 --count 2 --capacity reserved`"),
+        ("available_node_types.tpu_slice_v4_16.resources.CPU", "120", "half of its host's"),
+        (
+            "available_node_types.kept",
+            "v4-8",
+            "`runtime cluster add v4-8 --count 2 --capacity reserved --runtime-version tpu-ubuntu2204-base`",
+        ),
         ("available_node_types.tpu_worker.resources", "fast_disk: 1", "`labels` mark its nodes"),
         (
             "available_node_types.head_default.node_config.disks[0].initializeParams.sourceImage",
@@ -135,6 +140,46 @@ def test_each_thing_that_is_left_out_is_said_with_its_next_step(where: str, what
     found = [each for each in convert(LAB).notes if each.where == where and what in each.what]
 
     assert any(next_step in each.next for each in found), [each.line() for each in found]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("available_node_types", "tpu_slice_v4_16"),
+        ("available_node_types", "tpu_slice_v4_16", "node_config"),
+        ("available_node_types", "tpu_slice_v4_16", "resources"),
+        ("available_node_types", "kept", "node_config", "schedulingConfig"),
+        ("available_node_types", "head_default", "node_config", "disks", 0),
+        ("available_node_types", "head_default", "node_config", "disks", 0, "initializeParams"),
+    ],
+)
+def test_key_that_no_stack_has_is_said_wherever_it_is(path: tuple[Any, ...]) -> None:
+    document = load_yaml(LAB)
+    table = document
+    for key in path:
+        table = table[key]
+    table["frobnicate"] = "zzz"
+
+    made = convert_cluster(document)
+
+    assert [each.what for each in made.notes if each.where.endswith(".frobnicate")] == ["zzz"]
+
+
+@pytest.mark.parametrize("scheduling", [None, {"spot": True}, {"reserved": True}])
+def test_command_for_what_no_pool_takes_is_one_of_this_program(
+    scheduling: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ("available_node_types", "tpu_slice_v4_16", "node_config", "schedulingConfig")
+    [command] = [
+        each.next.partition("`")[2].rstrip("`")
+        for each in convert_cluster(changed(path, scheduling)).notes
+        if each.where == "available_node_types.tpu_slice_v4_16"
+    ]
+
+    code = main([*command.split()[1:], "--within", "never"])
+
+    # All its words are known; the last one, which is not its own, is refused.
+    assert (code, "`never` is no valid --within" in capsys.readouterr().err) == (2, True)
 
 
 def test_every_command_and_option_is_carried_or_said() -> None:
@@ -305,6 +350,10 @@ def test_command_writes_the_stack_file_once_and_counts_what_differs(
     shown = capsys.readouterr()
     assert main(["convert", "marin", str(cluster), "-o", str(stack)]) == 0
     assert main(["convert", "marin", str(cluster), "-o", str(stack)]) == 2
+    for nowhere in (tmp_path / "none" / "x.yaml", cluster / "x.yaml"):
+        capsys.readouterr()
+        assert main(["convert", "marin", str(cluster), "-o", str(nowhere)]) == 2
+        assert f"`{nowhere.parent}` is no folder" in capsys.readouterr().err
 
     assert stack.read_text() == shown.out == render(convert(LAB))
     assert f"{len(convert(LAB).notes)} things of `{cluster}` differ or are left out" in shown.err

@@ -19,6 +19,7 @@ from runtime.clusters.dead import (
     find_orphans,
     find_spent,
     plan_reaping,
+    render_add,
 )
 from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView, count_chips, count_hosts, parse_heads, parse_node
 from tests.cluster_support import NOW, PARENT, labels, member, member_labels, node, ours
@@ -378,7 +379,26 @@ def test_member_whose_cluster_has_no_head_is_removed_by_others() -> None:
     assert (waiting.suspect.name, waiting.suspect.suspicion) == ("gone", Suspicion.HEADLESS)
 
 
-@pytest.mark.parametrize("missing", ["managed-by", "runtime-cluster", "runtime-member"])
+@pytest.mark.parametrize("edited", [{}, {"runtime-member": "other"}])
+def test_member_whose_label_was_edited_is_known_by_its_nodes_name(edited: dict[str, str]) -> None:
+    left = {key: value for key, value in member_labels("eval").items() if key != "runtime-member"}
+    view = ZoneView(nodes=(member("PREEMPTED", labels={**left, **edited}),), heads={})
+
+    [dead] = plan_reaping(view, "marin-main", NOW, seen={}).dead
+
+    assert (dead.name, dead.pool) == ("eval", "member eval")
+    assert [each.name for each in find_billed(view, "marin-main")] == ["eval"]
+
+
+def test_command_that_makes_a_member_again_names_its_reservation() -> None:
+    reservation = "projects/p/locations/z/reservations/r"
+
+    assert render_add(member("PREEMPTED", capacity="reserved", reservation=reservation)) == (
+        f"runtime cluster add v4-16 --name eval --capacity reserved --reservation {reservation}"
+    )
+
+
+@pytest.mark.parametrize("missing", ["managed-by", "runtime-cluster"])
 def test_node_that_lacks_a_label_of_members_belongs_to_no_cluster(missing: str) -> None:
     labels = {key: value for key, value in member_labels("eval").items() if key != missing}
     bare = member("PREEMPTED", labels=labels)

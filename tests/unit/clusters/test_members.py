@@ -1,9 +1,8 @@
-"""Members of a cluster: what is decided, the request that makes one, and the wait until it is whole."""
+"""Members of a cluster: the wait until one is whole."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,31 +10,24 @@ from typing import Any
 import pytest
 
 from infra.components.ray_head import REAPER_PERMISSIONS
-from infra.machine import machine as machine_module
 from infra.render.autoscaler import autoscaler_fields, render_autoscaler
-from runtime.clusters import members as members_module
 from runtime.clusters.members import (
-    Capacity,
     HeadFacts,
     Joining,
     MemberSpec,
     Outcome,
-    Step,
-    find_busy,
-    find_members,
     make_specs,
-    plan_members,
     render_member,
 )
-from runtime.clusters.nodes import TpuNode
 from runtime.clusters.ray_view import DashboardUnreachable, RayView
 from runtime.clusters.reaper import Reaper
-from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.stack.google_api import GoogleApi
-from tests.cluster_support import CLUSTER, labels, member, member_labels, node
+from runtime.errors import NotPossible
+from runtime.stack.google_api import GoogleApi, GoogleRefused
+from runtime.values import replace
+from tests.cluster_support import CLUSTER, labels, member_labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
-from tests.infra.render_support import V5E, sample_cluster
+from tests.infra.render_support import sample_cluster
 
 V4_CLUSTER = sample_cluster()
 FACTS = HeadFacts(address="10.64.0.2", config=autoscaler_fields(V4_CLUSTER), ssh_key="ssh-ed25519 AAAA ray-head")
@@ -87,150 +79,6 @@ def new_joining(server: TpuServer) -> Callable[..., Joining]:
 def join(joining: Joining, *specs: MemberSpec, **more: Any) -> list[Outcome]:
     bodies = {each.name: render_member(each, FACTS, "marin-main") for each in specs}
     return joining.join(bodies, specs, within=more.pop("within", MINUTE), **more)
-
-
-# what is decided
-
-
-def test_machine_program_and_members_name_the_same_things() -> None:
-    assert members_module.METADATA_KEY == machine_module.MEMBER_KEY
-    assert members_module.AUTOSCALER_KEY == machine_module.AUTOSCALER_KEY
-    assert members_module.KEY_MARK == machine_module.PUBLIC_KEY_MARK
-
-
-def test_specs_of_several_members_are_numbered() -> None:
-    assert [each.name for each in make_specs("v4-8", name="eval", count=2)] == ["eval-0", "eval-1"]
-    assert [each.name for each in make_specs("v4-8", name="eval")] == ["eval"]
-
-
-@pytest.mark.parametrize("accelerator", ["v4", "v4-0", "v4-x", "h100-8", "v9-8", ""])
-def test_specs_of_what_is_no_tpu_are_refused(accelerator: str) -> None:
-    with pytest.raises(InvalidValue, match="is no valid type"):
-        make_specs(accelerator, name="eval")
-
-
-@pytest.mark.parametrize("name", ["Eval", "1", "a_b", "a-", "x" * 64])
-def test_specs_with_a_name_that_google_refuses_are_refused(name: str) -> None:
-    with pytest.raises(InvalidValue, match="is no valid name"):
-        make_specs("v4-8", name=name)
-
-
-def test_specs_with_a_reservation_that_are_not_reserved_are_refused() -> None:
-    with pytest.raises(NotPossible, match="is for reserved TPUs"):
-        make_specs("v4-8", name="eval", capacity=Capacity.SPOT, reservation="projects/p/locations/z/reservations/r")
-
-
-@pytest.mark.parametrize(
-    ("node", "step"),
-    [
-        (None, Step.CREATE),
-        (member("CREATING", capacity="reserved"), Step.KEEP),
-        (member("READY", capacity="reserved"), Step.KEEP),
-        (member("PREEMPTED", capacity="reserved"), Step.REPLACE),
-        (member("DELETING", capacity="reserved"), Step.REPLACE),
-    ],
-)
-def test_plan_of_a_name_depends_on_what_has_it(node: TpuNode | None, step: Step) -> None:
-    assert plan_members([SPEC], [node] if node else [], "marin-main") == {"eval": step}
-
-
-@pytest.mark.parametrize(
-    ("node", "words"),
-    [
-        (node("READY", "eval"), "the name `eval` is taken by a node of cluster `marin-main`"),
-        (node("READY", "eval", labels={}), "the name `eval` is taken by a node of no cluster"),
-        (member("READY", labels=member_labels("eval", "other")), "taken by a member of cluster `other`"),
-        (member("READY", accelerator="v4-8", capacity="reserved"), "is a v4-8 (reserved), not a v4-16 (reserved)"),
-        (member("READY", capacity="spot"), "is a v4-16 (spot), not a v4-16 (reserved)"),
-    ],
-)
-def test_plan_of_a_taken_name_is_refused(node: TpuNode, words: str) -> None:
-    with pytest.raises(NotPossible) as refused:
-        plan_members([SPEC], [node], "marin-main")
-
-    assert words in refused.value.message
-
-
-# the request
-
-
-def test_member_of_a_pools_type_is_made_like_a_node_of_the_pool() -> None:
-    pool = FACTS.config["available_node_types"]["v4"]
-
-    body = render_member(MemberSpec(name="eval", accelerator="v4-8"), FACTS, "marin-main")
-
-    same = {key: value for key, value in pool["node_config"].items() if key not in ("labels", "metadata")}
-    metadata = {**pool["node_config"]["metadata"]}
-    metadata["ssh-keys"] = "ray:ssh-ed25519 AAAA ray-head"
-    metadata["ray-member"] = json.dumps(
-        {
-            "head": "10.64.0.2",
-            "hosts": 1,
-            "labels": {"runtime-member": "eval"},
-            "resources": {"CPU": 120, "TPU": 4, "memory": pool["resources"]["memory"]},
-            "type": "v4-8",
-        },
-        sort_keys=True,
-    )
-    assert body == {
-        **same,
-        "schedulingConfig": {"reserved": True},
-        "labels": member_labels("eval"),
-        "metadata": metadata,
-    }
-
-
-def test_member_of_another_size_leaves_cpus_and_memory_to_its_hosts() -> None:
-    body = render_member(SPEC, FACTS, "marin-main")
-
-    assert (body["acceleratorType"], body["runtimeVersion"]) == ("v4-16", "tpu-ubuntu2204-base")
-    known = json.loads(body["metadata"]["ray-member"])
-    assert (known["hosts"], known["resources"]) == (2, {"TPU": 4})
-
-
-def test_member_takes_a_pool_of_its_family_before_others() -> None:
-    config = autoscaler_fields(sample_cluster(pools={"a": V4_CLUSTER.pools["v4"], "b": V5E}))
-    spec = MemberSpec(name="eval", accelerator="v5litepod-16")
-
-    body = render_member(spec, HeadFacts(address="h", config=config), "marin-main")
-
-    assert body["runtimeVersion"] == "v2-alpha-tpuv5-lite"
-    assert "ssh-keys" not in body["metadata"]
-
-
-@pytest.mark.parametrize(
-    ("capacity", "reservation", "scheduling"),
-    [
-        (Capacity.ON_DEMAND, None, None),
-        (Capacity.SPOT, None, {"spot": True}),
-        (Capacity.PREEMPTIBLE, None, {"preemptible": True}),
-        (Capacity.RESERVED, "projects/p/r", {"reserved": True, "reservationName": "projects/p/r"}),
-    ],
-)
-def test_member_says_how_google_provides_it(
-    capacity: Capacity, reservation: str | None, scheduling: dict[str, Any] | None
-) -> None:
-    spec = MemberSpec(name="eval", accelerator="v4-8", capacity=capacity, reservation=reservation)
-
-    assert render_member(spec, FACTS, "marin-main").get("schedulingConfig") == scheduling
-
-
-def test_member_of_a_family_without_a_pool_needs_a_runtime_version() -> None:
-    spec = MemberSpec(name="eval", accelerator="v6e-4")
-    with pytest.raises(NotPossible) as refused:
-        render_member(spec, FACTS, "marin-main")
-    assert "no pool of this cluster has TPUs of the family `v6e`" in refused.value.message
-
-    named = MemberSpec(name="eval", accelerator="v6e-4", runtime_version="v2-alpha-tpuv6e")
-    assert render_member(named, FACTS, "marin-main")["runtimeVersion"] == "v2-alpha-tpuv6e"
-
-
-def test_member_of_a_cluster_without_pools_is_refused() -> None:
-    with pytest.raises(NotPossible, match="no pool of TPUs to take settings from"):
-        render_member(SPEC, HeadFacts(address="h", config={"available_node_types": {}}), "marin-main")
-
-
-# the wait
 
 
 def test_head_tells_address_settings_and_key(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
@@ -407,6 +255,9 @@ def test_join_that_google_cannot_carry_out_ends_with_its_words(
         (Refusal(429, "RESOURCE_EXHAUSTED", "Quota limit 'TPUV4PodPerProject' has been exceeded."), "holds quota"),
         (Refusal(403, "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied"), "the stack gives these rights"),
         (Refusal(400, "INVALID_ARGUMENT", "No matching reservation for v4-16"), "gcloud compute reservations list"),
+        (Refusal(400, "INVALID_ARGUMENT", "Invalid accelerator type: v4-12"), "accelerator-types list"),
+        (Refusal(400, "INVALID_ARGUMENT", "Unknown runtime version"), "tpu-vm versions list"),
+        (Refusal(400, "INVALID_ARGUMENT", "No."), "run the same command again"),
     ],
 )
 def test_join_that_google_refuses_says_why_and_what_next(
@@ -420,12 +271,110 @@ def test_join_that_google_refuses_says_why_and_what_next(
     assert step in str(outcome.next)
 
 
-def test_join_asks_again_after_a_passing_failure(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
-    server.refusals["tpu.projects.locations.nodes.create"] = Refusal(503, "UNAVAILABLE", "try again")
+PASSING = [
+    Refusal(503, "UNAVAILABLE", "try again"),
+    Refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'"),
+]
+
+
+@pytest.mark.parametrize("refusal", PASSING)
+def test_join_asks_again_after_a_passing_failure(
+    server: TpuServer, new_joining: Callable[..., Joining], refusal: Refusal
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = refusal
 
     [outcome] = join(new_joining(server.refusals.clear), SPEC)
 
     assert outcome.joined
+
+
+@pytest.mark.parametrize("refusal", PASSING)
+def test_join_that_is_refused_until_its_end_says_googles_words(
+    server: TpuServer, new_joining: Callable[..., Joining], refusal: Refusal
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = refusal
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert outcome.error == f"not whole within 1m: google refused it: {refusal.message}"
+    assert outcome.next == "run the same command again; it goes on from what is there"
+
+
+def test_join_of_many_members_stops_asking_when_google_takes_no_more_requests(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = PASSING[1]
+
+    outcomes = join(new_joining(server.refusals.clear), *make_specs("v4-16", name="eval", count=9))
+
+    assert all(each.joined for each in outcomes)
+    assert server.requests["POST"] == 10
+
+
+def test_join_says_why_what_was_preempted_is_not_made_again(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    server.add_node("eval", "PREEMPTED", labels=member_labels("eval"), acceleratorType="v4-16")
+    server.undeletable.add("eval")
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert "it cannot be removed: google refused" in str(outcome.error)
+
+
+def test_join_does_not_remove_a_whole_member_that_another_call_made_while_this_one_was_refused(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    server.refusals["tpu.projects.locations.nodes.create"] = PASSING[1]
+    endpoints = [{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}]
+
+    def another_makes_it() -> None:
+        server.add_node("eval", labels=member_labels("eval"), acceleratorType="v4-16", networkEndpoints=endpoints)
+
+    [outcome] = join(new_joining(another_makes_it), SPEC, look_ray=lambda: RayView(alive=frozenset()))
+
+    assert (outcome.created, outcome.removed, names_of(server.nodes)) == (False, False, ["eval"])
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, None])
+def test_join_that_is_broken_off_says_what_it_leaves(
+    server: TpuServer, new_joining: Callable[..., Joining], ends: type[BaseException] | None
+) -> None:
+    server.slow_creation = True
+
+    def end() -> None:
+        server.refusals["tpu.projects.locations.nodes.list"] = Refusal(403, "PERMISSION_DENIED", "no")
+        if ends is not None:
+            raise ends
+
+    said: list[str] = []
+    with pytest.raises(ends or GoogleRefused):
+        join(new_joining(end), *make_specs("v4-16", name="eval", count=2), say=said.append)
+
+    assert said[-1] == (
+        "left as it is: eval-0 eval-1; the same command goes on, `runtime cluster remove eval-0 eval-1` ends it"
+    )
+
+
+def test_join_does_not_remove_a_whole_member_that_another_call_made_at_that_moment(
+    server: TpuServer, new_joining: Callable[..., Joining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = GoogleApi.post
+
+    def post(self: GoogleApi, *args: Any, **more: Any) -> dict[str, Any]:
+        server.add_node(
+            "eval",
+            labels=member_labels("eval"),
+            acceleratorType="v4-16",
+            networkEndpoints=[{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}],
+        )
+        return before(self, *args, **more)
+
+    monkeypatch.setattr(GoogleApi, "post", post)
+
+    [outcome] = join(new_joining(), SPEC, look_ray=lambda: RayView(alive=frozenset()))
+
+    assert (outcome.created, outcome.removed, names_of(server.nodes)) == (False, False, ["eval"])
 
 
 def test_join_outlives_a_time_without_answers(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
@@ -449,10 +398,11 @@ def test_join_replaces_a_member_that_was_preempted(server: TpuServer, new_joinin
 def test_join_ends_when_a_member_is_preempted_meanwhile(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
     server.slow_creation = True
 
-    [outcome] = join(new_joining(lambda: server.preempt(f"{server.parent}/nodes/eval")), SPEC)
+    spec = replace(SPEC, reservation="r")
+    [outcome] = join(new_joining(lambda: server.preempt(f"{server.parent}/nodes/eval")), spec)
 
     assert (outcome.error, outcome.removed) == ("it is PREEMPTED already", True)
-    assert outcome.next == "`runtime cluster add v4-16 --name eval --capacity reserved`"
+    assert outcome.next == "`runtime cluster add v4-16 --name eval --capacity reserved --reservation r`"
 
 
 def test_join_leaves_a_strangers_node_alone(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
@@ -464,24 +414,20 @@ def test_join_leaves_a_strangers_node_alone(server: TpuServer, new_joining: Call
     assert names_of(server.nodes) == ["eval"]
 
 
-# removal
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "",
+        "[]",
+        "available_node_types: {a: 3}",
+        "available_node_types: {a: {node_config: {acceleratorType: v4-16}}}",
+    ],
+)
+def test_member_of_a_head_with_a_broken_file_is_refused(
+    server: TpuServer, new_joining: Callable[..., Joining], text: str
+) -> None:
+    server.instances[CLUSTER.head]["metadata"]["items"][0]["value"] = text
 
-
-def test_members_are_found_by_name_and_nothing_else_is() -> None:
-    nodes = [member("READY"), member("READY", "train"), node("READY", "ray-1"), member("READY", "x", labels={})]
-
-    assert find_members(["train", "eval", "train"], nodes, "marin-main") == [nodes[1], nodes[0]]
-    with pytest.raises(NotPossible, match="`ray-1` is no member of this cluster"):
-        find_members(["ray-1"], nodes, "marin-main")
-    with pytest.raises(UnknownName) as unknown:
-        find_members(["evil"], nodes, "marin-main")
-    assert unknown.value.hint == "did you mean `eval`?"
-    with pytest.raises(NotPossible, match="`eval` is no member of this cluster"):
-        find_members(["eval"], nodes, "other")
-
-
-def test_busy_members_are_those_on_whose_hosts_something_runs() -> None:
-    nodes = [member("READY", addresses=("10.0.0.1", "10.0.0.2")), member("READY", "train", addresses=("10.0.0.3",))]
-    ray = RayView(alive=frozenset({"10.0.0.2"}), busy=frozenset({"10.0.0.2"}))
-
-    assert find_busy(nodes, ray) == ["eval"]
+    with pytest.raises(NotPossible, match="has another form than ours"):
+        render_member(SPEC, new_joining().read_head(CLUSTER.head), "marin-main")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from datetime import timedelta
 
 import pytest
 
 from runtime.clusters.dead import plan_reaping
 from runtime.clusters.head_config import check_head, parse_attributes
-from runtime.clusters.nodes import TpuNode, ZoneView
+from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView
 from runtime.clusters.pools import Pool, read_pools
-from runtime.clusters.ray_view import RayView, parse_ray
-from runtime.clusters.standing import PoolStanding, compare_pools, find_mismatches
+from runtime.clusters.ray_view import DashboardUnreachable, RayView, parse_ray, read_ray
+from runtime.clusters.standing import Mismatch, PoolStanding, compare_pools, find_mismatches
 from runtime.values import replace
-from tests.cluster_support import CLUSTER, NOW, member, node
+from tests.cluster_support import CLUSTER, NOW, PARENT, labels, member, member_labels, node
+from tests.fakes.faults import FaultyServer, Request, Response
 
 HOUR = timedelta(hours=1)
 HEADS = {"marin-main": NOW - 9 * HOUR}
@@ -133,6 +136,32 @@ def test_mismatch_between_google_and_ray_is_named(
     assert mismatches(*nodes, ray=RayView(alive=frozenset(alive))) == expected
 
 
+def test_mismatch_of_a_node_of_ours_that_no_cluster_has_says_how_to_remove_it() -> None:
+    left = {key: value for key, value in member_labels("eval").items() if key != "runtime-cluster"}
+    view = ZoneView(nodes=(member("READY", labels=left),), heads={"marin-main": NOW})
+
+    [found] = find_mismatches("main", [], view, "marin-main", plan_reaping(view, "marin-main", NOW, seen={}), None, NOW)
+
+    assert found == Mismatch(
+        pool=None,
+        what="eval: made by a stack of ours, and the labels name no cluster",
+        next="if nobody uses it: `gcloud compute tpus tpu-vm delete eval --zone us-central2-b --project p-1`",
+    )
+
+
+def test_mismatch_of_queued_resources_that_give_no_more_nodes_has_a_next_step() -> None:
+    queued = [
+        QueuedResource(resource=f"{PARENT}/queuedResources/{state}", state=state, labels=(labels(),))
+        for state in ("FAILED", "SUSPENDED", "ACTIVE")
+    ]
+    view = ZoneView(queued=tuple(queued), heads=HEADS)  # type: ignore[arg-type]
+
+    [found] = find_mismatches("main", [], view, "marin-main", plan_reaping(view, "marin-main", NOW, seen={}), None, NOW)
+
+    assert found.what == "2 queued resources will give no more nodes"
+    assert "`runtime cluster reap --cluster main`" in found.next
+
+
 def test_mismatch_of_the_autoscaler_shows_the_last_line_of_its_error() -> None:
     ray = RayView(alive=frozenset({"10.0.0.1"}), error="Traceback\n  File\nHttpError: 429 quota\n")
 
@@ -140,6 +169,54 @@ def test_mismatch_of_the_autoscaler_shows_the_last_line_of_its_error() -> None:
 
 
 # Ray's answers
+
+
+class Strange(FaultyServer):
+    """Answers every request with the same bytes."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self.body = body
+
+    def answer(self, request: Request) -> Response:
+        return Response(200, {"Content-Type": "application/json"}, self.body)
+
+
+@pytest.mark.parametrize("body", [b"[", b"[]", b"[" * 100_000, b"\xff", b"{}", b'{"data": {"summary": 3}}'])
+def test_read_ray_of_another_form_is_no_answer(body: bytes) -> None:
+    server = Strange(body).start()
+    try:
+        with pytest.raises(DashboardUnreachable):
+            read_ray(server.url)
+    finally:
+        server.stop()
+
+
+def test_read_ray_of_a_port_of_ssh_is_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            with listening.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(DashboardUnreachable):
+            read_ray(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
+
+
+@pytest.mark.parametrize("address", ["http://localhost:port", "http://a b/", "http://[::1", "", "localhost:8265"])
+def test_read_ray_at_no_address_is_no_answer(address: str) -> None:
+    with pytest.raises(DashboardUnreachable):
+        read_ray(address)
+
+
+@pytest.mark.parametrize(("said", "error"), [(" \n", None), ({"a": 1}, "{'a': 1}"), ("one\ntwo\n", "one\ntwo")])
+def test_parse_ray_takes_the_autoscalers_error_as_text(said: object, error: str | None) -> None:
+    status = {"data": {"clusterStatus": None, "autoscalingError": said}}
+
+    assert parse_ray({"data": {"summary": []}}, status).error == error
 
 
 def raylet(node_id: str, address: str, state: str = "ALIVE", *, head: bool = False) -> dict[str, object]:

@@ -21,13 +21,14 @@ from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, PlanContext, Target
 from runtime.jobs.spec import Array, Code, CodeMode, Gpus, JobResources, JobSpec, JobState, Range, SecretRef, Tpu
 from runtime.launchers.ray import client, decide, guard, starting
-from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable, tunnel_words
+from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
 from runtime.launchers.ray.demand import count_hosts
 from runtime.launchers.ray.launcher import RayHost, RayLauncher, set_epoch
 from runtime.launchers.ray.names import note_name, split_name, submission_name
-from runtime.launchers.ray.settings import Place, Tunnel, read_place
+from runtime.launchers.ray.settings import Place, read_place
 from runtime.launchers.ray.states import read_states
 from runtime.reasons import EndReason
+from runtime.stack.head_way import HeadWay
 from tests.fakes.ray_head import RayHead
 from tests.services_support import wait_until
 
@@ -186,13 +187,8 @@ def test_place_of_a_stack_has_a_tunnel_to_its_head(context: PlanContext) -> None
 
     place = read_place(where, context)
 
-    tunnel = Tunnel(project="marin-lab", zone="us-central2-b", head="ray-head", port=8265, options=("-v",))
-    assert (place.root, place.address, place.tunnel) == ("gs://marin/jobs-of-ray/main", None, tunnel)
-    way = "gcloud compute start-iap-tunnel ray-head %p --listen-on-stdin --project marin-lab --zone us-central2-b"
-    words = tunnel_words(tunnel, 4000)
-    # ssh takes the first value of an option, so the target's own way counts.
-    assert words.index("-v") < words.index(f"ProxyCommand={way} --verbosity=warning")
-    assert words[-3:] == ["-L", "127.0.0.1:4000:127.0.0.1:8265", "ray-head"]
+    way = HeadWay(project="marin-lab", zone="us-central2-b", head="ray-head", dashboard=8265, options=("-v",))
+    assert (place.root, place.address, place.tunnel) == ("gs://marin/jobs-of-ray/main", None, way)
 
 
 def test_launch_on_a_stack_is_told_of_a_type_that_no_pool_has(context: PlanContext) -> None:

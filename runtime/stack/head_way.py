@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from runtime.errors import NotPossible
 from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.outputs import ClusterOutput, StackOutputs
+
+DASHBOARD: Final = 8265
+"""Port of a head's dashboard and API, if the contract of its stack names none."""
 
 NODE_USER: Final = "ray"
 NODE_KEY: Final = "/etc/runtime-ray/ssh/id_ed25519"
@@ -30,6 +37,32 @@ class HeadWay:
     """None: ssh's own settings name the user."""
     options: tuple[str, ...] = ()
     """More words for ssh; they come first, and ssh takes the first value of an option."""
+    dashboard: int = DASHBOARD
+    """The head's port."""
+
+
+def need_project(outputs: StackOutputs) -> str:
+    """Raises `NotPossible` if the contract names none."""
+    if outputs.project is None:
+        raise NotPossible(
+            f"the contract of stack `{outputs.stack}` names no Google project",
+            hint=f"run `pulumi up --stack {outputs.stack}`, then `runtime stack pull`",
+        )
+    return outputs.project
+
+
+def find_way(
+    outputs: StackOutputs, cluster: ClusterOutput, *, user: str | None = None, options: Iterable[str] | None = None
+) -> HeadWay:
+    """Return the way to the head of a stack's cluster. Raises `NotPossible` if the contract names no project."""
+    return HeadWay(
+        head=cluster.head,
+        project=need_project(outputs),
+        zone=cluster.zone,
+        user=user,
+        options=tuple(options or ()),
+        dashboard=cluster.ports.get("dashboard", DASHBOARD),
+    )
 
 
 def render_proxy(way: HeadWay) -> str:

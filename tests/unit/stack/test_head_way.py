@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from runtime.clusters.tunnel import HeadWay, render_node_ssh, render_proxy, render_ssh
+from runtime.stack.head_way import HeadWay, render_node_ssh, render_proxy, render_ssh
 
 WAY = HeadWay(head="ray-m-head-01-compute", project="p-1", zone="us-central2-b")
 PROXY = "gcloud compute start-iap-tunnel ray-m-head-01-compute %p --listen-on-stdin --project p-1 --zone us-central2-b"
