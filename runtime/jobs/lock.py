@@ -52,23 +52,24 @@ class Lock:
         Raises `LockHeld` if a living holder did not release it in time; unless it is to `wait`, as soon as the holder is
         known to live.
         """
-        until, seen, still, took_over = time.monotonic() + patience_s, b"", time.monotonic(), False
+        until, seen, still = time.monotonic() + patience_s, b"", time.monotonic()
         lives = False
+        dead: int | None = None
         while True:
             held = self._newest()
-            if held is None or took_over:
+            if held in (None, dead):
                 self._number = (held or 0) + 1
                 # A power failure ends its holder, too.
                 if self._files.create(self._name(self._number), self._content(), lasting=False):
                     self._keep()
-                    return took_over
-                took_over = False
+                    return held is not None
                 continue
             content = self._files.read(self._name(held)) or b""
             if content != seen:
                 lives, seen, still = bool(seen and content), content, time.monotonic()
             elif time.monotonic() - still >= STILL_S:
-                took_over = True
+                # Not simply the newest: another that watched it may have been first.
+                dead = held
                 continue
             if time.monotonic() >= until or (lives and not wait):
                 raise LockHeld(json.loads(content or b"{}").get("owner", "unknown"))
@@ -113,8 +114,8 @@ class Lock:
                 try:
                     if self._newest() == self._number:
                         self._files.write(self._name(self._number), self._content())
-                except Exception:  # the launch itself meets the error
-                    return
+                except Exception:  # noqa: S112  the launch itself meets an error that lasts
+                    continue
 
         self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)
         self._thread.start()

@@ -22,7 +22,7 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Request, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.config import Project, Settings
-from runtime.errors import NotPossible, UnknownName
+from runtime.errors import NotPossible, StoreUnavailable, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.lock import Lock
@@ -545,6 +545,59 @@ def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, m
     holder.release()
     assert other.take(patience_s=5) is False
     other.release()
+
+
+def test_lock_of_a_dead_holder_is_taken_over_by_one_of_two_that_watch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
+    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.1)
+    files = LocalFiles(str(tmp_path))
+    dead, quick = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
+    dead.take(patience_s=1)
+    dead.stop()
+    reads: list[str] = []
+
+    class LateFiles(LocalFiles):
+        def read(self, name: str) -> bytes | None:
+            content = super().read(name)
+            reads.append(name)
+            if len(reads) == 2:
+                quick.take(patience_s=10)
+            return content
+
+    late = Lock(LateFiles(str(tmp_path)), "j-1", "e@f")
+
+    with pytest.raises(NotPossible, match="being launched by another") as refused:
+        late.take(patience_s=60, wait=False)
+
+    quick.ensure_held()
+    assert refused.value.facts == ("holder: c@d",)
+    quick.release()
+
+
+def test_lock_is_kept_through_a_moment_in_which_its_place_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.02)
+    refused: list[str] = []
+
+    class Files(LocalFiles):
+        def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+            if not refused:
+                refused.append(name)
+                raise StoreUnavailable("not now")
+            super().write(name, data, mode=mode)
+
+    files = Files(str(tmp_path))
+    holder = Lock(files, "j-1", "a@b")
+    holder.take(patience_s=1)
+    before = files.read("jobs/j-1/lock.1")
+
+    try:
+        wait_for(lambda: refused and files.read("jobs/j-1/lock.1") != before, "a beat after the refusal", 20)
+    finally:
+        holder.release()
 
 
 def test_outcome_names_that_are_none_are_passed_over() -> None:
