@@ -114,7 +114,7 @@ class Lock:
                 try:
                     if self._newest() == self._number:
                         self._files.write(self._name(self._number), self._content())
-                except Exception:  # noqa: S112  the launch itself meets an error that lasts
+                except Exception:
                     continue
 
         self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)
