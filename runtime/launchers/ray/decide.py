@@ -14,6 +14,8 @@ NOT_OURS: Final = frozenset({REFUSED, DUPLICATE, NEVER})
 """Exit codes after which the run has no result from this driver, so no other node can finish it."""
 MOST_AT_ONCE: Final = 256
 """Runs of an array that are placed or wait for a place at a time, unless `array.max_parallel` names another number."""
+WORKER_LABEL: Final = "ray.io/tpu-worker-id"
+"""Ray's label of a node that is a host of a TPU slice."""
 MOST_THREADS: Final = 1024
 """The largest such number: each run has a thread of the driver."""
 
@@ -52,6 +54,15 @@ def worst_code(codes: Sequence[int]) -> int:
         if code in codes:
             return code
     return DONE
+
+
+def add_numbers(places: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Complete places by the numbers of hosts in their slices that Ray read from Google, by its `nodes()`.
+
+    The variable `TPU_WORKER_ID` is there on GKE, and seldom in a container on a TPU machine.
+    """
+    known = {each["NodeID"]: (each.get("Labels") or {}).get(WORKER_LABEL) for each in nodes}
+    return [{**each, "worker": each.get("worker") or known.get(each["node"])} for each in places]
 
 
 def sort_nodes(places: Sequence[Mapping[str, Any]], slices: int = 1) -> list[int]:

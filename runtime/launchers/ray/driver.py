@@ -137,6 +137,8 @@ class Driver:
             if places is None:
                 yield None
                 return
+            if self.order["nodes"] > 1:
+                places = decide.add_numbers(places, _list_nodes())
             order = decide.sort_nodes(places, self.order.get("slices", 1))
             self._show(index, "running", DONE, hosts=[places[at]["host"] for at in order])
             yield [(actors[at], places[at]) for at in order]
@@ -301,10 +303,14 @@ def _open_record(root: str, job: str) -> Any:
     return BucketRecord(Bucket(root), f"{tempfile.gettempdir()}/{job}")
 
 
-def _resources_of(node: str) -> dict[str, float]:
+def _list_nodes() -> list[dict[str, Any]]:
     import ray
 
-    return next((dict(each["Resources"]) for each in ray.nodes() if each["NodeID"] == node), {})
+    return list(ray.nodes())
+
+
+def _resources_of(node: str) -> dict[str, float]:
+    return next((dict(each["Resources"]) for each in _list_nodes() if each["NodeID"] == node), {})
 
 
 def _ray_error() -> type[Exception]:

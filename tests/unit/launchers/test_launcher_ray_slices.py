@@ -82,6 +82,17 @@ def test_nodes_are_numbered_slice_by_slice() -> None:
     assert decide.sort_nodes([{"worker": each} for each in workers], 3) == [1, 0, 3, 2, 4, 5]
 
 
+def test_numbers_of_hosts_come_from_ray_where_no_variable_has_them() -> None:
+    places = [{"node": "a", "worker": None}, {"node": "b", "worker": None}, {"node": "c", "worker": "0"}]
+    nodes = [{"NodeID": "a", "Labels": {"ray.io/tpu-worker-id": "2"}}, {"NodeID": "b", "Labels": None}, {"NodeID": "c"}]
+
+    numbered = decide.add_numbers(places, nodes)
+
+    assert [each["worker"] for each in numbered] == ["2", None, "0"]
+    nodes[1]["Labels"] = {"ray.io/tpu-worker-id": "1"}
+    assert decide.sort_nodes(decide.add_numbers(places, nodes)) == [2, 1, 0]
+
+
 def test_variables_name_the_slice_of_each_node() -> None:
     found = [slice_variables("10.0.0.1", 2, 4, node) for node in range(4)]
 
