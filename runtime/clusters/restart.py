@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import Final, Protocol
 
-from runtime.errors import NotPossible
+from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.faults import reach
 from runtime.jobs.hold import Hold
 from runtime.units import count_noun
@@ -63,12 +63,15 @@ class RestartView:
     session: str | None
     """None if the head does not answer."""
     jobs: tuple[HeadJob, ...] = ()
+    stale: bool = False
+    """Whether the hold counts no more, so that the restart begins anew."""
 
 
 class ForeignJobs(NotPossible):
-    """Jobs that are not ours would be lost, or nobody knows whether there are any. Nothing was changed."""
+    """Jobs that are not ours would be lost, or nobody knows whether there are any. Ray was not restarted, and without a
+    `hold` nothing was changed."""
 
-    def __init__(self, jobs: Collection[HeadJob] | None) -> None:
+    def __init__(self, jobs: Collection[HeadJob] | None, hold: Hold | None = None) -> None:
         self.jobs = jobs
         if jobs is None:
             super().__init__(
@@ -77,13 +80,30 @@ class ForeignJobs(NotPossible):
                 hint="`--drop-foreign` restarts it all the same",
             )
             return
+        left = "nothing was changed"
+        if hold is not None:
+            left = f"Ray was not restarted; the mark that {hold.by} made stays, and what was asked to end waits"
         super().__init__(
             f"{count_noun(len(jobs), 'job')} would be lost that the runtime did not start",
             facts=[
                 *(f"`{each.name}`, {each.state}{f': {each.title}' if each.title else ''}" for each in jobs),
-                "nothing was changed",
+                left,
             ],
             hint="`--drop-foreign` drops them",
+        )
+
+
+class TakenOver(InfrastructureFailure):
+    """The mark is no longer this command's: another one took it over, because this one stood still."""
+
+    def __init__(self, hold: Hold | None) -> None:
+        self.holder = hold.by if hold else None
+        super().__init__(
+            f"{hold.by} took this restart over"
+            if hold
+            else "the mark of this restart is gone: another command ended it",
+            facts=["this command stood still for too long, and changes nothing more"],
+            hint="`runtime cluster restart --dry-run` shows where it stands",
         )
 
 
@@ -103,20 +123,32 @@ def find_foreign(view: RestartView) -> list[HeadJob]:
 
 
 def decide_step(view: RestartView, *, token: str, done: Collection[Step] = (), drop_foreign: bool = False) -> Step:
-    """Decide what is due. `token` is that of the hold of this command. Raises `ForeignJobs`."""
+    """Decide what is due. `token` is that of the hold of this command. Raises `ForeignJobs` and `TakenOver`."""
     if Step.RELEASE in done:
         return Step.DONE
     hold = view.hold
-    if hold is None and not drop_foreign:
-        if view.session is None:
-            raise ForeignJobs(None)
-        if foreign := find_foreign(view):
-            raise ForeignJobs(foreign)
-    if hold is None or hold.token != token:
+    ours = hold is not None and hold.token == token
+    if Step.HOLD in done and not ours:
+        raise TakenOver(hold)
+    if not drop_foreign:
+        _refuse_foreign(view)
+    if hold is None or not ours:
         return Step.HOLD
     if not has_restarted(view):
         return _before_restart(view, hold, done)
     return next(step for step in AFTER_HEAD if step not in done)
+
+
+def _refuse_foreign(view: RestartView) -> None:
+    """Raise `ForeignJobs` if a restart of the head now would drop jobs that nobody allowed it to drop."""
+    hold = None if view.stale else view.hold
+    if hold is None:
+        if view.session is None:
+            raise ForeignJobs(None)
+    elif hold.drops_others or hold.commanded or has_restarted(view):
+        return
+    if foreign := find_foreign(view):
+        raise ForeignJobs(foreign, hold)
 
 
 def _before_restart(view: RestartView, hold: Hold, done: Collection[Step]) -> Step:
@@ -150,21 +182,26 @@ def restart(world: World, *, token: str, drop_foreign: bool = False) -> None:
             return
         world.act(step, view)
         done.add(step)
+        if step is Step.ASK:
+            # A job that was launched just before the mark is given its time too.
+            done -= {Step.AWAIT_ENDS, Step.FORGET}
         reach(f"restart.{step}")
 
 
 def foresee(view: RestartView, *, boot: Mapping[str, str] | None, open_jobs: int) -> Iterator[tuple[Step, str]]:
     """Yield each step that a restart would do now, with what it would do."""
-    hold = view.hold
+    hold = None if view.stale else view.hold
     ours = [each for each in view.jobs if each.ours and each.lives]
-    if hold is not None:
+    if view.stale and view.hold is not None:
+        yield Step.HOLD, f"{view.hold.tell()}, and gave no sign for an hour: begin anew"
+    elif hold is not None:
         yield Step.HOLD, f"{hold.tell()}: go on with it, unless its maker is at work"
     else:
         yield Step.HOLD, "mark the cluster: launches and keepers wait"
-    if not has_restarted(view):
+    if view.stale or not has_restarted(view):
         if not (hold and hold.commanded):
             yield Step.ASK, f"ask {count_noun(len(ours), 'job')} to end with a checkpoint" if ours else "no job lives"
-            if foreign := find_foreign(view):
+            if (foreign := find_foreign(view)) and not (hold and hold.drops_others):
                 yield Step.ASK, f"{count_noun(len(foreign), 'job')} of others would be lost: `--drop-foreign`"
             stale = (boot or {}).get("restart-needed", "no")
             files = "" if stale == "no" else f", which applies {stale}"

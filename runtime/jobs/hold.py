@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from runtime.errors import InfrastructureFailure
+from runtime.errors import InfrastructureFailure, InvalidValue
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import now
 from runtime.units import format_time, parse_time
@@ -37,6 +37,8 @@ class Hold:
     """Whether the head's unit was restarted."""
     asked: tuple[str, ...] = ()
     """Jobs of the head that were asked to end for the restart."""
+    drops_others: bool = False
+    """Whether its maker allowed it to drop jobs that are not ours."""
 
     def blocks(self, at: datetime) -> bool:
         """Whether it counts. One from a far future does not: its maker's clock was wrong."""
@@ -64,7 +66,7 @@ def read_hold(files: Files) -> Hold | None:
     text = files.read(FILE)
     try:
         return _decode(json.loads(text)) if text else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidValue):
         return None
 
 
@@ -78,6 +80,7 @@ def write_hold(files: Files, hold: Hold) -> None:
         "session": hold.session,
         "commanded": hold.commanded,
         "asked": list(hold.asked),
+        "drops_others": hold.drops_others,
     }
     files.write(FILE, json.dumps(value, sort_keys=True).encode(), mode=0o644)
 
@@ -103,4 +106,5 @@ def _decode(value: Mapping[str, Any]) -> Hold:
         session=value.get("session"),
         commanded=bool(value.get("commanded")),
         asked=tuple(map(str, value.get("asked", ()))),
+        drops_others=bool(value.get("drops_others")),
     )

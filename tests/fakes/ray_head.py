@@ -31,6 +31,8 @@ class RayHead(ThreadingHTTPServer):
         """What becomes of the next submissions; the others have the status `first`."""
         self.actors: list[str] = []
         """States of a job's own actor, one for each time that it is asked for."""
+        self.hosts: list[str] = []
+        """Addresses of the nodes that are alive beside the head."""
         self.session = 1
         self.broken: int | None = None
         """Status of every answer to a GET."""
@@ -77,6 +79,11 @@ class _Answers(BaseHTTPRequestHandler):
             return self._say(self.server.broken, "not now")
         if self.path == "/api/version":
             return self._say(200, {"ray_version": "2.60.0", "session_name": f"session_{self.server.session}"})
+        if self.path == "/nodes?view=summary":
+            nodes = [{"raylet": {"nodeManagerAddress": each, "state": "ALIVE"}} for each in self.server.hosts]
+            return self._say(200, {"data": {"summary": nodes}})
+        if self.path == "/api/cluster_status":
+            return self._say(200, {"data": {}})
         if self.path.startswith("/api/v0/actors?"):
             assert "filter_values=_ray_internal_job_actor_j-" in self.path
             found = [{"state": state} for state in self.server.actors[:1]]

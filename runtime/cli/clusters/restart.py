@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
@@ -37,11 +39,10 @@ STDERR: Final = 2
 """The descriptor."""
 STARTED: Final = "/run/runtime-ray/started-runtime-ray-head.service"
 """On the head: the files that Ray was started with. Without it the boot script restarts Ray, with the files of today."""
-RESTART_RAY: Final = (
-    *("sudo", "systemd-run", "--quiet", "--collect", "--wait", "sh", "-c"),
-    # As a unit of its own, which goes on if the connection breaks.
-    f"rm -f {STARTED}; exec google_metadata_script_runner startup",
-)
+SESSION: Final = "/var/lib/runtime-ray/session_latest"
+"""On the head: a link to the folder of Ray's newest session."""
+RUNNING: Final = "/run/runtime-ray/restart.lock"
+"""On the head: locked while the boot script runs for a restart."""
 ANSWER_S: Final = 600.0
 """The boot script waits for images and secrets without an end; after this time the head's own words count."""
 LEFT: Final = 3
@@ -69,6 +70,20 @@ class ClusterBusy(RequestRefused):
             facts=["nothing was changed by this command"],
             hint="`runtime cluster restart --dry-run` shows where it stands",
         )
+
+
+def restart_words(session: str | None) -> tuple[str, ...]:
+    """The command that restarts Ray on the head, if its newest session is still `session` once it is its turn.
+
+    An earlier such command may still run there, since only its connection was cut off, or one may come late.
+    """
+    ours = f"''|*/{shlex.quote(session)}" if session else "*"
+    script = (
+        f"mkdir -p -m 700 {Path(RUNNING).parent}; exec 9>{RUNNING}; flock 9; "
+        f'case "$(readlink {SESSION})" in {ours}) rm -f {STARTED};; esac; exec google_metadata_script_runner startup'
+    )
+    # As a unit of its own, which goes on if the connection breaks.
+    return ("sudo", "systemd-run", "--quiet", "--collect", "--wait", "sh", "-c", script)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +145,16 @@ def restart(
         chosen.outputs, key, chosen.settings, address=address, ssh_options=[*(ssh_option or ()), *login]
     ) as place:
         means = _find_means(chosen, each, way)
-        world = ClusterRestart(place, chosen.settings, means, token=token, by=by, progress=note, head_s=head_s)
+        world = ClusterRestart(
+            place,
+            chosen.settings,
+            means,
+            token=token,
+            by=by,
+            progress=note,
+            head_s=head_s,
+            drop_foreign=drop_foreign,
+        )
         view = world.look()
         for line in describe_strays(view):
             note(line)
@@ -148,6 +172,8 @@ def restart(
         try:
             go(world, token=token, drop_foreign=drop_foreign)
         finally:
+            if world.marked:
+                note("the cluster stays marked, for an hour at most: the same command goes on")
             held.release()
         print_list(list(world.kept), COLUMNS, output)
     left = [job for job in world.kept if not goes_on(job)]
@@ -172,16 +198,16 @@ def _find_means(chosen: Chosen, cluster: ClusterOutput, way: HeadWay) -> Means:
     return Means(
         ray_name=cluster.cluster_name,
         reaper=lambda: chosen.reaper(cluster),
-        restart_head=lambda: _restart_head(way),
+        restart_head=lambda session: _restart_head(way, session),
         read_boot=lambda: read_head(chosen.api, project=chosen.project, zone=cluster.zone, head=cluster.head),
     )
 
 
-def _restart_head(way: HeadWay) -> None:
+def _restart_head(way: HeadWay, session: str | None) -> None:
     from runtime.clusters.tunnel import render_ssh
 
     flush()
-    words = render_ssh(way, RESTART_RAY)
+    words = render_ssh(way, restart_words(session))
     # What the head prints is no data of this command.
     try:
         code = subprocess.run(words, stdout=STDERR, check=False, timeout=ANSWER_S).returncode

@@ -11,6 +11,7 @@ from runtime.errors import NotPossible
 from runtime.jobs import open_index
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.plan import Target
+from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost, RayLauncher
 from runtime.launchers.ray.settings import Place, RaySettings, default_root, render_tunnel
 from runtime.outputs import StackOutputs
@@ -59,8 +60,13 @@ def open_place(place: Place, settings: Settings) -> OpenTarget:
 def keep_cluster(
     place: OpenTarget, settings: Settings, *, holder: str = "", progress: Callable[[str], None] = lambda text: None
 ) -> KeptTarget:
-    """Keep each open job of the cluster once, whatever its target is called. Raises like `keep_target`."""
-    found = [keep_target(each, settings, holder=holder, progress=progress) for each in list_places(place)]
+    """Keep each open job of the cluster once, whatever its target is called. Raises `InfrastructureFailure`, and has
+    done nothing for the rest, if the head does not answer."""
+    try:
+        found = [keep_target(each, settings, holder=holder, progress=progress) for each in list_places(place)]
+    except RayRefused as broken:
+        # A head that has just begun answers 500 to a question; to a request for one job it would be noted with the job.
+        raise RayUnavailable(f"the head is not ready: {broken.said}", facts=broken.facts) from broken
     return KeptTarget(
         jobs=tuple(job for each in found for job in each.jobs),
         problems=tuple(problem for each in found for problem in each.problems),

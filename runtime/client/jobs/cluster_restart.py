@@ -16,7 +16,7 @@ from runtime.clusters.memory import Memory
 from runtime.clusters.nodes import JOINS_LABEL
 from runtime.clusters.ray_view import read_ray
 from runtime.clusters.reaper import Reaper, reap_once
-from runtime.clusters.restart import HeadJob, RestartView, Step, has_restarted
+from runtime.clusters.restart import HeadJob, RestartView, Step, TakenOver, has_restarted
 from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, NotPossible, explain_briefly
 from runtime.jobs import hold, ledger
@@ -25,6 +25,7 @@ from runtime.jobs.ledger import job_folder
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost
 from runtime.launchers.ray.names import note_name, split_name
+from runtime.units import count_noun
 from runtime.values import dataclass, replace
 
 LOCK_FOLDER: Final = "restart"
@@ -34,6 +35,8 @@ HEAD_S: Final = 900.0
 MEMBERS_S: Final = 300.0
 TAKE_UP_S: Final = 300.0
 """A head that has just begun may refuse drivers for a while."""
+SILENT_S: Final = 30.0
+"""How long a head may be silent before it counts as down: a tunnel that broke opens again."""
 _LOOK_S: Final = 1.0
 _NO_ONE: Final = "kept by nobody: the same launch takes it up"
 
@@ -49,8 +52,9 @@ class Means:
     ray_name: str
     reaper: Callable[[], Reaper]
     """Raises without Google's credentials."""
-    restart_head: Callable[[], None]
-    """Apply waiting files and restart the unit of Ray's head. Raises `InfrastructureFailure`."""
+    restart_head: Callable[[str | None], None]
+    """Apply waiting files and restart the unit of Ray's head, unless Ray has begun another session than the named one
+    since. Raises `InfrastructureFailure`."""
     read_boot: Callable[[], Mapping[str, str] | None]
     """What the head says of its start, as far as is known; None if nothing."""
 
@@ -68,24 +72,32 @@ class ClusterRestart:
         by: str,
         progress: Callable[[str], None],
         head_s: float = HEAD_S,
+        drop_foreign: bool = False,
     ) -> None:
         self._place, self._settings, self._means = place, settings, means
         self._host = cast(RayHost, place.host)
         self._host.holder = token
         self._token, self._by, self._tell, self._head_s = token, by, progress, head_s
+        self._drop_foreign = drop_foreign
         self.kept: tuple[KeptJob, ...] = ()
         """What became of each open job."""
+        self.marked = False
+        """Whether this command has a mark that it has not removed."""
 
     def look(self) -> RestartView:
         held = hold.read_hold(self._place.files)
-        if held is not None and held.token == self._token and ledger.now() - held.renewed >= hold.RENEW:
-            held = self._write(held)
         try:
             session = self._host.jobs.read_session()
             jobs = self._list_jobs() if session else ()
         except (RayUnavailable, RayRefused):
             session, jobs = None, ()
-        return RestartView(hold=held, session=session, jobs=jobs)
+        if held is not None and held.token == self._token:
+            if held.session is None and session is not None and not held.commanded:
+                held = self._change(session=session)
+            elif ledger.now() - held.renewed >= hold.RENEW:
+                held = self._change()
+        stale = held is not None and not held.blocks(ledger.now())
+        return RestartView(hold=held, session=session, jobs=jobs, stale=stale)
 
     def act(self, step: Step, view: RestartView) -> None:
         getattr(self, f"_{step}")(view)
@@ -94,21 +106,31 @@ class ClusterRestart:
 
     def _hold(self, view: RestartView) -> None:
         at, old = ledger.now(), view.hold
-        if old is not None and old.blocks(at):
+        if old is not None and not view.stale:
             self._tell(f"going on with the restart that {old.by} began, whose command has died")
-            new = replace(old, token=self._token, by=self._by, renewed=at)
+            allowed = old.drops_others or self._drop_foreign
+            new = replace(old, token=self._token, by=self._by, renewed=at, drops_others=allowed)
         else:
             if old is not None:
                 self._tell(f"the mark of {old.by} is older than an hour: beginning anew")
             # What was asked to end stays named: the head may still know it as stopped.
             asked = old.asked if old else ()
-            new = Hold(token=self._token, by=self._by, since=at, renewed=at, session=view.session, asked=asked)
+            new = Hold(
+                token=self._token,
+                by=self._by,
+                since=at,
+                renewed=at,
+                session=view.session,
+                asked=asked,
+                drops_others=self._drop_foreign,
+            )
         hold.write_hold(self._place.files, new)
+        self.marked = True
         self._tell("the cluster is marked: launches and keepers wait")
 
     def _ask(self, view: RestartView) -> None:
         living = [each for each in view.jobs if each.ours and each.lives]
-        self._change(view, asked=tuple(sorted({*self._held(view).asked, *(each.name for each in living)})))
+        self._change(asked=tuple(sorted({*self._held(view).asked, *(each.name for each in living)})))
         for each in living:
             self._host.jobs.stop(each.name)
             self._tell(f"asked to end: {_tell_job(each)}")
@@ -116,7 +138,7 @@ class ClusterRestart:
     def _await_ends(self, view: RestartView) -> None:
         asked = {each.name: each for each in view.jobs if each.name in self._held(view).asked}
         grace = max((each.grace_s for each in asked.values()), default=0.0)
-        left = self._wait(lambda: self.list_unended(asked), grace + END_S, "jobs that end within their grace")
+        left = self._wait(lambda: self.list_unended(asked), grace + END_S, "job", "to end within the grace")
         for name in left:
             self._tell(f"has not said its end: {_tell_job(asked[name])}; its attempt counts as lost")
 
@@ -126,9 +148,11 @@ class ClusterRestart:
                 self._host.jobs.delete(each.name)
 
     def _restart(self, view: RestartView) -> None:
+        if view.session is None and self._answers_again():
+            return  # what runs there decides what is due
         self._tell("restarting Ray on the head")
-        self._means.restart_head()
-        self._change(view, commanded=True)
+        self._means.restart_head(view.session)
+        self._change(commanded=True)
 
     def _await_head(self, view: RestartView) -> None:
         until, said = time.monotonic() + self._head_s, ""
@@ -140,7 +164,7 @@ class ClusterRestart:
                 self._tell(f"the head waits for {waits}")
             if time.monotonic() >= until:
                 # The next command restarts the unit once more.
-                self._change(self.look(), commanded=False)
+                self._change(commanded=False)
                 words = [f"it says `{name}`: {text}" for name, text in sorted(boot.items())]
                 raise HeadNotBack(
                     f"the head is not back after {self._head_s:.0f} s",
@@ -165,7 +189,7 @@ class ClusterRestart:
             self._tell(f"node {each.dead.name}: {each.error or 'removed'}")
 
     def _await_members(self, view: RestartView) -> None:
-        left = self._wait(self._list_missing_members, MEMBERS_S, "members that join again")
+        left = self._wait(self._list_missing_members, MEMBERS_S, "member", "to join again")
         for name in left:
             self._tell(f"member node `{name}` is READY, and Ray does not see it yet; `runtime cluster status --tunnel`")
 
@@ -190,7 +214,9 @@ class ClusterRestart:
         self.kept = tuple(sorted(acted.values(), key=lambda each: each.job))
 
     def _release(self, view: RestartView) -> None:
+        self._change()  # raises if it is another's by now
         hold.remove_hold(self._place.files)
+        self.marked = False
 
     # the world
 
@@ -251,12 +277,12 @@ class ClusterRestart:
             return []
         return [name for name, addresses in members.items() if not alive.issuperset(addresses)]
 
-    def _wait(self, left: Callable[[], list[str]], seconds: float, what: str) -> list[str]:
+    def _wait(self, left: Callable[[], list[str]], seconds: float, noun: str, what: str) -> list[str]:
         until, before = time.monotonic() + seconds, -1
         while found := left():
             if len(found) != before:
                 before = len(found)
-                self._tell(f"waiting for {before} {what}, {seconds:.0f} s at most")
+                self._tell(f"waiting for {count_noun(before, noun)} {what}, {seconds:.0f} s at most")
             if time.monotonic() >= until:
                 break
             time.sleep(_LOOK_S)
@@ -273,11 +299,21 @@ class ClusterRestart:
         assert view.hold is not None
         return view.hold
 
-    def _change(self, view: RestartView, **changes: Any) -> None:
-        self._write(replace(self._held(view), **changes))
+    def _answers_again(self) -> bool:
+        until = time.monotonic() + SILENT_S
+        while self.look().session is None:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
-    def _write(self, held: Hold) -> Hold:
-        held = replace(held, renewed=ledger.now())
+    def _change(self, **changes: Any) -> Hold:
+        """Change the mark as it is now, and renew it. Raises `TakenOver` if it is not ours."""
+        held = hold.read_hold(self._place.files)
+        if held is None or held.token != self._token:
+            self.marked = False
+            raise TakenOver(held)
+        held = replace(held, renewed=ledger.now(), **changes)
         hold.write_hold(self._place.files, held)
         return held
 

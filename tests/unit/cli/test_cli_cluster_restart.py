@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.cli.clusters.restart import restart_words
 from runtime.cli.main import main
 from runtime.jobs import hold, ledger
 from runtime.jobs.hold import Hold
@@ -102,10 +105,7 @@ def test_restart_prints_what_became_of_each_job(run: Run, head: RayHead, tmp_pat
     assert code == 0, err
     assert [(each["job"], each["target"], each["done"]) for each in json.loads(out)] == [(job, "tpu", "taken_up")]
     assert err.splitlines()[-1] == "main: restarted; 1 open job taken up or ended"
-    assert (tmp_path / "commands").read_text() == (
-        "sudo systemd-run --quiet --collect --wait sh -c "
-        "'rm -f /run/runtime-ray/started-runtime-ray-head.service; exec google_metadata_script_runner startup'\n"
-    )
+    assert (tmp_path / "commands").read_text() == (shlex.join(restart_words("session_1")) + "\n")
     assert head.session == 2
 
 
@@ -125,6 +125,41 @@ def test_dry_run_prints_the_steps_and_jobs_and_changes_nothing(run: Run, head: R
     assert "02000000: RUNNING, not ours: a program that connected by itself" in err
     assert (head.session, (tmp_path / "commands").exists()) == (1, False)
     assert hold.read_hold(BucketFiles(ROOT)) is None
+
+
+@pytest.mark.parametrize(
+    ("newest", "seen", "again"),
+    [
+        ("session_1", "session_1", True),
+        ("session_2", "session_1", False),
+        (None, "session_1", True),
+        ("session_2", None, True),
+    ],
+)
+def test_command_on_the_head_restarts_ray_unless_it_has_begun_another_session_since(
+    newest: str | None, seen: str | None, again: bool, tmp_path: Path
+) -> None:
+    for folder in ("run/runtime-ray", "var/lib/runtime-ray", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    started = tmp_path / "run/runtime-ray/started-runtime-ray-head.service"
+    started.write_text("files")
+    if newest:
+        (tmp_path / "var/lib/runtime-ray/session_latest").symlink_to(f"/tmp/ray/{newest}")
+    runner = tmp_path / "bin/google_metadata_script_runner"
+    runner.write_text(f"#!/bin/sh\n! flock --nonblock {tmp_path}/run/runtime-ray/restart.lock true && echo $1 alone\n")
+    runner.chmod(0o700)
+    *_, script = restart_words(seen)
+    script = script.replace("/run/", f"{tmp_path}/run/").replace("/var/", f"{tmp_path}/var/")
+
+    ran = subprocess.run(
+        ["sh", "-c", script],
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert (ran.stdout, started.exists()) == ("startup alone\n", not again)
 
 
 def test_jobs_of_others_are_listed_and_nothing_is_changed(run: Run, head: RayHead, tmp_path: Path) -> None:
@@ -163,6 +198,7 @@ def test_head_that_ssh_cannot_restart_is_3_and_the_same_command_goes_on(
 
     assert code == 3
     assert f"error: could not restart Ray on head `{CLUSTER.head}`: ssh ended with 255" in err
+    assert "the cluster stays marked, for an hour at most: the same command goes on\n" in err
     (tmp_path / "code").write_text("0")
     head.answers_restart = True
     code, _, err = restart(run, head, "--yes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -11,18 +12,21 @@ from typing import Any, NoReturn
 import pytest
 
 from runtime import faults
+from runtime.client.jobs import cluster_restart
 from runtime.client.jobs.cluster_jobs import keep_cluster, list_places, open_place
 from runtime.client.jobs.cluster_restart import ClusterRestart, HeadNotBack, Means, describe_strays, goes_on
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.targets import OpenTarget
-from runtime.clusters.restart import Step, restart
+from runtime.clusters.nodes import JOINS_LABEL, TpuNode
+from runtime.clusters.restart import Step, TakenOver, decide_step, restart
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure
 from runtime.faults import FaultReached
 from runtime.jobs import hold, ledger, open_index
 from runtime.jobs.hold import Hold, RootHeld
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
+from runtime.launchers.ray.client import RayUnavailable
 from runtime.launchers.ray.settings import Place
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead
@@ -70,12 +74,15 @@ def make(
     *,
     token: str = "one",
     said: list[str] | None = None,
-    boot: Mapping[str, str] | None = None,
-    head_s: float = 60,
+    read_boot: Callable[[], Mapping[str, str] | None] = lambda: None,
+    reaper: Callable[[], Any] = unknown,
+    **more: Any,
 ) -> ClusterRestart:
-    means = Means(ray_name="marin-main", reaper=unknown, restart_head=restart_head, read_boot=lambda: boot)
+    means = Means(
+        ray_name="marin-main", reaper=reaper, restart_head=lambda session: restart_head(), read_boot=read_boot
+    )
     tell = (said if said is not None else []).append
-    return ClusterRestart(place, settings, means, token=token, by=f"{token}@desk", progress=tell, head_s=head_s)
+    return ClusterRestart(place, settings, means, token=token, by=f"{token}@desk", progress=tell, **more)
 
 
 def epochs(job: JobHandle) -> list[int]:
@@ -187,7 +194,7 @@ def test_mark_that_is_old_is_begun_anew_with_the_session_of_today(
 
 
 def test_head_that_does_not_come_back_is_said_in_its_own_words_and_restarted_by_the_next_command(
-    head: RayHead, settings: Settings, place: OpenTarget
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(settings, "tpu")
 
@@ -196,13 +203,167 @@ def test_head_that_does_not_come_back_is_said_in_its_own_words_and_restarted_by_
 
     boot = {"state": "waiting", "waiting-for": "image i@sha256:0"}
     with pytest.raises(HeadNotBack) as late:
-        restart(make(place, settings, break_head, boot=boot, head_s=0), token="one")
+        restart(make(place, settings, break_head, read_boot=lambda: boot, head_s=0), token="one")
     assert "it says `waiting-for`: image i@sha256:0" in late.value.facts
     assert hold.read_hold(place.files) is not None
 
+    monkeypatch.setattr(cluster_restart, "SILENT_S", 0)
     restart(make(place, settings, head.restart, token="two"), token="two")
 
     assert (head.session, epochs(job), hold.read_hold(place.files)) == (2, [1, 2], None)
+
+
+def test_command_that_dies_while_it_waits_for_the_head_is_finished_without_another_restart(
+    head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    job = start(settings, "tpu")
+    restarts: list[int] = []
+
+    def break_head() -> None:
+        restarts.append(1)
+        head.broken = 503
+
+    def die() -> NoReturn:
+        raise KeyboardInterrupt
+
+    def come_back() -> None:
+        if head.broken:
+            head.restart()
+
+    one = make(place, settings, break_head, read_boot=die)
+    with pytest.raises(KeyboardInterrupt):
+        restart(one, token="one")
+    left = hold.read_hold(place.files)
+    assert one.marked
+    assert left is not None
+    assert left.commanded
+
+    two = make(place, settings, break_head, token="two", read_boot=come_back)
+    restart(two, token="two")
+
+    assert (restarts, head.session, epochs(job), two.marked) == ([1], 2, [1, 2], False)
+
+
+def test_command_that_another_took_over_while_it_stood_still_changes_nothing_more(
+    head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    job = start(settings, "tpu")
+    restarts: list[str] = []
+
+    def be_overtaken() -> None:
+        restart(make(place, settings, lambda: (head.restart(), restarts.append("two")), token="two"), token="two")
+        mark = hold.read_hold(place.files)
+        assert mark is None
+
+    with pytest.raises(TakenOver):
+        restart(make(place, settings, be_overtaken), token="one")
+
+    assert (restarts, epochs(job), hold.read_hold(place.files)) == (["two"], [1, 2], None)
+
+
+@pytest.mark.parametrize("step", [Step.ASK, Step.RESTART, Step.RELEASE])
+def test_step_of_an_old_view_leaves_the_mark_of_another_as_it_is(
+    step: Step, head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    start(settings, "tpu")
+    world = make(place, settings, head.restart)
+    world.act(Step.HOLD, world.look())
+    seen = world.look()
+    assert seen.hold is not None
+    theirs = replace(seen.hold, token="two", by="two@desk")
+    hold.write_hold(place.files, theirs)
+
+    with pytest.raises(TakenOver) as ended:
+        world.act(step, seen)
+
+    assert (ended.value.holder, hold.read_hold(place.files), world.marked) == ("two@desk", theirs, False)
+
+
+def test_session_of_a_head_that_was_silent_is_noted_when_it_answers(
+    head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    job = start(settings, "tpu")
+    head.broken = 503
+    world = make(place, settings, lambda: None, drop_foreign=True)
+    world.act(Step.HOLD, world.look())
+    head.broken = None
+
+    held = world.look().hold
+
+    # Otherwise the old session would count as the new one once the unit was told to restart.
+    assert held is not None
+    assert (held.session, held.drops_others) == ("session_1", True)
+    assert epochs(job) == [1]
+
+
+def test_head_that_is_silent_for_a_moment_is_not_restarted_before_its_jobs_were_asked(
+    head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    start(settings, "tpu")
+    world = make(place, settings, head.restart)
+    world.act(Step.HOLD, world.look())
+
+    world.act(Step.RESTART, replace(world.look(), session=None, jobs=()))
+
+    assert head.session == 1
+    assert decide_step(world.look(), token="one") is Step.ASK
+
+
+def test_head_that_answers_500_is_one_that_does_not_answer(
+    head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    job = start(settings, "tpu")
+    head.broken = 500
+
+    with pytest.raises(RayUnavailable, match="the head is not ready: not now"):
+        keep_cluster(place, settings)
+
+    assert epochs(job) == [1]
+
+
+class Google:
+    """A reaper that lists one member, and never saw a node that is dead."""
+
+    def __init__(self, state: str = "READY") -> None:
+        self.state, self.asked = state, 0
+
+    def list_nodes(self) -> list[TpuNode]:
+        self.asked += 1
+        labels = {JOINS_LABEL: "marin-main"}
+        name = "projects/p/locations/z/nodes/main-v4-16"
+        return [TpuNode(resource=name, state=self.state, labels=labels, addresses=("10.0.0.7", "10.0.0.8"))]
+
+
+def test_members_are_awaited_until_ray_sees_each_of_their_hosts(
+    head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    google, said = Google(), []
+    world = make(place, settings, head.restart, said=said, reaper=lambda: google)
+    head.hosts = ["10.0.0.7"]
+    joins = threading.Timer(1.5, lambda: head.hosts.append("10.0.0.8"))
+    joins.start()
+
+    world.act(Step.AWAIT_MEMBERS, world.look())
+
+    joins.join()
+    assert google.asked > 1
+    assert said == ["waiting for 1 member to join again, 300 s at most"]
+
+
+def test_member_that_does_not_join_is_named_and_one_that_google_still_makes_is_not_awaited(
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_restart, "MEMBERS_S", 0)
+    lines = []
+    for state in ("READY", "CREATING"):
+        said: list[str] = []
+        google = Google(state)
+        world = make(place, settings, head.restart, said=said, reaper=lambda: google)  # noqa: B023
+        world.act(Step.AWAIT_MEMBERS, world.look())
+        lines.append(said[1:])
+
+    seen = "member node `main-v4-16` is READY, and Ray does not see it yet; `runtime cluster status --tunnel`"
+    assert lines == [[seen], []]
 
 
 def test_cancelled_job_is_ended_and_not_taken_up(head: RayHead, settings: Settings, place: OpenTarget) -> None:
@@ -259,3 +420,23 @@ def test_shims_that_outlive_their_driver_are_waited_for(head: RayHead, settings:
 
     assert (before, world.list_unended({name: seen})) == ([name], [])
     assert [each.target.name for each in list_places(place)] == ["tpu"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"version": 9}',
+        b'{"token": "t", "by": "b", "since": "2026-01-01", "renewed": "2026-01-01"}',
+        b'{"token": "t", "by": "b", "since": 1, "renewed": 2}',
+    ],
+)
+def test_mark_that_nobody_can_read_blocks_nobody(text: bytes, place: OpenTarget) -> None:
+    place.files.write(hold.FILE, text)
+
+    hold.refuse_if_held(place.files)
+
+    assert hold.read_hold(place.files) is None

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from runtime import faults
-from runtime.clusters.restart import ForeignJobs, HeadJob, RestartView, Step, decide_step, foresee, restart
+from runtime.clusters.restart import ForeignJobs, HeadJob, RestartView, Step, TakenOver, decide_step, foresee, restart
 from runtime.faults import FaultReached
 from runtime.jobs.hold import Hold
 from runtime.values import replace
@@ -41,7 +41,7 @@ def view(hold: Hold | None = HOLD, session: str | None = "old", *jobs: HeadJob) 
         (view(ASKED, "old", replace(OURS, state="STOPPED")), (Step.AWAIT_ENDS, Step.FORGET), Step.RESTART),
         # a job that had ended before is none of it
         (view(HOLD, "old", replace(OURS, state="SUCCEEDED")), (), Step.RESTART),
-        (view(HOLD, "old", THEIRS), (), Step.RESTART),
+        (view(replace(HOLD, drops_others=True), "old", THEIRS), (), Step.RESTART),
         # the head
         (view(HOLD), (), Step.RESTART),
         (view(HOLD, None), (), Step.RESTART),
@@ -73,7 +73,38 @@ def test_jobs_of_others_are_refused_before_anything_is_marked() -> None:
     assert decide_step(view(None, "old", THEIRS), token="t", drop_foreign=True) is Step.HOLD
     assert decide_step(view(None, None), token="t", drop_foreign=True) is Step.HOLD
     # One that goes on has been allowed to.
-    assert decide_step(view(replace(HOLD, token="other"), "old", THEIRS), token="t") is Step.HOLD
+    assert decide_step(view(replace(HOLD, token="other", drops_others=True), "old", THEIRS), token="t") is Step.HOLD
+
+
+@pytest.mark.parametrize("token", ["t", "other"])
+def test_jobs_of_others_that_began_after_the_mark_are_refused_until_ray_is_restarted(token: str) -> None:
+    held = replace(HOLD, token=token, by="bob@lab")
+    with pytest.raises(ForeignJobs) as refused:
+        decide_step(view(held, "old", THEIRS), token="t")
+
+    assert refused.value.facts[-1] == (
+        "Ray was not restarted; the mark that bob@lab made stays, and what was asked to end waits"
+    )
+    assert decide_step(view(held, "old", THEIRS), token=token, drop_foreign=True) is Step.RESTART
+    assert decide_step(view(replace(held, commanded=True), "old", THEIRS), token=token) is Step.AWAIT_HEAD
+    assert decide_step(view(held, "new", THEIRS), token=token) is Step.REAP
+
+
+def test_leave_to_drop_jobs_of_others_ends_with_its_mark() -> None:
+    old = replace(view(replace(HOLD, drops_others=True), "old", THEIRS), stale=True)
+
+    for seen in (old, replace(old, session=None, jobs=())):
+        with pytest.raises(ForeignJobs):
+            decide_step(seen, token="t")
+    assert decide_step(old, token="new", drop_foreign=True) is Step.HOLD
+
+
+@pytest.mark.parametrize("hold", [None, replace(HOLD, token="other")])
+def test_command_whose_mark_is_gone_does_nothing_more(hold: Hold | None) -> None:
+    with pytest.raises(TakenOver) as ended:
+        decide_step(view(hold, "old", OURS), token="t", done=(Step.HOLD, Step.ASK))
+
+    assert (ended.value.holder, ended.value.exit_code) == ("ada@desk" if hold else None, 3)
 
 
 class Lab:
@@ -123,6 +154,23 @@ def test_restart_does_each_step_once() -> None:
     assert lab.seen.hold is None
 
 
+def test_job_that_was_submitted_just_before_the_mark_and_seen_late_is_given_its_time_too() -> None:
+    late = replace(OURS, name="j-b-e1-p0-0")
+
+    class LateLab(Lab):
+        def act(self, step: Step, view: RestartView) -> None:
+            super().act(step, view)
+            if step is Step.FORGET and self.did.count(step) == 1:
+                self.seen = replace(self.seen, jobs=(late,))
+
+    lab = LateLab()
+
+    lab.go("one")
+
+    asks = [Step.ASK, Step.AWAIT_ENDS, Step.FORGET]
+    assert lab.did[: lab.did.index(Step.RESTART)] == [Step.HOLD, *asks, *asks]
+
+
 @pytest.mark.parametrize("killed", ALL)
 def test_restart_that_dies_after_a_step_goes_on_and_restarts_the_head_once(
     killed: Step, monkeypatch: pytest.MonkeyPatch
@@ -162,3 +210,12 @@ def test_plan_says_what_each_step_would_do_now() -> None:
         (Step.TAKE_UP, "take up 3 open jobs"),
         (Step.RELEASE, "remove the mark"),
     ]
+
+
+def test_plan_beside_a_mark_that_counts_no_more_begins_anew() -> None:
+    seen = replace(view(replace(HOLD, commanded=True), "new"), stale=True)
+
+    steps = dict(foresee(seen, boot=None, open_jobs=0))
+
+    assert steps[Step.HOLD].endswith(", and gave no sign for an hour: begin anew")
+    assert Step.RESTART in steps
