@@ -36,6 +36,8 @@ class RayHead(ThreadingHTTPServer):
         self.session = 1
         self.broken: int | None = None
         """Status of every answer to a GET."""
+        self.refuses: set[str] = set()
+        """Ids of jobs that are neither stopped nor deleted, for an error of the head."""
         self.answers_restart = True
         """Whether `POST /restart`, which is no path of Ray's, restarts it."""
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
@@ -105,6 +107,8 @@ class _Answers(BaseHTTPRequestHandler):
             if self.server.answers_restart:
                 self.server.restart()
             return self._say(200, None)
+        if self.path.endswith("/stop") and self._name() in self.server.refuses:
+            return self._say(500, "Traceback (most recent call last):\n  File …\nRuntimeError: its actor is gone")
         if self.path.endswith("/stop"):
             known = self.server.jobs.get(self._name())
             if known is None:
@@ -125,7 +129,7 @@ class _Answers(BaseHTTPRequestHandler):
         known = self.server.jobs.get(self._name())
         if known is None:
             return self._say(404, f"Job {self._name()} does not exist")
-        if known["status"] not in ENDED:
+        if known["status"] not in ENDED or self._name() in self.server.refuses:
             return self._say(500, "Traceback (most recent call last):\n  File …\nRuntimeError: it has not ended")
         del self.server.jobs[self._name()]
         return self._say(200, {"deleted": True})

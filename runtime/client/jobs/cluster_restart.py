@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import time
@@ -132,7 +133,11 @@ class ClusterRestart:
         living = [each for each in view.jobs if each.ours and each.lives]
         self._change(asked=tuple(sorted({*self._held(view).asked, *(each.name for each in living)})))
         for each in living:
-            self._host.jobs.stop(each.name)
+            try:
+                self._host.jobs.stop(each.name)
+            except RayRefused as refused:
+                self._tell(f"{refused.message}; the restart ends {_tell_job(each)}")
+                continue
             self._tell(f"asked to end: {_tell_job(each)}")
 
     def _await_ends(self, view: RestartView) -> None:
@@ -145,7 +150,8 @@ class ClusterRestart:
     def _forget(self, view: RestartView) -> None:
         for each in view.jobs:
             if each.name in self._held(view).asked and not each.lives:
-                self._host.jobs.delete(each.name)
+                with contextlib.suppress(RayRefused):  # a head that was restarted has forgotten it too
+                    self._host.jobs.delete(each.name)
 
     def _restart(self, view: RestartView) -> None:
         if view.session is None and self._answers_again():
@@ -234,7 +240,10 @@ class ClusterRestart:
         return (*found, *drivers)
 
     def list_unended(self, asked: Mapping[str, HeadJob]) -> list[str]:
-        known = self._host.jobs.list()
+        try:
+            known = self._host.jobs.list()
+        except (RayUnavailable, RayRefused):
+            known = {}  # shims note their ends without a head
         unended = []
         for name, each in asked.items():
             info = known.get(name)

@@ -321,6 +321,41 @@ def test_head_that_answers_500_is_one_that_does_not_answer(
     assert epochs(job) == [1]
 
 
+def test_job_that_the_head_refuses_to_end_does_not_end_the_restart(
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_restart, "END_S", 0)
+    jobs = [start(settings, "tpu"), start(settings, "tpu", "other")]
+    head.refuses = {name for name in head.jobs if name.startswith(jobs[0].id)}
+    said: list[str] = []
+
+    restart(make(place, settings, head.restart, said=said), token="one")
+
+    (stuck,) = head.refuses
+    assert (
+        f"ray refuses to stop `{stuck}`: RuntimeError: its actor is gone; the restart ends `fit` of "
+        f"{jobs[0].entry().owner} ({stuck})"
+    ) in said
+    assert [epochs(job) for job in jobs] == [[1, 2], [1, 2]]
+
+
+def test_head_that_dies_while_jobs_end_is_restarted(
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_restart, "SILENT_S", 0)
+    job = start(settings, "tpu")
+    world = make(place, settings, head.restart)
+    for step in (Step.HOLD, Step.ASK):
+        world.act(step, world.look())
+    seen = world.look()
+    head.broken = 500
+
+    world.act(Step.AWAIT_ENDS, seen)
+    restart(world, token="one")
+
+    assert (head.session, epochs(job)) == (2, [1, 2])
+
+
 class Google:
     """A reaper that lists one member, and never saw a node that is dead."""
 
