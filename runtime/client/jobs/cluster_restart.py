@@ -86,13 +86,13 @@ class ClusterRestart:
         """Whether this command has a mark that it has not removed."""
 
     def look(self) -> RestartView:
-        held = hold.read_hold(self._place.files)
+        held = self._read_own() if self.marked else hold.read_hold(self._place.files)
         try:
             session = self._host.jobs.read_session()
             jobs = self._list_jobs() if session else ()
         except (RayUnavailable, RayRefused):
             session, jobs = None, ()
-        if held is not None and held.token == self._token:
+        if held is not None and self.marked:
             if held.session is None and session is not None and not held.commanded:
                 held = self._change(session=session)
             elif ledger.now() - held.renewed >= hold.RENEW:
@@ -220,7 +220,7 @@ class ClusterRestart:
         self.kept = tuple(sorted(acted.values(), key=lambda each: each.job))
 
     def _release(self, view: RestartView) -> None:
-        self._change()  # raises if it is another's by now
+        self._read_own()
         hold.remove_hold(self._place.files)
         self.marked = False
 
@@ -317,13 +317,17 @@ class ClusterRestart:
         return True
 
     def _change(self, **changes: Any) -> Hold:
-        """Change the mark as it is now, and renew it. Raises `TakenOver` if it is not ours."""
+        """Change the mark as it is now, and renew it."""
+        held = replace(self._read_own(), renewed=ledger.now(), **changes)
+        hold.write_hold(self._place.files, held)
+        return held
+
+    def _read_own(self) -> Hold:
+        """The mark. Raises `TakenOver` if it is not ours."""
         held = hold.read_hold(self._place.files)
         if held is None or held.token != self._token:
             self.marked = False
             raise TakenOver(held)
-        held = replace(held, renewed=ledger.now(), **changes)
-        hold.write_hold(self._place.files, held)
         return held
 
 

@@ -30,6 +30,7 @@ from runtime.launchers.ray.client import RayUnavailable
 from runtime.launchers.ray.settings import Place
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead
+from tests.services_support import PATIENCE_S
 
 STEPS = [step for step in Step if step not in (Step.DONE, Step.AWAIT_HEAD)]
 
@@ -259,6 +260,18 @@ def test_command_that_another_took_over_while_it_stood_still_changes_nothing_mor
         restart(make(place, settings, be_overtaken), token="one")
 
     assert (restarts, epochs(job), hold.read_hold(place.files)) == (["two"], [1, 2], None)
+
+
+def test_command_that_waits_for_the_head_ends_once_another_took_over(
+    head: RayHead, settings: Settings, place: OpenTarget
+) -> None:
+    def lose_mark() -> None:
+        hold.remove_hold(place.files)
+
+    with pytest.raises(TakenOver) as ended:
+        restart(make(place, settings, lambda: None, read_boot=lose_mark, head_s=PATIENCE_S), token="one")
+
+    assert ended.value.holder is None
 
 
 @pytest.mark.parametrize("step", [Step.ASK, Step.RESTART, Step.RELEASE])
