@@ -63,10 +63,12 @@ class RayCluster:
         assert wait_until(lambda: self.read("/api/version") is not None), self._log(0)
         assert wait_until(lambda: self.count_nodes() == 1), self._log(0)
 
-    def start_node(self, number: int, cpus: int, **resources: float) -> None:
+    def start_node(
+        self, number: int, cpus: int, *, labels: Mapping[str, str] | None = None, **resources: float
+    ) -> None:
         # The head may count the last node of this number for a while.
         before = self._log(number).count(_STARTED)
-        self._start(number, cpus, [f"--address=127.0.0.1:{self._base}"], resources)
+        self._start(number, cpus, [f"--address=127.0.0.1:{self._base}"], resources, labels)
         assert wait_until(lambda: self._log(number).count(_STARTED) > before), self._log(number)
 
     def kill(self, number: int) -> None:
@@ -97,7 +99,14 @@ class RayCluster:
         found = self.read("/nodes?view=summary")
         return sum(each["raylet"].get("state") == "ALIVE" for each in found["data"]["summary"]) if found else 0
 
-    def _start(self, number: int, cpus: int, words: list[str], resources: Mapping[str, float]) -> None:
+    def _start(
+        self,
+        number: int,
+        cpus: int,
+        words: list[str],
+        resources: Mapping[str, float],
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         first = self._base + _STEP * number + 10
         ports = [f"--{name}={first + at}" for at, name in enumerate(_PORTS)]
         words = [*words, *ports, f"--max-worker-port={first + len(_PORTS) + _WORKERS}", f"--num-cpus={cpus}"]
@@ -119,7 +128,7 @@ class RayCluster:
                     "--block",
                     *words,
                 ],
-                env=self._environ,
+                env={**self._environ, **({"RAY_OVERRIDE_LABELS": json.dumps(labels)} if labels else {})},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

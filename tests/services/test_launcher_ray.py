@@ -363,6 +363,24 @@ def test_run_on_a_slice_of_two_hosts_is_one_run_of_two_nodes(ray_cluster: RayClu
         ray_cluster.kill(number)
 
 
+def test_nodes_of_a_run_on_a_slice_are_its_hosts_in_the_order_of_ray_s_labels(
+    ray_cluster: RayCluster, bench: Bench
+) -> None:
+    """As on Google's TPU machines, where no variable has the number of a host."""
+    hosts = {2: 3, 3: 1, 4: 2, 5: 0}
+    for number, host in hosts.items():
+        resources = {"TPU": 4, "slice-a": 1, **({} if host else {"TPU-v4-32-head": 1})}
+        ray_cluster.start_node(number, 1, labels={"ray.io/tpu-worker-id": str(host)}, **resources)
+
+    job = bench.start("true", resources=JobResources(tpu=Tpu(type="v4-32")))
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    met = json.loads(job.files.read(f"jobs/{job.id}/runs/0/a0001/go") or b"{}")
+    assert met["addresses"] == [f"127.0.0.{number + 1}" for number in (5, 3, 4, 2)]
+    for number in hosts:
+        ray_cluster.kill(number)
+
+
 def test_run_on_two_slices_waits_for_both_and_goes_on_together_after_a_host_was_lost(
     ray_cluster: RayCluster, bench: Bench
 ) -> None:
