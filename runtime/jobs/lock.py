@@ -78,7 +78,7 @@ class Lock:
 
     def ensure_held(self) -> None:
         """Raise `NotPossible` if another launcher took the lock over."""
-        if self._newest() != self._number:
+        if not self._is_held():
             raise NotPossible(
                 "another launcher took this job over, because this one stood still for too long",
                 hint="run the same command again: it finds the job",
@@ -92,8 +92,14 @@ class Lock:
 
     def release(self) -> None:
         self.stop()
-        for number in range(1, self._number + 1):
+        # Otherwise it is another's, under this number too once all locks had been removed.
+        for number in range(1, self._number + 1) if self._is_held() else ():
             self._files.remove(self._name(number))
+
+    def _is_held(self) -> bool:
+        if self._newest() != self._number:
+            return False
+        return bool(json.loads(self._files.read(self._name(self._number)) or b"{}").get("token") == self._token)
 
     def _newest(self) -> int | None:
         numbers = [
@@ -112,7 +118,7 @@ class Lock:
             while not self._stop.wait(BEAT_S):
                 self._count += 1
                 try:
-                    if self._newest() == self._number:
+                    if self._is_held():
                         self._files.write(self._name(self._number), self._content())
                 except Exception:
                     continue

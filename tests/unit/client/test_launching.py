@@ -576,6 +576,27 @@ def test_lock_of_a_dead_holder_is_taken_over_by_one_of_two_that_watch_it(
     quick.release()
 
 
+def test_holder_that_stood_still_does_not_take_the_lock_of_a_later_one_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
+    files = LocalFiles(str(tmp_path))
+    slow, other, later = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d"), Lock(files, "j-1", "e@f")
+    slow.take(patience_s=1)
+    slow.stop()
+    other.take(patience_s=10)
+    other.release()
+    later.take(patience_s=1)
+
+    with pytest.raises(NotPossible, match="took this job over"):
+        slow.ensure_held()
+    slow.release()
+
+    later.ensure_held()
+    later.release()
+    assert files.names("jobs/j-1") == []
+
+
 def test_lock_is_kept_through_a_moment_in_which_its_place_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
