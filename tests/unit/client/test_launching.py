@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,10 +20,9 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Request, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.config import Project, Settings
-from runtime.errors import NotPossible, StoreUnavailable, UnknownName
+from runtime.errors import UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
-from runtime.jobs.lock import Lock
 from runtime.jobs.plan import Target, owner_name
 from runtime.jobs.spec import Array, Code, CodeMode, InvalidSpec, JobSpec, JobState, Retry, parse_spec
 from runtime.jobs.spec_fields import spec_fields
@@ -509,116 +506,6 @@ def test_fault_of_the_job_is_not_blamed_on_the_defaults_of_a_target() -> None:
         Request({"command": [], "nodes": 2}, source="`job.yaml`").spec_on(filled)
     with pytest.raises(InvalidSpec, match="with the defaults of target `box`"):
         Request({"command": ["true"]}, source="`job.yaml`").spec_on(filled)
-
-
-def test_lock_of_a_dead_holder_is_taken_over_and_a_slow_one_finds_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
-    files = LocalFiles(str(tmp_path))
-    slow, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
-    assert slow.take(patience_s=1) is False
-    slow._stop.set()
-
-    assert other.take(patience_s=10) is True
-
-    with pytest.raises(NotPossible, match="took this job over"):
-        slow.ensure_held()
-    other.ensure_held()
-    other.release()
-    assert files.names("jobs/j-1") == []
-
-
-def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 4.0)
-    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.2)
-    files = LocalFiles(str(tmp_path))
-    holder, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
-    # The clock counts the holder's heartbeats, since the holder stops whenever this process does.
-    monkeypatch.setattr("runtime.jobs.lock.time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: holder._count))
-    holder.take(patience_s=1)
-
-    with pytest.raises(NotPossible, match="being launched by another") as refused:
-        other.take(patience_s=5)
-
-    assert refused.value.facts == ("holder: a@b",)
-    holder.release()
-    assert other.take(patience_s=5) is False
-    other.release()
-
-
-def test_lock_of_a_dead_holder_is_taken_over_by_one_of_two_that_watch_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
-    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.1)
-    files = LocalFiles(str(tmp_path))
-    dead, quick = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
-    dead.take(patience_s=1)
-    dead.stop()
-    reads: list[str] = []
-
-    class LateFiles(LocalFiles):
-        def read(self, name: str) -> bytes | None:
-            content = super().read(name)
-            reads.append(name)
-            if len(reads) == 2:
-                quick.take(patience_s=10)
-            return content
-
-    late = Lock(LateFiles(str(tmp_path)), "j-1", "e@f")
-
-    with pytest.raises(NotPossible, match="being launched by another") as refused:
-        late.take(patience_s=60, wait=False)
-
-    quick.ensure_held()
-    assert refused.value.facts == ("holder: c@d",)
-    quick.release()
-
-
-def test_holder_that_stood_still_does_not_take_the_lock_of_a_later_one_for_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
-    files = LocalFiles(str(tmp_path))
-    slow, other, later = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d"), Lock(files, "j-1", "e@f")
-    slow.take(patience_s=1)
-    slow.stop()
-    other.take(patience_s=10)
-    other.release()
-    later.take(patience_s=1)
-
-    with pytest.raises(NotPossible, match="took this job over"):
-        slow.ensure_held()
-    slow.release()
-
-    later.ensure_held()
-    later.release()
-    assert files.names("jobs/j-1") == []
-
-
-def test_lock_is_kept_through_a_moment_in_which_its_place_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.02)
-    refused: list[str] = []
-
-    class Files(LocalFiles):
-        def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
-            if not refused:
-                refused.append(name)
-                raise StoreUnavailable("not now")
-            super().write(name, data, mode=mode)
-
-    files = Files(str(tmp_path))
-    holder = Lock(files, "j-1", "a@b")
-    holder.take(patience_s=1)
-    before = files.read("jobs/j-1/lock.1")
-
-    try:
-        wait_for(lambda: refused and files.read("jobs/j-1/lock.1") != before, "a beat after the refusal", 20)
-    finally:
-        holder.release()
 
 
 def test_outcome_names_that_are_none_are_passed_over() -> None:

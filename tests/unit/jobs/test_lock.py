@@ -1,0 +1,124 @@
+"""The lock of a job: who gets that of a dead holder, and how a holder that stood still finds out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.errors import NotPossible, StoreUnavailable
+from runtime.jobs.hosts.local import LocalFiles
+from runtime.jobs.lock import Lock
+from tests.shim_support import wait_for
+
+
+def test_lock_of_a_dead_holder_is_taken_over_and_a_slow_one_finds_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
+    files = LocalFiles(str(tmp_path))
+    slow, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
+    assert slow.take(patience_s=1) is False
+    slow._stop.set()
+
+    assert other.take(patience_s=10) is True
+
+    with pytest.raises(NotPossible, match="took this job over"):
+        slow.ensure_held()
+    other.ensure_held()
+    other.release()
+    assert files.names("jobs/j-1") == []
+
+
+def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 4.0)
+    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.2)
+    files = LocalFiles(str(tmp_path))
+    holder, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
+    # The clock counts the holder's heartbeats, since the holder stops whenever this process does.
+    monkeypatch.setattr("runtime.jobs.lock.time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: holder._count))
+    holder.take(patience_s=1)
+
+    with pytest.raises(NotPossible, match="being launched by another") as refused:
+        other.take(patience_s=5)
+
+    assert refused.value.facts == ("holder: a@b",)
+    holder.release()
+    assert other.take(patience_s=5) is False
+    other.release()
+
+
+def test_lock_of_a_dead_holder_is_taken_over_by_one_of_two_that_watch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
+    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.1)
+    files = LocalFiles(str(tmp_path))
+    dead, quick = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
+    dead.take(patience_s=1)
+    dead.stop()
+    reads: list[str] = []
+
+    class LateFiles(LocalFiles):
+        def read(self, name: str) -> bytes | None:
+            content = super().read(name)
+            reads.append(name)
+            if len(reads) == 2:
+                quick.take(patience_s=10)
+            return content
+
+    late = Lock(LateFiles(str(tmp_path)), "j-1", "e@f")
+
+    with pytest.raises(NotPossible, match="being launched by another") as refused:
+        late.take(patience_s=60, wait=False)
+
+    quick.ensure_held()
+    assert refused.value.facts == ("holder: c@d",)
+    quick.release()
+
+
+def test_holder_that_stood_still_does_not_take_the_lock_of_a_later_one_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
+    files = LocalFiles(str(tmp_path))
+    slow, other, later = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d"), Lock(files, "j-1", "e@f")
+    slow.take(patience_s=1)
+    slow.stop()
+    other.take(patience_s=10)
+    other.release()
+    later.take(patience_s=1)
+
+    with pytest.raises(NotPossible, match="took this job over"):
+        slow.ensure_held()
+    slow.release()
+
+    later.ensure_held()
+    later.release()
+    assert files.names("jobs/j-1") == []
+
+
+def test_lock_is_kept_through_a_moment_in_which_its_place_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.02)
+    refused: list[str] = []
+
+    class Files(LocalFiles):
+        def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+            if not refused:
+                refused.append(name)
+                raise StoreUnavailable("not now")
+            super().write(name, data, mode=mode)
+
+    files = Files(str(tmp_path))
+    holder = Lock(files, "j-1", "a@b")
+    holder.take(patience_s=1)
+    before = files.read("jobs/j-1/lock.1")
+
+    try:
+        wait_for(lambda: refused and files.read("jobs/j-1/lock.1") != before, "a beat after the refusal", 20)
+    finally:
+        holder.release()
