@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, BinaryIO, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible
@@ -243,9 +243,3 @@ def _answers(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def is_ours(info: Mapping[str, Any], wanted: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Whether a job of our id has the metadata that `wanted` has under `names`."""
-    said = info.get("metadata") or {}
-    return all(said.get(name) == wanted[name] for name in names)
