@@ -97,7 +97,7 @@ class RayLauncher:
         if spec.resources.cpus:
             # Ray counts CPUs and holds nobody to them.
             backend["limits"] = {"cpus": spec.resources.cpus}
-        if place.tunnel is not None:
+        if place.pools is not None:
             # A stack's clusters are Google's machines.
             backend["notices"] = {"clouds": ["gce"]}
         if setup := activation_lines(spec):
