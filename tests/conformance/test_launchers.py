@@ -43,6 +43,7 @@ from runtime.launchers import registry
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite, check_keeps, check_plan, check_schemes
+from runtime.testing.metadata import MetadataServer
 from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all
 from tests.ssh_support import SshServer
@@ -71,18 +72,38 @@ class TestLocal(LauncherSuite):
         return LauncherCase(kind="local", records=str(tmp_path / "records"), break_job=kill_job, patience_s=PATIENCE_S)
 
 
+def make_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> LauncherCase:
+    monkeypatch.syspath_prepend(str(TOY))
+    toy = LauncherCase(
+        kind="toy",
+        settings={"python": sys.executable},
+        records=str(tmp_path / "records"),
+        environ={"PYTHONPATH": str(TOY)},
+        patience_s=PATIENCE_S,
+    )
+    return replace(toy, **changes)
+
+
 @pytest.mark.slow
 class TestToy(LauncherSuite):
     @pytest.fixture
     def case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LauncherCase:
-        monkeypatch.syspath_prepend(str(TOY))
-        return LauncherCase(
-            kind="toy",
-            settings={"python": sys.executable},
-            records=str(tmp_path / "records"),
-            environ={"PYTHONPATH": str(TOY)},
-            patience_s=PATIENCE_S,
-        )
+        return make_toy(tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+class TestToyOnMachinesThatAreTakenAway:
+    """The toy starts nothing elsewhere, so the rest of the suite has no notices."""
+
+    @pytest.fixture
+    def case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LauncherCase]:
+        with MetadataServer() as metadata:
+            settings = {"python": sys.executable, "notices": True}
+            environ = {"PYTHONPATH": str(TOY), **metadata.environment}
+            yield make_toy(tmp_path, monkeypatch, settings=settings, environ=environ, metadata=metadata)
+
+    bench = LauncherSuite.bench
+    test_notice = LauncherSuite.test_notice_of_the_cloud_asks_the_command_to_end_and_the_attempt_is_preempted
 
 
 @pytest.mark.slow

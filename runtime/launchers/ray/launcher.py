@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 from runtime.errors import NotPossible
@@ -195,13 +195,8 @@ class RayLauncher:
         if indices is not None:
             # Its shim looks for the mark, or the driver while it waits for a place.
             return []
-        jobs, left = _opened(host).jobs, []
-        for name in map(strip_nonce, native_ids):
-            if _end(jobs, name):
-                jobs.delete(name)
-            else:
-                left.append(f"the job `{name}` of the head is still there")
-        return left
+        # Not deleted: the head still looks at them, and would make an entry without our metadata.
+        return _end(_opened(host).jobs, map(strip_nonce, native_ids))
 
     def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
         """The drivers of this record root's jobs that the head has not forgotten."""
@@ -210,19 +205,16 @@ class RayLauncher:
     def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
         """Have the shims of these jobs end their commands, wait for their drivers, and make the head forget these."""
         jobs, root = _opened(host).jobs, _opened(host).place.root
-        wanted, left = {each.job for each in owned}, []
+        wanted = {each.job for each in owned}
         found = {name: info for name, info in jobs.list().items() if find_job(name, info, root) in wanted}
         for job in {split_name(name)[0] for name, info in found.items() if not has_ended(info)}:
             # A driver that is stopped ends before its shims do; one whose shims find the mark waits for them.
             ledger.leave_mark(host.files, job, "cancel", b"{}")
+        if left := _end(jobs, found):
+            return left
         for name, info in found.items():
-            if not _end(jobs, name):
-                left.append(f"the job `{name}` of the head is still there")
-            elif has_ended(info):
-                jobs.delete(name)
-            else:
-                jobs.replace(name)  # the same launch may follow at once
-        return left
+            (jobs.delete if has_ended(info) else jobs.replace)(name)
+        return []
 
     def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
         for name in map(strip_nonce, native_ids):
@@ -306,15 +298,19 @@ def _read_note(files: Files, native: str) -> dict[str, Any] | None:
         return None
 
 
-def _end(jobs: RayJobs, name: str) -> bool:
-    """Wait for the end of a job whose shims know that it is cancelled, then stop it; False if it has not ended."""
-    info = jobs.get(name)
-    if info is None:
-        return True
-    if not _wait_until_ended(jobs, name, read_grace(info) + END_S, waits=info.get("status") == "RUNNING"):
-        jobs.stop(name)
-        return _wait_until_ended(jobs, name, END_S)
-    return True
+def _end(jobs: RayJobs, names: Iterable[str]) -> list[str]:
+    """Wait for the ends of jobs whose shims know that they are cancelled, stop those that do not end, and return what is left,
+    in words."""
+    left = []
+    for name in names:
+        info = jobs.get(name)
+        if info is None or has_ended(info):
+            continue
+        if not _wait_until_ended(jobs, name, read_grace(info) + END_S, waits=info.get("status") == "RUNNING"):
+            jobs.stop(name)
+            if not _wait_until_ended(jobs, name, END_S):
+                left.append(f"the job `{name}` of the head is still there")
+    return left
 
 
 def _wait_until_ended(jobs: RayJobs, name: str, seconds: float, *, waits: bool = True) -> bool:
