@@ -273,6 +273,9 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
         assert job.attempts() == [1, 2]
 
     def test_command_that_gives_way_to_a_notice_is_started_again_as_preempted(self, bench: Bench) -> None:
+        order = bench.plan("true").order
+        if order.get("notices") and order["retries"] == "shim":
+            pytest.skip("its shim leaves a machine that will be taken away, and nothing starts it elsewhere by itself")
         gives_way = 'echo going > "$RUNTIME_PREEMPTED_NOTE"; exit 75'
         job = bench.start("sh", "-c", f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {gives_way}; }}")
 

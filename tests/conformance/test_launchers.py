@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.prepare import read_fidelity
 from runtime.errors import UnknownName
+from runtime.jobs.ledger import job_folder
 from runtime.jobs.plan import Fidelity, FieldSupport
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
 from runtime.jobs.spec import (
@@ -53,7 +54,8 @@ TOY = Path(__file__).parents[1] / "toy_launcher"
 
 def kill_job(job: JobHandle) -> None:
     """Kill the shim and all its processes on this machine at once, as a machine failure would."""
-    pids = processes_with(job.id)
+    # Another run of these tests on this machine has jobs of the same ids.
+    pids = processes_with(f"{job.files.root}/{job_folder(job.id)}")
     # Stop all first, so that none sees another die.
     signal_all(pids, signal.SIGSTOP)
     signal_all(pids)
@@ -72,38 +74,20 @@ class TestLocal(LauncherSuite):
         return LauncherCase(kind="local", records=str(tmp_path / "records"), break_job=kill_job, patience_s=PATIENCE_S)
 
 
-def make_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> LauncherCase:
-    monkeypatch.syspath_prepend(str(TOY))
-    toy = LauncherCase(
-        kind="toy",
-        settings={"python": sys.executable},
-        records=str(tmp_path / "records"),
-        environ={"PYTHONPATH": str(TOY)},
-        patience_s=PATIENCE_S,
-    )
-    return replace(toy, **changes)
-
-
 @pytest.mark.slow
 class TestToy(LauncherSuite):
     @pytest.fixture
-    def case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LauncherCase:
-        return make_toy(tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-class TestToyOnMachinesThatAreTakenAway:
-    """The toy starts nothing elsewhere, so the rest of the suite has no notices."""
-
-    @pytest.fixture
     def case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LauncherCase]:
+        monkeypatch.syspath_prepend(str(TOY))
         with MetadataServer() as metadata:
-            settings = {"python": sys.executable, "notices": True}
-            environ = {"PYTHONPATH": str(TOY), **metadata.environment}
-            yield make_toy(tmp_path, monkeypatch, settings=settings, environ=environ, metadata=metadata)
-
-    bench = LauncherSuite.bench
-    test_notice = LauncherSuite.test_notice_of_the_cloud_asks_the_command_to_end_and_the_attempt_is_preempted
+            yield LauncherCase(
+                kind="toy",
+                settings={"python": sys.executable, "notices": True},
+                records=str(tmp_path / "records"),
+                environ={"PYTHONPATH": str(TOY), **metadata.environment},
+                patience_s=PATIENCE_S,
+                metadata=metadata,
+            )
 
 
 @pytest.mark.slow

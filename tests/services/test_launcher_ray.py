@@ -86,7 +86,8 @@ def bench(case: LauncherCase, tmp_path: Path) -> Iterator[Bench]:
 
 def kill_processes(job: JobHandle) -> None:
     """Kill driver, guards and shims of a job, as they go with their machines."""
-    needle = job.id.encode()
+    # Another run of these tests on this machine has jobs of the same ids.
+    root, needle = job.files.root.encode(), job.id.encode()
 
     def find() -> list[int]:
         found = []
@@ -96,7 +97,7 @@ def kill_processes(job: JobHandle) -> None:
                     words = (folder / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if needle in words and b"runtime" in words:
+                if needle in words and root in words and b"runtime" in words:
                     found.append(int(folder.name))
         return found
 
