@@ -99,7 +99,7 @@ class Owned:
     """`j-…`"""
     native_id: str
     what: str
-    """In the backend's words: `Job`, `pod`, `slurm job`, `process`."""
+    """In the backend's words: `Job`, `pod`, `slurm job`, `ray job`, `process`."""
     live: bool
     """False once it has ended."""
     since: datetime

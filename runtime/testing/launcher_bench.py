@@ -9,21 +9,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions, prepare
-from runtime.client.jobs.targets import find_target, make_context
-from runtime.config import Project, Settings
+from runtime.client.jobs.priced import find_price
+from runtime.client.jobs.targets import OpenTarget, find_target, make_context
+from runtime.config import Limits, Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger, lock
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import Fidelity, LaunchPlan, Target
+from runtime.jobs.price import Price
 from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.launchers.base import Launcher, ListsOwned
 from runtime.launchers.registry import get_launcher
 from runtime.values import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from runtime.testing.metadata import MetadataServer
 
 NAME: Final = "here"
 """The target of the suite."""
@@ -45,6 +50,8 @@ class LauncherCase:
     """How long a job of one second may take until it has ended."""
     break_job: Callable[[JobHandle], None] | None = None
     """Takes a running job's machine away without notice, for launchers with `takes_up`."""
+    metadata: MetadataServer | None = None
+    """The stand-in for a cloud's metadata server whose variables the shims have, for launchers that heed notices."""
     tell: Callable[[], str] = str
     """What the backend says of itself, for the message of a test that waits in vain."""
 
@@ -108,14 +115,35 @@ class Bench:
         if not isinstance(self.launcher, ListsOwned):
             _skip("its backend has no labels")
 
+    def require_price(self) -> Price:
+        """The price of a small job by the launcher. Skip the test if its jobs cost nothing."""
+        price = find_price(prepare(JobSpec(command=("true",)), self.target, self.settings, self.options))
+        return price or _skip("its jobs cost nothing")
+
+    def require_notices(self) -> MetadataServer:
+        """Return the case's `metadata`. Skip the test if the shims heed no cloud's notices there."""
+        if not self.plan("true").order.get("notices", {}).get("clouds"):
+            _skip("its shims heed no notices of a cloud")
+        assert self.case.metadata is not None, "the case of a launcher that heeds notices needs `metadata`"
+        return self.case.metadata
+
+    def limit_price(self, most: float) -> None:
+        """Bound what a launch of the project may cost, in dollars an hour."""
+        project = replace(self.settings.project, limits=Limits(max_hourly_cost=most))
+        self.settings = replace(self.settings, project=project)
+
+    @property
+    def options(self) -> LaunchOptions:
+        return LaunchOptions(base=self.tree, assume_yes=True)
+
     def start(self, *command: str, ignore: tuple[str, ...] = (), **changes: Any) -> JobHandle:
         spec = replace(JobSpec(command=command), **changes)
-        options = LaunchOptions(base=self.tree, ignore=ignore)
+        options = replace(self.options, ignore=ignore)
         return self.keep(launch(spec, NAME, settings=self.settings, options=options))
 
     def plan(self, *command: str, **changes: Any) -> LaunchPlan:
         spec = replace(JobSpec(command=command), **changes)
-        return prepare(spec, self.target, self.settings, LaunchOptions(base=self.tree)).plan
+        return prepare(spec, self.target, self.settings, self.options).plan
 
     def end(self, job: JobHandle) -> ledger.JobStatus:
         try:
@@ -166,6 +194,9 @@ class Bench:
         context = make_context(self.settings, self.tree)
         return self.keep(self.launcher.open_host(self.target, context))
 
+    def open_place(self) -> OpenTarget:
+        return OpenTarget(self.target, self.launcher, self.open_host())
+
     def keep(self, opened: Opened) -> Opened:
         """Close `opened` after the test."""
         self._opened.append(opened)
@@ -200,7 +231,8 @@ def run_launch() -> None:
     if about["dead"]:
         vars(lock)["STILL_S"] = 1.0
     folder = Path(about["folder"])
-    settings, options = make_settings(LauncherCase(**about["case"]), folder), LaunchOptions(base=folder / "tree")
+    settings = make_settings(LauncherCase(**about["case"]), folder)
+    options = LaunchOptions(base=folder / "tree", assume_yes=True)
     job = launch(parse_spec(about["spec"]), NAME, settings=settings, options=options)
     sys.stdout.write(f"{job.id} {job.new}\n")
     if about["follow"]:

@@ -16,26 +16,28 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from runtime.client.jobs.gc import Garbage, find_garbage, remove
 from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
 from runtime.client.jobs.status import read_attempts
-from runtime.client.jobs.targets import OpenTarget, RootLost
+from runtime.client.jobs.targets import RootLost
 from runtime.jobs import ledger
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan, owner_name
+from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SchemeRefused, SecretReader, SecretScheme
 from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry, SecretRef
 from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
+
+pytest.register_assert_rewrite("runtime.testing.launcher_protocols")
+from runtime.testing.launcher_protocols import ProtocolSuite  # noqa: E402  its assertions are rewritten first
 
 LAUNCH_FAULTS: Final = ("unlocked", "locked", "written", "submitted", "launched")
 """Steps of a launch at which RUNTIME_FAULTS kills it."""
@@ -202,7 +204,7 @@ class PlanSuite:
         assert ledger.list_jobs(bench.open_host().files) == []
 
 
-class LauncherSuite(PlanSuite):
+class LauncherSuite(PlanSuite, ProtocolSuite):
     """Derive from it, name the class `Test…`, and give it a fixture `case` that returns a `LauncherCase`."""
 
     # a job's life
@@ -271,6 +273,9 @@ class LauncherSuite(PlanSuite):
         assert job.attempts() == [1, 2]
 
     def test_command_that_gives_way_to_a_notice_is_started_again_as_preempted(self, bench: Bench) -> None:
+        order = bench.plan("true").order
+        if order.get("notices") and order["retries"] == "shim":
+            pytest.skip("its shim leaves a machine that will be taken away, and nothing starts it elsewhere by itself")
         gives_way = 'echo going > "$RUNTIME_PREEMPTED_NOTE"; exit 75'
         job = bench.start("sh", "-c", f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {gives_way}; }}")
 
@@ -443,31 +448,6 @@ class LauncherSuite(PlanSuite):
         assert [(each.name, each.native_id) for each in again.entry().natives] == natives
         assert again.cancel() == []
 
-    def test_running_job_without_a_record_is_found_by_the_backend_and_ended_and_others_are_left(
-        self, bench: Bench
-    ) -> None:
-        bench.require_owned()
-        command = "echo runs; exec sleep"
-        kept, stray = (bench.start("sh", "-c", f"{command} {seconds}") for seconds in (600, 601))
-        for job in (kept, stray):
-            bench.wait_for(lambda job=job: read_log(job) == "runs\n")  # type: ignore[misc]
-        stray.files.remove(ledger.job_folder(stray.id))
-        place = OpenTarget(bench.target, bench.launcher, bench.open_host())
-
-        def find() -> list[Garbage]:
-            now = datetime.now(UTC)
-            found = find_garbage(place, owner=owner_name(), older_than=timedelta(0), now=now)
-            return [each for each in found if each.kind == "native"]
-
-        found = find()
-        left = [remove(each, place, owner=owner_name()) for each in found]
-
-        assert [(each.name, each.state) for each in found] == [(stray.id, JobState.RUNNING)]
-        assert (left, find()) == ([[]], [])
-        assert stray.id not in ledger.list_jobs(place.files)
-        assert kept.state() is JobState.RUNNING
-        assert kept.cancel() == []
-
     def test_record_root_that_was_used_and_is_another_one_now_is_no_answer(self, bench: Bench) -> None:
         job = bench.start("true")
         bench.end(job)
@@ -484,7 +464,7 @@ class LauncherSuite(PlanSuite):
         assert (again.id, again.new) == (job.id, False)
 
     def test_carry_out_of_one_plan_twice_is_one_job(self, bench: Bench) -> None:
-        options = LaunchOptions(base=bench.tree)
+        options = bench.options
         prepared = prepare(JobSpec(command=("true",)), bench.target, bench.settings, options)
 
         first, second = (bench.keep(carry_out(prepared, options)) for _ in range(2))

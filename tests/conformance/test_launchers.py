@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.prepare import read_fidelity
 from runtime.errors import UnknownName
+from runtime.jobs.ledger import job_folder
 from runtime.jobs.plan import Fidelity, FieldSupport
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
 from runtime.jobs.spec import (
@@ -43,6 +44,7 @@ from runtime.launchers import registry
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite, check_keeps, check_plan, check_schemes
+from runtime.testing.metadata import MetadataServer
 from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all
 from tests.ssh_support import SshServer
@@ -52,7 +54,8 @@ TOY = Path(__file__).parents[1] / "toy_launcher"
 
 def kill_job(job: JobHandle) -> None:
     """Kill the shim and all its processes on this machine at once, as a machine failure would."""
-    pids = processes_with(job.id)
+    # Another run of these tests on this machine has jobs of the same ids.
+    pids = processes_with(f"{job.files.root}/{job_folder(job.id)}")
     # Stop all first, so that none sees another die.
     signal_all(pids, signal.SIGSTOP)
     signal_all(pids)
@@ -74,15 +77,17 @@ class TestLocal(LauncherSuite):
 @pytest.mark.slow
 class TestToy(LauncherSuite):
     @pytest.fixture
-    def case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LauncherCase:
+    def case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LauncherCase]:
         monkeypatch.syspath_prepend(str(TOY))
-        return LauncherCase(
-            kind="toy",
-            settings={"python": sys.executable},
-            records=str(tmp_path / "records"),
-            environ={"PYTHONPATH": str(TOY)},
-            patience_s=PATIENCE_S,
-        )
+        with MetadataServer() as metadata:
+            yield LauncherCase(
+                kind="toy",
+                settings={"python": sys.executable, "notices": True},
+                records=str(tmp_path / "records"),
+                environ={"PYTHONPATH": str(TOY), **metadata.environment},
+                patience_s=PATIENCE_S,
+                metadata=metadata,
+            )
 
 
 @pytest.mark.slow

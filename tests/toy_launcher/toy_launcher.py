@@ -1,6 +1,7 @@
 """A launcher as another package would write it: a batch system that is a folder, with a unique name for each job.
 
-The first start of a job creates `spool/NAME`, which holds the pid. research-runtime imports nothing from here.
+The first start of a job creates `spool/NAME`, which holds the pid, and when and for whom it began. research-runtime imports
+nothing from here.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
 from typing import ClassVar, Final
 
 from runtime.errors import NotPossible, UnknownName
@@ -22,16 +24,26 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
+    Owned,
     PlanContext,
     Target,
     check_record_folder,
 )
+from runtime.jobs.price import Price
 from runtime.jobs.spec import JobSpec, JobState
 from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.reasons import EndReason, Explanation
 
 # mkdir succeeds once: a second start under the same name ends here.
-START: Final = 'mkdir "$0" 2>/dev/null || exit 0; echo $$ > "$0/pid.part"; mv "$0/pid.part" "$0/pid"; exec "$@"'
+START: Final = (
+    'mkdir "$0" 2>/dev/null || exit 0; echo "$(date +%s) $1" > "$0/about"; shift; '
+    'echo $$ > "$0/pid.part"; mv "$0/pid.part" "$0/pid"; exec "$@"'
+)
+# A number may be another process by now.
+END: Final = (
+    'for name; do pid=$(cat "$name/pid" 2>/dev/null) && ps -ww -o args= -p "$pid" | grep -q "/jobs/$name " && '
+    'kill "$pid"; done; true'
+)
 LOOK: Final = (
     'for name; do [ -d "$name" ] || continue; pid=$(cat "$name/pid" 2>/dev/null); '
     'if [ -z "$pid" ] || ps -o stat= -p "$pid" | grep -qv Z; then echo "$name running"; else echo "$name gone"; fi; done'
@@ -52,11 +64,12 @@ class ToyLauncher:
     }
 
     takes_up: ClassVar[bool] = False
+    keeps_ended: ClassVar[bool] = False
 
     def check_settings(self, target: Target) -> None:
         for name in target.settings:
-            if name != "python":
-                raise UnknownName("setting", name, ["python"], where=f"for target `{target.name}`")
+            if name not in ("python", "notices"):
+                raise UnknownName("setting", name, ["python", "notices"], where=f"for target `{target.name}`")
         if target.records is None:
             raise NotPossible(f"target `{target.name}` names no records", hint='records = "/some/folder"')
         check_record_folder(target)
@@ -75,11 +88,13 @@ class ToyLauncher:
         ]
         words += ["--native", job.id]
         words += ["--indices", f"{offset}-{offset + len(indices) - 1}"] if spec.array else []
+        # As on machines of a cloud that may take them away.
+        heeds = {"notices": {"clouds": ["gce"]}} if target.settings.get("notices") else {}
         return LaunchPlan(
             job=job,
             spec=spec,
             target=target,
-            order=make_order(spec, job, indices, context, retries="shim", environ=context.environ),
+            order=make_order(spec, job, indices, context, retries="shim", environ=context.environ, **heeds),
             artefacts={"command": shlex.join(words) + "\n"},
             parts=(
                 NativePart(name=job.id, artefact="command", offset=offset, count=len(indices), native={"words": words}),
@@ -93,7 +108,7 @@ class ToyLauncher:
         folder = f"{plan.root}/{plan.folder}"
         host.files.make_folder("spool")
         host.spawn(
-            ["sh", "-c", START, f"{plan.root}/spool/{part.name}", *part.native["words"]],
+            ["sh", "-c", START, f"{plan.root}/spool/{part.name}", plan.job.owner, *part.native["words"]],
             folder=folder,
             log=f"{folder}/shim.log",
         )
@@ -126,6 +141,40 @@ class ToyLauncher:
             ["sh", "-c", f"cd {shlex.quote(host.files.root)}/spool && {wait}", "wait", *native_ids], timeout_s=90
         )
         return [f"{line.split(' ')[0]} still runs" for line in said.out.splitlines() if line.endswith("running")]
+
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        read = host.files.read_many(
+            [f"spool/{name}/about" for name in host.files.names("spool") if job in (None, name)]
+        )
+        about = {path.split("/")[1]: text.decode().strip().partition(" ") for path, text in read.items()}
+        mine = {name: since for name, (since, _, whose) in about.items() if since and owner in (None, whose)}
+        states = self.states(target, sorted(mine), host) if mine else []
+        return [
+            Owned(
+                job=each.native_id,
+                native_id=each.native_id,
+                what="process",
+                live=not each.state.terminal,
+                since=datetime.fromtimestamp(int(mine[each.native_id]), UTC),
+            )
+            for each in states
+        ]
+
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        names = sorted({each.job for each in owned})
+        host.run(["sh", "-c", f"cd {shlex.quote(host.files.root)}/spool && {END}", "end", *names])
+        left = self.cancel(target, names, None, host)
+        for name in names if not left else ():
+            host.files.remove(f"spool/{name}")
+        return left
+
+    def price(self, plan: LaunchPlan) -> Price | None:
+        return Price(
+            what=f"{len(plan.indices)} × toy",
+            hourly=0.25 * len(plan.indices),
+            time_limit=plan.spec.time_limit,
+            listed_on=date(2026, 1, 2),
+        )
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from runtime.jobs.ledger import job_folder
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost
 from runtime.launchers.ray.names import note_name, split_name
+from runtime.launchers.ray.owned import find_job, read_grace, read_metadata
 from runtime.units import count_noun
 from runtime.values import dataclass, replace
 
@@ -342,14 +342,9 @@ def describe_strays(view: RestartView) -> list[str]:
 
 
 def _read_job(name: str, info: Mapping[str, Any], root: str) -> HeadJob:
-    said = info.get("metadata") or {}
+    said = read_metadata(info)
     job = said.get("job")
-    ours = bool(job) and name.startswith(f"{job}-e") and "epoch" in said
-    try:
-        here = ours and root in shlex.split(str(info.get("entrypoint") or ""))
-        grace_s = float(said.get("grace_s", 0))
-    except ValueError:
-        here, grace_s = False, 0.0
+    ours = isinstance(job, str) and name.startswith(f"{job}-e") and "epoch" in said
     return HeadJob(
         name=name,
         ours=ours,
@@ -357,8 +352,8 @@ def _read_job(name: str, info: Mapping[str, Any], root: str) -> HeadJob:
         job=job if ours else None,
         title=str(said.get("name") or info.get("entrypoint") or ""),
         owner=str(said.get("owner") or ""),
-        here=here,
-        grace_s=grace_s,
+        here=find_job(name, info, root) is not None,
+        grace_s=read_grace(info),
     )
 
 

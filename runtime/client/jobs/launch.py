@@ -137,7 +137,8 @@ def _carry_out(
     if not known and isinstance(launcher, ChecksHost):
         for note in launcher.check_host(plan.target, place.host):
             progress(note)
-    if not files.make_folder(plan.folder):
+    made = files.make_folder(plan.folder)
+    if not made:
         # Notes of an earlier launch, or of a removal that was cut off, hold no more.
         for name in (ledger.REFUSED, ledger.REMOVING):
             files.remove(f"{plan.folder}/{name}")
@@ -148,6 +149,8 @@ def _carry_out(
         if files.read(f"{plan.folder}/launched") is not None:
             _take_up(prepared, job, lock, progress)
             return job
+        if not made and files.read(f"{plan.folder}/intent.json") is None:
+            files.remove(f"{plan.folder}/cancel")  # of a job without a record that was being ended
         reach("launch.locked")
         _write_down(prepared, files, git, progress)
         reach("launch.written")

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible
@@ -174,9 +174,3 @@ def _shorten(said: str) -> str:
     """The last line of a traceback, or the text."""
     lines = [line for line in said.strip().splitlines() if line.strip()]
     return lines[-1].strip() if lines else "no reason given"
-
-
-def is_ours(info: Mapping[str, Any], wanted: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Whether a job of our id has the metadata that `wanted` has under `names`."""
-    said = info.get("metadata") or {}
-    return all(said.get(name) == wanted[name] for name in names)

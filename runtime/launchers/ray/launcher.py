@@ -6,11 +6,11 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 from runtime.errors import NotPossible
-from runtime.jobs import hold
+from runtime.jobs import hold, ledger
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Files, Host, HostUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
@@ -23,16 +23,18 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
+    Owned,
     PlanContext,
     Target,
 )
 from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
-from runtime.launchers.ray.client import RayJobs, is_ours
+from runtime.launchers.ray.client import RayJobs
 from runtime.launchers.ray.demand import count_nodes, render_demand
 from runtime.launchers.ray.fidelity import KEEPS
-from runtime.launchers.ray.names import note_name, split_name, strip_nonce, submission_name
+from runtime.launchers.ray.names import note_name, render_entrypoint, split_name, strip_nonce, submission_name
+from runtime.launchers.ray.owned import find_job, is_ours, list_owned, read_grace
 from runtime.launchers.ray.secrets import SECRET_SCHEMES, find_machine_secrets, schemes_of
 from runtime.launchers.ray.settings import Place, check_settings, read_place
 from runtime.launchers.ray.starting import submit_until_begun
@@ -76,6 +78,8 @@ class RayLauncher:
     secret_schemes: ClassVar[Mapping[str, SecretScheme]] = SECRET_SCHEMES
     takes_up: ClassVar[bool] = True
     """A head that starts again has forgotten its jobs."""
+    keeps_ended: ClassVar[bool] = False
+    """A head keeps jobs that have ended, but the record says how they ended, and a lost one can be cancelled."""
 
     def check_settings(self, target: Target) -> None:
         check_settings(target)
@@ -93,7 +97,7 @@ class RayLauncher:
         if spec.resources.cpus:
             # Ray counts CPUs and holds nobody to them.
             backend["limits"] = {"cpus": spec.resources.cpus}
-        if place.tunnel is not None:
+        if place.pools is not None:
             # A stack's clusters are Google's machines.
             backend["notices"] = {"clouds": ["gce"]}
         if setup := activation_lines(spec):
@@ -191,19 +195,26 @@ class RayLauncher:
         if indices is not None:
             # Its shim looks for the mark, or the driver while it waits for a place.
             return []
-        jobs, left = _opened(host).jobs, []
-        for name in map(strip_nonce, native_ids):
-            info = jobs.get(name)
-            if info is None:
-                continue
-            grace_s = float((info.get("metadata") or {}).get("grace_s", 0))
-            if not _wait_until_ended(jobs, name, grace_s + END_S, waits=info.get("status") == "RUNNING"):
-                jobs.stop(name)
-                if not _wait_until_ended(jobs, name, END_S):
-                    left.append(f"the job `{name}` of the head is still there")
-                    continue
-            jobs.delete(name)
-        return left
+        # Not deleted: the head still looks at them, and would make an entry without our metadata.
+        return _end(_opened(host).jobs, map(strip_nonce, native_ids))
+
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        """The drivers of this record root's jobs that the head has not forgotten."""
+        return list_owned(_opened(host).jobs.list(), _opened(host).place.root, owner, job)
+
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        """Have the shims of these jobs end their commands, wait for their drivers, and make the head forget these."""
+        jobs, root = _opened(host).jobs, _opened(host).place.root
+        wanted = {each.job for each in owned}
+        found = {name: info for name, info in jobs.list().items() if find_job(name, info, root) in wanted}
+        for job in {split_name(name)[0] for name, info in found.items() if not has_ended(info)}:
+            # A driver that is stopped ends before its shims do; one whose shims find the mark waits for them.
+            ledger.leave_mark(host.files, job, "cancel", b"{}")
+        if left := _end(jobs, found):
+            return left
+        for name, info in found.items():
+            (jobs.delete if has_ended(info) else jobs.replace)(name)
+        return []
 
     def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
         for name in map(strip_nonce, native_ids):
@@ -230,7 +241,7 @@ def render_submission(place: Place, job: JobIdentity, *, epoch: int, part: int, 
     """The body of `POST /api/jobs/`. No entrypoint resources, so that Ray keeps the driver on the head."""
     return {
         "submission_id": submission_name(job.id, place.root, epoch, part),
-        "entrypoint": _entrypoint(place, job.id, epoch, part),
+        "entrypoint": render_entrypoint(place.python, place.root, job.id, epoch, part),
         "metadata": {
             "job": job.id,
             "epoch": str(epoch),
@@ -247,15 +258,9 @@ def set_epoch(body: Mapping[str, Any], place: Place, job: str, epoch: int, part:
         **body,
         "submission_id": submission_name(job, place.root, epoch, part),
         # With the interpreter that the launch named: another target may lead to the same cluster.
-        "entrypoint": _entrypoint(replace(place, python=shlex.split(body["entrypoint"])[1]), job, epoch, part),
+        "entrypoint": render_entrypoint(shlex.split(body["entrypoint"])[1], place.root, job, epoch, part),
         "metadata": {**body["metadata"], "epoch": str(epoch)},
     }
-
-
-def _entrypoint(place: Place, job: str, epoch: int, part: int) -> str:
-    words = [place.python, "-m", "runtime.launchers.ray.driver", place.root, job]
-    # Without `exec` a shell would get the TERM that is meant for the driver.
-    return "exec " + shlex.join([*words, "--epoch", str(epoch), "--part", str(part)])
 
 
 def _check(spec: JobSpec) -> None:
@@ -291,6 +296,21 @@ def _read_note(files: Files, native: str) -> dict[str, Any] | None:
         return dict(json.loads(text)) if text else None
     except ValueError:
         return None
+
+
+def _end(jobs: RayJobs, names: Iterable[str]) -> list[str]:
+    """Wait for the ends of jobs whose shims know that they are cancelled, stop those that do not end, and return what is left,
+    in words."""
+    left = []
+    for name in names:
+        info = jobs.get(name)
+        if info is None or has_ended(info):
+            continue
+        if not _wait_until_ended(jobs, name, read_grace(info) + END_S, waits=info.get("status") == "RUNNING"):
+            jobs.stop(name)
+            if not _wait_until_ended(jobs, name, END_S):
+                left.append(f"the job `{name}` of the head is still there")
+    return left
 
 
 def _wait_until_ended(jobs: RayJobs, name: str, seconds: float, *, waits: bool = True) -> bool:

@@ -1,8 +1,9 @@
-"""Names of a job's parts on the head and in the record root."""
+"""Names and commands of a job's parts on the head, and their names in the record root."""
 
 from __future__ import annotations
 
 import hashlib
+import shlex
 from typing import Final
 
 NONCE: Final = "+"
@@ -14,6 +15,13 @@ def submission_name(job: str, root: str, epoch: int, part: int) -> str:
     The last letters stand for the record root, since jobs of two roots may have one id.
     """
     return f"{job}-e{epoch}-p{part}-{hashlib.sha256(root.encode()).hexdigest()[:6]}"
+
+
+def render_entrypoint(python: str, root: str, job: str, epoch: int, part: int) -> str:
+    """The command of a submission: one start of a part's driver."""
+    words = [python, "-m", "runtime.launchers.ray.driver", root, job]
+    # Without `exec` a shell would get the TERM that is meant for the driver.
+    return "exec " + shlex.join([*words, "--epoch", str(epoch), "--part", str(part)])
 
 
 def split_name(name: str) -> tuple[str, int, int]:

@@ -52,7 +52,7 @@ class Place:
     """URL of the head; None if a tunnel leads to it."""
     tunnel: HeadWay | None = None
     pools: tuple[PoolView, ...] | None = None
-    """Pools of the stack's cluster; None if the target names an address."""
+    """Pools of the stack's cluster; None if the nodes are of no stack that is known."""
 
     @property
     def bucket(self) -> str | None:
@@ -93,13 +93,13 @@ def check_settings(target: Target) -> None:
 def read_place(target: Target, context: PlanContext) -> Place:
     """Resolve a target by its settings first, then by its stack. Raises `NotPossible` for a value that neither has."""
     settings = read_settings(target)
-    outputs = _outputs(target, context) if settings.address is None or target.records is None else None
-    tunnel, pools = None, None
-    if settings.address is None:
-        assert outputs is not None
+    outputs, tunnel, pools = None, None, None
+    if settings.address is None or target.records is None or settings.cluster is not None:
+        outputs = _outputs(target, context)
         _, cluster = _choose_cluster(target, settings.cluster, outputs)
-        tunnel = find_way(outputs, cluster, options=settings.ssh_options)
         pools = read_pools(cluster.pools)
+        if settings.address is None:
+            tunnel = find_way(outputs, cluster, options=settings.ssh_options)
     return Place(
         target=target.name,
         root=_root(target, settings.cluster, outputs, context),

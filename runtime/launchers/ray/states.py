@@ -45,7 +45,7 @@ def read_states(native: str, info: Mapping[str, Any] | None, note: Mapping[str, 
         said = "the head does not know it: it was started again, or the job was deleted there"
         return [_state(native, JobState.FAILED, EndReason.LOST, raw=FORGOTTEN, message=said)]
     status = str(info.get("status"))
-    started = _read_time(info.get("start_time"))
+    started = read_time(info.get("start_time"))
     if status == "PENDING":
         return [_state(native, JobState.PENDING, raw=status, message=str(info.get("message") or ""))]
     if status not in _ENDED:
@@ -120,8 +120,14 @@ def _tell_hosts(runs: Mapping[str, Any]) -> str:
     return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
 
 
-def _read_time(milliseconds: object) -> datetime | None:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC) if isinstance(milliseconds, int) and milliseconds else None
+def read_time(milliseconds: object) -> datetime | None:
+    """The time in a head's words; None if it is no number of milliseconds, or of no year that is known."""
+    if not isinstance(milliseconds, int) or isinstance(milliseconds, bool) or milliseconds <= 0:
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 def _state(native: str, state: JobState, reason: EndReason | None = None, **more: Any) -> NativeState:

@@ -453,6 +453,22 @@ def test_job_of_another_record_root_is_named_with_its_owner(
     assert lines == ["`fit` of bob (j-0a-e1-p0-0): kept by nobody: the same launch takes it up"]
 
 
+@pytest.mark.parametrize("metadata", ["text", ["job"], {"job": ["j-0a"], "epoch": 1}, {"job": 7}, {"grace_s": None}])
+def test_job_with_odd_metadata_is_one_of_others(
+    head: RayHead, settings: Settings, place: OpenTarget, metadata: object
+) -> None:
+    start(settings, "tpu")
+    (ours,) = head.jobs.values()
+    head.jobs["j-0a-e1-p0-0"] = {**ours, "submission_id": "j-0a-e1-p0-0", "metadata": metadata}
+
+    seen = make(place, settings, head.restart).look().jobs
+
+    assert {each.name: (each.ours, each.here) for each in seen} == {
+        ours["submission_id"]: (True, True),
+        "j-0a-e1-p0-0": (False, False),
+    }
+
+
 def test_shims_that_outlive_their_driver_are_waited_for(head: RayHead, settings: Settings, place: OpenTarget) -> None:
     job = start(settings, "tpu")
     world = make(place, settings, head.restart)

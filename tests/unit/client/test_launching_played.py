@@ -319,6 +319,16 @@ def test_job_that_was_refused_and_is_taken_later_is_no_longer_refused(backend: B
     assert {ledger.REFUSED, ledger.REMOVING}.isdisjoint(files.names(ledger.job_folder(job.id)))
 
 
+def test_mark_by_which_a_job_without_a_record_was_being_ended_does_not_cancel_the_same_launch(backend: Backend) -> None:
+    job, files = backend.launch(), LocalFiles(str(backend.settings.data_dir / "jobs"))
+    files.remove(ledger.job_folder(job.id))
+    ledger.leave_mark(files, job.id, "cancel", b"{}")
+
+    again = backend.launch()
+
+    assert (again.id, again.new, again.entry().cancelled) == (job.id, True, False)
+
+
 def test_job_that_this_machine_forgot_is_known_again_after_the_same_launch(backend: Backend) -> None:
     job = backend.launch()
     forget_job(job.id, backend.settings)

@@ -29,6 +29,7 @@ from runtime.launchers.ray.settings import Place, read_place
 from runtime.launchers.ray.states import read_states
 from runtime.reasons import EndReason
 from runtime.stack.head_way import HeadWay
+from runtime.values import replace
 from tests.fakes.ray_head import RayHead
 from tests.services_support import wait_until
 
@@ -202,6 +203,23 @@ def test_launch_on_a_stack_is_told_of_a_type_that_no_pool_has(context: PlanConte
     assert (one.notes, len(other.notes), "type v4-16" in other.notes[0]) == ((), 1, True)
     # Its machines are Google's, which announce that they will be taken away; nobody knows of a lab's.
     assert (one.order["notices"], plan(context).order.get("notices")) == ({"clouds": ["gce"]}, None)
+
+
+@pytest.mark.parametrize(
+    ("records", "settings", "known"),
+    [(None, {}, True), ("/shared/runs", {"cluster": "main"}, True), ("/shared/runs", {}, False)],
+)
+def test_nodes_of_a_stack_s_cluster_are_known_as_such_though_an_address_leads_to_its_head(
+    context: PlanContext, records: str | None, settings: dict[str, str], known: bool
+) -> None:
+    (context.base / "contract.json").write_text(json.dumps(CONTRACT))
+    where = replace(target(records, **settings), stack="marin")
+    RayLauncher().check_settings(where)
+
+    planned = plan(context, where, resources=JobResources(tpu=Tpu(type="v4-8")))
+
+    assert (planned.order.get("notices"), len(planned.notes)) == (({"clouds": ["gce"]}, 1) if known else (None, 0))
+    assert read_place(where, context).tunnel is None
 
 
 def test_run_that_names_cpus_is_kept_to_them_and_one_that_names_none_is_not(context: PlanContext) -> None:

@@ -20,8 +20,8 @@ import pytest
 from runtime.shim.main import parse_place
 from runtime.shim.meeting import Leader, Signs, own_address
 from runtime.shim.retry import decide
+from runtime.testing.metadata import MetadataServer
 from tests.fakes.gcs import GcsServer
-from tests.fakes.metadata import MetadataServer
 from tests.shim_support import JOB, ShimJob, find_pythons, make_job, processes_with, wait_for, wait_until_it_listens
 from tests.unit.shim.test_shim_bucket import URL, BucketJob
 

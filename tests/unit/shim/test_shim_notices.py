@@ -16,7 +16,7 @@ import pytest
 
 from runtime.shim.notices import Notice, time_for_checkpoint
 from runtime.shim.serve import attempt_once
-from tests.fakes.metadata import MetadataServer
+from runtime.testing.metadata import MetadataServer
 from tests.shim_support import ShimJob, find_pythons, make_asked, make_job, wait_for
 
 PYTHONS = find_pythons()

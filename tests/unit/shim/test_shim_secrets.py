@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from runtime.shim import machine_secrets
+from runtime.testing.metadata import MetadataServer
 from tests.fakes.gcs import GcsServer
 from tests.fakes.google import GoogleServer
-from tests.fakes.metadata import MetadataServer
 from tests.shim_support import find_pythons, wait_for
 from tests.unit.shim.test_shim_bucket import URL, BucketJob, maker
 

@@ -17,9 +17,9 @@ from runtime.jobs.boot import build_boot, render_stub, write_boot
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.shim import stub
 from runtime.shim.cloud import Amazon
+from runtime.testing.metadata import MetadataServer
 from tests.fakes.faults import Fault, FaultProxy, FaultyServer
 from tests.fakes.gcs import GcsServer
-from tests.fakes.metadata import MetadataServer
 from tests.services_support import MotoServer
 from tests.shim_support import JOB, PATIENCE_S, find_pythons, make_job, wait_for
 from tests.unit.shim.test_shim import needed_python

@@ -16,10 +16,10 @@ import pytest
 
 from runtime.errors import InvalidValue
 from runtime.shim.notices import GCE_NOTICE_S, Ec2Source, GceSource
+from runtime.testing.metadata import MetadataServer
 from runtime.worker import notices
 from runtime.worker.notices import Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
 from runtime.worker.services import Leaving
-from tests.fakes.metadata import MetadataServer
 from tests.services_support import PATIENCE_S
 
 QUICK: dict[str, Any] = {

@@ -1,4 +1,5 @@
-"""The metadata servers of Compute Engine and EC2 on loopback: preemption notices, and the credentials of the machine."""
+"""Stand-ins for the metadata servers of Compute Engine and EC2, on loopback: preemption notices, and the credentials of
+the machine."""
 
 from __future__ import annotations
 
@@ -81,6 +82,14 @@ class MetadataServer:
             "GCE_METADATA_HOST": self.url.removeprefix("http://"),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.url,
         }
+
+    def announce(self) -> None:
+        """Have both clouds say that the machine will be taken away."""
+        self.preempted, self.action = "TRUE", '{"action": "terminate"}'
+
+    def call_off(self) -> None:
+        """Have neither cloud say so."""
+        self.preempted, self.action = "FALSE", None
 
     def count(self, method: str, path: str) -> int:
         return sum(request == (method, path) for request in self.requests)
