@@ -155,8 +155,8 @@ BOOT_IMAGE_PROJECTS: Final = frozenset(
 """Projects of Google's public images. https://cloud.google.com/compute/docs/images/os-details"""
 
 BOOT_IMAGE: Final = "projects/debian-cloud/global/images/debian-12-bookworm-v20261006"
-"""The boot image of heads that name none: one of Google's public list at `AS_OF`, by its version. Machines of others ran with it
-in October 2026; `preflight` asks Google whether it is still offered. Another one here replaces every head that names
+"""The boot image of heads that name none, by its version. It was found in public traces of machines that ran with it in October
+2026, and was not compared with Google's own list; `preflight` asks Google whether it is still offered. Another one here replaces every head that names
 none, so it changes with a release and a line in the changelog."""
 
 

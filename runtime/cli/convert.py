@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from typer import Argument, Option
 
@@ -14,6 +15,13 @@ from runtime.errors import NotPossible
 app = new_app("Make job files and stack files of what you launched with before.")
 
 LINES_FILE = "runs.jsonl"
+
+# Docker's `{{.Names}}`, `{{json .}}` and `{{end}}` belong to a command, and are none of these.
+_TEMPLATE: Final = re.compile(
+    r"\{\{[-+]?\s*(?!(?:end|else|break|continue)\b)[A-Za-z_][\w.]*(?:\[[^\]\n]*\])?\s*(?:\|[^{}\n]*)?[-+]?\}\}"
+    r"|\{%[-+]?\s*[a-z]+\b[^\n]*%\}"
+)
+"""A variable or a statement of a template that was not rendered."""
 
 _NAME_IT = "name the YAML file of the ReplicaSet"
 
@@ -107,7 +115,7 @@ def _load_cluster(path: Path, most_bytes: int) -> Any:
         raise NotPossible(f"cannot read `{path}`: {said.lower()}", hint=hint) from None
     if len(content) > most_bytes:
         raise NotPossible(f"`{path}` is larger than {most_bytes:,} bytes, which no cluster file is", hint=hint)
-    if "{%" in text or "{{" in text:
+    if _TEMPLATE.search(text):
         raise NotPossible(
             f"`{path}` is a template, and not the cluster file that is made of it",
             hint="make the cluster files first, with `python infra/update-cluster-configs.py` for Marin's",

@@ -26,7 +26,7 @@ LONGEST_GAP: Final = LONGEST_PAUSE + timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Of one cluster, and so of one zone."""
+    """Of one cluster. Refusals and the pause after them are also kept for the zone, since its clusters share them."""
 
     seen: Mapping[str, datetime] = field(default_factory=dict)
     """Suspect's key → when it was first seen, by Google's clock."""
@@ -63,6 +63,11 @@ def recall_seen(memory: Memory, now: datetime) -> Mapping[str, datetime]:
     """Return the suspects of earlier runs and when each was first seen; none if the last look is long ago or unknown."""
     at = memory.looked_at
     return memory.seen if at is not None and abs(now - at) <= LONGEST_GAP else {}
+
+
+def share_pause(memory: Memory, zone: Memory) -> Memory:
+    """Return a cluster's memory with the refusals of its zone, which other clusters may have had."""
+    return replace(memory, refusals=zone.refusals, wait_until=zone.wait_until)
 
 
 def load_memory(path: Path) -> Memory:

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from runtime.clusters.dead import Suspicion
-from runtime.clusters.nodes import ALIVE, MANAGED_LABEL, TpuNode, ZoneView, count_hosts
+from runtime.clusters.nodes import ALIVE, DEAD, MANAGED_LABEL, TpuNode, ZoneView, count_hosts
+from runtime.clusters.requests import explain_requests, make_offers
 from runtime.units import count_noun
 from runtime.values import dataclass, field
 
@@ -102,13 +103,16 @@ def find_mismatches(
             pool=None, what=f"{count_noun(spent, 'queued resource')} will give no more nodes", next=_reaps(key)
         )
     yield from _suspects(key, plan)
+    yield from _changing(key, [node for node in view.nodes if node.cluster == cluster], plan, ray)
     yield from _strays(view)
     if view.heads is not None and cluster not in view.heads:
         yield Mismatch(
             pool=None, what="the cluster has no head", next="`pulumi up --refresh`, or `runtime cluster stop` for good"
         )
     if ray is not None:
-        yield from _ray_mismatches(key, [node for node in view.nodes if node.cluster == cluster], ray, now)
+        nodes = [node for node in view.nodes if node.cluster == cluster]
+        yield from _ray_mismatches(key, nodes, ray, now)
+        yield from _requests(key, pools, nodes, plan, ray, now)
 
 
 def _reaps(key: str) -> str:
@@ -148,7 +152,7 @@ def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator
 def _suspects(key: str, plan: ReapPlan) -> Iterator[Mismatch]:
     groups: dict[tuple[str | None, str], list[str]] = {}
     for each in plan.waiting:
-        # A deletion that is under way is no mismatch yet.
+        # Deletions have lines of their own.
         if each.suspect.suspicion is Suspicion.DELETING:
             continue
         groups.setdefault((each.suspect.pool, each.suspect.what), []).append(each.suspect.name)
@@ -158,6 +162,62 @@ def _suspects(key: str, plan: ReapPlan) -> Iterator[Mismatch]:
             what=f"{_name(names)}: {what}",
             next=f"the reaper removes it if that lasts; `runtime cluster reap --cluster {key} --dry-run` says when",
         )
+
+
+def _changing(key: str, nodes: Sequence[TpuNode], plan: ReapPlan, ray: RayView | None) -> Iterator[Mismatch]:
+    """Yield the nodes that neither run nor are dead. Google does not say since when, so the reader decides whether it lasts."""
+    dead = {each.resource for each in plan.dead}
+    groups: dict[tuple[str | None, str, bool], list[TpuNode]] = {}
+    for node in nodes:
+        if node.state not in ALIVE | DEAD and node.resource not in dead:
+            busy = ray is not None and any(each in ray.busy for each in node.addresses)
+            groups.setdefault((node.pool, node.state, busy), []).append(node)
+    for (pool, state, busy), found in groups.items():
+        names, several = _name([node.name for node in found]), len(found) > 1
+        if state == "DELETING":
+            still = f", and Ray counts work on {'them' if several else 'it'}" if busy else ""
+            ends = "the work ends with its node and is placed again; " if busy else ""
+            yield Mismatch(
+                pool=pool,
+                what=f"{names}: {'are' if several else 'is'} being deleted, and may hold quota until then{still}",
+                next=f"{ends}the head's reaper asks for it again every 15 minutes; now:"
+                f" `runtime cluster reap --cluster {key} --longest-deletion 0s`",
+            )
+        else:
+            yield Mismatch(
+                pool=pool,
+                what=f"{names}: {state}, which Ray counts as no node" + (", and Ray counts work on it" if busy else ""),
+                next=f"Google ends that by itself as a rule; if it lasts: {_removes(key, found[0])}",
+            )
+
+
+def _removes(key: str, node: TpuNode) -> str:
+    """The command that removes a node, and with it what is wrong with it."""
+    if node.member is not None:
+        return f"`runtime cluster remove {node.member} --cluster {key}`, then `runtime cluster add` makes it again"
+    _, project, _, zone, *_ = node.resource.split("/")
+    gcloud = f"gcloud compute tpus tpu-vm delete {node.name} --zone {zone} --project {project}"
+    return f"`{gcloud}`, and Ray makes another node"
+
+
+def _requests(
+    key: str, pools: Sequence[Pool], nodes: Sequence[TpuNode], plan: ReapPlan, ray: RayView, now: datetime
+) -> Iterator[Mismatch]:
+    coming = {node.name for node in nodes if node.state in ALIVE and (node.state != "READY" or _joins(node, ray, now))}
+    idle = {
+        node.name
+        for node in nodes
+        if node.state == "READY" and _is_whole(node, ray) and not any(each in ray.busy for each in node.addresses)
+    }
+    dead = frozenset(each.name for each in plan.dead if not each.is_queued)
+    offers = make_offers(pools, nodes, dead, frozenset(coming), frozenset(idle))
+    for each in explain_requests(key, ray.wanted, offers):
+        yield Mismatch(pool=each.pool, what=each.what, next=each.next)
+
+
+def _joins(node: TpuNode, ray: RayView, now: datetime) -> bool:
+    """Whether a node may still be starting Ray."""
+    return node.created_at is not None and now - node.created_at < JOINS_WITHIN and not _is_whole(node, ray)
 
 
 def _strays(view: ZoneView) -> Iterator[Mismatch]:

@@ -138,12 +138,16 @@ def ask_ray(
     options: list[str] | None,
     *,
     tunnel: bool,
+    jobs: bool = False,
 ) -> tuple[RayView | None, str | None]:
     """Return what Ray says, or why it is not known."""
-    from runtime.clusters.ray_view import read_ray
+    from runtime.clusters.ray_view import read_jobs, read_ray
 
     try:
         with reach_dashboard(chosen, cluster, address, user, options, tunnel=tunnel) as url:
-            return (None, NOT_ASKED) if url is None else (read_ray(url), None)
+            if url is None:
+                return None, NOT_ASKED
+            view = read_ray(url)
+            return read_jobs(url, view) if jobs else view, None
     except InfrastructureFailure as problem:
         return None, problem.message

@@ -104,7 +104,7 @@ def reap(
       runtime cluster reap --metrics-file /var/lib/node_exporter/reaper.prom
     """
     from runtime.clusters.dead import Bounds
-    from runtime.clusters.memory import load_memory, save_memory
+    from runtime.clusters.memory import Memory, load_memory, save_memory, share_pause
     from runtime.clusters.metrics import Measured, write_metrics
     from runtime.clusters.reaper import reap_once
 
@@ -118,15 +118,22 @@ def reap(
     chosen = open_clusters(stack, cluster)
     folder = state or chosen.settings.cache_dir / "clusters"
     began = time.monotonic()
-    reports, measured, changed = [], [], []
+    reports, measured, changed = [], [], {}
+    zones: dict[Path, Memory] = {}
     for name, each in chosen.clusters.items():
         memory_file = folder / f"{chosen.project}-{each.cluster_name}.json"
         before = load_memory(memory_file)
+        zone_file = folder / "zones" / f"{chosen.project}-{each.zone}.json"
+        zone = zones.get(zone_file) or load_memory(zone_file)
+        before = share_pause(before, zone)
         run, after = reap_once(
             chosen.reaper(each), each.cluster_name, before, datetime.now(UTC), bounds=bounds, dry_run=dry_run
         )
+        zones[zone_file] = share_pause(Memory(), after)
         if not dry_run and after != before:
-            changed.append((memory_file, after))
+            changed[memory_file] = after
+        if not dry_run and zones[zone_file] != zone:
+            changed[zone_file] = zones[zone_file]
         most = {pool.name: pool.max for pool in read_pools(each)}
         measured.append(Measured(cluster=each.cluster_name, max=most, run=run, memory=after))
         reports.append(_report(name, run, most, dry_run=dry_run))
@@ -135,7 +142,7 @@ def reap(
     with contextlib.ExitStack() as writes:  # each is done, whichever fails
         if metrics_file is not None and not dry_run:
             writes.callback(write_metrics, metrics_file, measured, datetime.now(UTC), took)
-        for file, memory in changed:
+        for file, memory in changed.items():
             writes.callback(save_memory, file, memory)
     return 3 if any(report.failed or report.error for report in reports) else 0
 

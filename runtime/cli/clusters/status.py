@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from runtime.cli.clusters.common import (
     NOT_ASKED,
@@ -30,8 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from runtime.cli.clusters.common import Chosen
+    from runtime.clusters.nodes import TpuNode
     from runtime.clusters.ray_view import RayView
     from runtime.outputs import ClusterOutput
+
+
+_SHOWN: Final = 10
+"""Jobs that the text names; `-o json` has all."""
+_NODES_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,21 @@ class ClusterRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job of ours that has not ended."""
+
+    job: str
+    name: str
+    owner: str
+    state: str
+    """Ray's word for its driver: `PENDING` or `RUNNING`."""
+    nodes: tuple[str, ...] | None
+    """TPU nodes on which it has a place; a host that Google does not list has its address. None if Ray does not say."""
+    show: str
+    """The command that says more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
     cluster: str
     zone: str
@@ -57,6 +78,10 @@ class ClusterStatus:
     wanted: Mapping[str, int]
     """Resources that something waits for in Ray → how often."""
     mismatches: tuple[Mismatch, ...]
+    jobs: tuple[JobRow, ...] | None
+    """None if Ray was not asked for its jobs, or did not answer."""
+    others: int | None
+    """Living jobs that the runtime did not start."""
     ray: str | None
     """Why Ray's side is not shown; None if it is."""
 
@@ -101,7 +126,8 @@ def status(
 ) -> int:
     """Show what the stack wants, and what there is.
 
-    That is for each pool what Google has, what Ray sees and what runs, and each mismatch with its next step.
+    That is for each pool what Google has, what Ray sees and what runs, and each mismatch, and each request that waits, with
+    its next step. With `--address` or `--tunnel` the jobs that run are named.
 
     Members, which `runtime cluster add` made, have a row each. LIVE counts the nodes that Google makes or runs, DEAD those that the reaper would remove, RAY those that Ray counts
     on, and BUSY those on which something holds CPUs or TPUs. Without `--address` or `--tunnel` Ray is not asked. Exit code
@@ -123,7 +149,7 @@ def status(
     shown, failed = [], 0
     for name, each in chosen.clusters.items():
         try:
-            ray, why = ask_ray(chosen, each, address, user, ssh_option, tunnel=tunnel)
+            ray, why = ask_ray(chosen, each, address, user, ssh_option, tunnel=tunnel, jobs=True)
             shown.append(_look(chosen, name, each, ray, why))
         except InfrastructureFailure as problem:
             note(f"{name}: {problem.message}")
@@ -158,7 +184,26 @@ def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None
             *_find_hold(chosen, name),
             *find_mismatches(name, pools, view, cluster.cluster_name, plan, ray, now),
         ),
+        jobs=None if ray is None or ray.jobs is None else _name_jobs(ray, view.nodes),
+        others=None if ray is None or ray.jobs is None else sum(each.job is None for each in ray.jobs),
         ray=why,
+    )
+
+
+def _name_jobs(ray: RayView, nodes: Sequence[TpuNode]) -> tuple[JobRow, ...]:
+    names = {address: node.name for node in nodes for address in node.addresses}
+    return tuple(
+        JobRow(
+            job=each.job,
+            name=each.name,
+            owner=each.owner,
+            state=each.state,
+            nodes=None if each.hosts is None else tuple(sorted({names.get(host, host) for host in each.hosts})),
+            # Why a job has no place yet is for `explain` to say.
+            show=f"runtime {'explain' if each.hosts is not None and not each.hosts else 'status'} {each.job}",
+        )
+        for each in ray.jobs or ()
+        if each.job is not None
     )
 
 
@@ -207,9 +252,25 @@ def _print(shown: list[ClusterStatus], output: Output) -> None:
             note(f"{each.cluster}: Ray was {each.ray}" if each.ray is NOT_ASKED else f"{each.cluster}: {each.ray}")
         for state, count in each.queued.items():
             note(f"{each.cluster}: {count_noun(count, 'queued resource')} {state}")
-        for what, count in each.wanted.items():
-            note(f"{each.cluster}: {count_noun(count, 'request')} for {what} without a place")
+        for line in _describe_jobs(each):
+            note(f"{each.cluster}: {line}")
         for mismatch in each.mismatches:
             pool = f" {mismatch.pool}" if mismatch.pool else ""
             note(f"{each.cluster}{pool}: {mismatch.what}")
             note(f"  next: {mismatch.next}")
+
+
+def _describe_jobs(shown: ClusterStatus) -> Iterator[str]:
+    for job in (shown.jobs or ())[:_SHOWN]:
+        if job.nodes is None:
+            place = ""
+        elif job.nodes:
+            more = len(job.nodes) - _NODES_SHOWN
+            place = f" on {', '.join(job.nodes[:_NODES_SHOWN])}" + (f" and {more:,} more" if more > 0 else "")
+        else:
+            place = ", on no node yet"
+        yield f"{job.job} `{job.name}` of {job.owner or 'an unknown owner'}: {job.state}{place}: `{job.show}`"
+    if (more := len(shown.jobs or ()) - _SHOWN) > 0:
+        yield f"{more:,} more jobs: `-o json` has all"
+    if shown.others:
+        yield f"{count_noun(shown.others, 'job')} that the runtime did not start: `runtime cluster dashboard`"

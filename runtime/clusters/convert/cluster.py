@@ -21,7 +21,7 @@ from runtime.clusters.convert.notes import (
     read_text,
     read_texts,
 )
-from runtime.clusters.nodes import count_hosts
+from runtime.clusters.nodes import count_chips, count_hosts
 from runtime.errors import InvalidValue, NotPossible
 from runtime.secret_signs import has_known_form
 from runtime.values import dataclass
@@ -77,6 +77,10 @@ _INSTEAD_ON_NODES: Final[Mapping[str, str]] = {
     "tags": "the stack tags its machines for its firewall rules",
     "labels": "`labels` of the stack are on all that it makes",
     "metadata": "the stack writes the machines' metadata; a script goes into `setup`",
+}
+_INSTEAD_ON_HEAD: Final[Mapping[str, str]] = {
+    "min_workers": "a cluster has one head, and no pool is of its type",
+    "max_workers": "a cluster has one head, and no pool is of its type",
 }
 _INSTEAD_ON_MEMBERS: Final[Mapping[str, str]] = {
     "CPU": "a member offers the CPUs of a pool of its type, else half of its host's",
@@ -250,7 +254,7 @@ class _Conversion:
             notes.add(f"{where}.resources", f"CPU: {resources['CPU']}", "nothing runs on the head but drivers of jobs")
         self._note_keys({key: each for key, each in resources.items() if key != "CPU"}, (), f"{where}.resources", {})
         self._note_keys(config, ("machineType", "disks"), f"{where}.node_config", _INSTEAD_ON_NODES)
-        self._note_keys(head, ("node_config", "resources", "min_workers", "max_workers"), where, {})
+        self._note_keys(head, ("node_config", "resources"), where, _INSTEAD_ON_HEAD)
         return made
 
     def _read_disk(self, disk: object, index: int, where: str) -> dict[str, Any]:
@@ -371,6 +375,7 @@ class _Conversion:
             notes.add(where, accelerator, f"Ray's autoscaler does not make {kind}: `{' '.join(words)}`")
             self._note_keys(pool, ("node_config", "resources", "min_workers", "max_workers"), where, {})
             resources = read_table(pool.get("resources"), f"{where}.resources")
+            self._note_chips(resources, accelerator, f"{where}.resources")
             self._note_keys(resources, ("TPU",), f"{where}.resources", _INSTEAD_ON_MEMBERS)
             return None
         if limit > _MOST_NODES:
@@ -387,7 +392,7 @@ class _Conversion:
             "capacity": capacity,
             "min": min(least, limit),
             "max": limit,
-            **self._read_resources(pool, where),
+            **self._read_resources(pool, accelerator, where),
         }
         self._note_keys(pool, ("node_config", "resources", "labels", "min_workers", "max_workers"), where, {})
         return made
@@ -399,8 +404,9 @@ class _Conversion:
         self._note_keys(rest, ("reserved", "spot", "preemptible"), f"{where}.node_config.schedulingConfig", {})
         return known[0] if known else "on_demand"
 
-    def _read_resources(self, pool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def _read_resources(self, pool: Mapping[str, Any], accelerator: str, where: str) -> dict[str, Any]:
         resources = read_table(pool.get("resources"), f"{where}.resources")
+        self._note_chips(resources, accelerator, f"{where}.resources")
         made: dict[str, Any] = {}
         if "CPU" in resources:
             cpus = read_count(resources["CPU"], f"{where}.resources.CPU", 0)
@@ -416,6 +422,13 @@ class _Conversion:
                 self._notes.add(f"{where}.resources", f"{name}: {each}", step)
         labels = {key: str(each) for key, each in read_table(pool.get("labels"), f"{where}.labels").items()}
         return {**made, **({"labels": labels} if labels else {})}
+
+    def _note_chips(self, resources: Mapping[str, Any], accelerator: str, where: str) -> None:
+        """Note a number of chips other than the type's, which is what nodes offer."""
+        chips = count_chips(accelerator)
+        if "TPU" in resources and resources["TPU"] != chips:
+            own = f"{chips} on each host of a {accelerator}" if chips else f"those of a {quote(accelerator)}"
+            self._notes.add(where, f"TPU: {resources['TPU']}", f"nodes offer the chips that they have, {own}")
 
     def _note_rest(self) -> None:
         done = ("cluster_name", "provider", "docker", "available_node_types", "head_node_type", "max_workers")

@@ -224,6 +224,36 @@ def test_reap_goes_on_with_other_clusters_when_one_zone_does_not_answer(server: 
     assert "b: google refused `GET" in err
 
 
+def test_reap_of_two_clusters_in_one_zone_asks_once_after_a_refusal(
+    server: TpuServer, reap: Run, tmp_path: Path
+) -> None:
+    second = replace(CLUSTER, cluster_name="marin-b")
+    outputs = replace(OUTPUTS, clusters={"b": second, "main": CLUSTER})
+    lists = "tpu.projects.locations.nodes.list"
+    server.refusals[lists] = Refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded")
+
+    code, _, err = reap("--state", str(tmp_path / "state"), outputs=outputs)
+    calls = server.calls().count(lists)
+    alone = reap("--state", str(tmp_path / "state"), "--cluster", "main", outputs=outputs)
+
+    assert (code, [line.partition("`")[0] for line in err.splitlines() if "left alone" not in line]) == (
+        3,
+        ["b: google refused "],
+    )
+    assert all("main: google refused: left alone until 20" in each for each in (err, alone[2]))
+    assert server.calls().count(lists) == calls
+
+
+def test_reap_that_is_answered_ends_the_pause_of_the_zone(server: TpuServer, reap: Run, tmp_path: Path) -> None:
+    zone = tmp_path / "state" / "zones" / "p-1-us-central2-b.json"
+    zone.parent.mkdir(parents=True)
+    past = {"seen": {}, "refusals": 3, "wait_until": "2020-01-01T00:00:00Z", "removed": {}, "failed": 0}
+    zone.write_text(json.dumps(past))
+
+    assert reap("--state", str(tmp_path / "state"))[0] == 0
+    assert json.loads(zone.read_text())["refusals"] == 0
+
+
 def test_reap_writes_its_numbers_for_prometheus(server: TpuServer, reap: Run, tmp_path: Path) -> None:
     file = tmp_path / "metrics" / "reaper.prom"
     for name, state in (("n-0", "PREEMPTED"), ("n-1", "READY")):
@@ -295,15 +325,24 @@ class Dashboard(FaultyServer):
     def __init__(self, *alive: str) -> None:
         super().__init__()
         self.alive = alive
+        self.jobs: list[dict[str, object]] = []
+        self.actors: list[dict[str, str]] | None = []
+        """None if this Ray does not list actors."""
 
     def answer(self, request: Request) -> Response:
         usage = {address: {"TPU": [4.0, 4.0]} for address in self.alive[:1]}
         report = {"usageByNode": usage, "resourceDemand": [[{"TPU": 4.0}, 2]]}
         summary = [{"raylet": {"nodeId": each, "nodeManagerAddress": each, "state": "ALIVE"}} for each in self.alive]
-        known = {
+        if request.path == "/api/jobs/":
+            return Response(200, {}, json.dumps(self.jobs).encode())
+        if request.path.startswith("/api/v0/actors?") and self.actors is None:
+            return Response(500, {}, b"no")
+        known: dict[str, object] = {
             "/nodes?view=summary": {"summary": summary},
             "/api/cluster_status": {"clusterStatus": {"loadMetricsReport": report}, "autoscalingError": None},
         }
+        if request.path.startswith("/api/v0/actors?"):
+            known[request.path] = {"result": {"total": len(self.actors or ()), "result": self.actors}}
         body = {"result": True, "msg": "", "data": known[request.path]}
         return Response(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
 
@@ -345,10 +384,55 @@ def test_status_with_ray_shows_what_it_sees_what_runs_and_what_waits(
 
     assert (code, out.splitlines()[0]) == (0, "main\tv4\t4\t8\t4\t0\t2\t1\t4 READY")
     assert err.splitlines() == [
-        'main: 2 requests for {"TPU": 4.0} without a place',
         "main v4: n-3, n-4: Google runs what Ray does not see",
         "  next: runtime cluster exec --cluster main --node n-3 -- sudo journalctl -u runtime-ray-node -n 50",
+        "main: 2 requests for 4 TPU wait: 1 of 4 nodes works on nothing",
+        "  next: it starts within seconds, unless it asks for more CPUs, memory or hosts at once: `runtime explain JOB`",
     ]
+
+
+def started(number: int, **more: object) -> dict[str, object]:
+    said = {"job": f"j-{number:02}", "epoch": "1", "name": "train", "owner": "ada", "grace_s": "5"}
+    name, ray_id = f"j-{number:02}-e1-p0-0", f"{number:02}000000"
+    return {"submission_id": name, "job_id": ray_id, "status": "RUNNING", "metadata": said, **more}
+
+
+def test_status_with_ray_names_our_jobs_and_the_command_that_shows_each(
+    server: TpuServer, run: Run, dashboard: Dashboard
+) -> None:
+    add_hosts(server, "READY", "READY", "READY", "READY")
+    other: dict[str, object] = {"submission_id": "raysubmit_1", "status": "RUNNING", "entrypoint": "python x.py"}
+    odd = {**other, "submission_id": "j-04-e1-p0-0", "metadata": "a text"}
+    dashboard.jobs = [started(1), started(2), started(3, status="STOPPED"), other, odd]
+    dashboard.actors = [{"job_id": "01000000", "node_id": each} for each in ("10.0.0.1", "10.0.0.2")]
+
+    lines = run("status", "--address", dashboard.url)[2].splitlines()
+    [printed] = json.loads(run("status", "--address", dashboard.url, "-o", "json")[1])
+
+    assert lines[:3] == [
+        "main: j-01 `train` of ada: RUNNING on n-1, n-2: `runtime status j-01`",
+        "main: j-02 `train` of ada: RUNNING, on no node yet: `runtime explain j-02`",
+        "main: 2 jobs that the runtime did not start: `runtime cluster dashboard`",
+    ]
+    first = {"job": "j-01", "name": "train", "owner": "ada", "state": "RUNNING", "nodes": ["n-1", "n-2"]}
+    assert printed["jobs"][0] == {**first, "show": "runtime status j-01"}
+    assert ([each["job"] for each in printed["jobs"]], printed["others"]) == (["j-01", "j-02"], 2)
+
+
+def test_status_with_many_jobs_stays_short_and_without_actors_names_no_nodes(
+    server: TpuServer, run: Run, dashboard: Dashboard
+) -> None:
+    add_hosts(server, "READY", "READY", "READY", "READY")
+    dashboard.jobs, dashboard.actors = [started(number) for number in range(1, 32)], None
+
+    lines = run("status", "--address", dashboard.url)[2].splitlines()
+    [printed] = json.loads(run("status", "--address", dashboard.url, "-o", "json")[1])
+
+    assert lines[9:11] == [
+        "main: j-10 `train` of ada: RUNNING: `runtime status j-10`",
+        "main: 21 more jobs: `-o json` has all",
+    ]
+    assert (len(printed["jobs"]), printed["jobs"][0]["nodes"]) == (31, None)
 
 
 def test_status_with_an_address_that_does_not_answer_shows_google(server: TpuServer, run: Run) -> None:
@@ -362,6 +446,8 @@ def test_status_with_an_address_that_does_not_answer_shows_google(server: TpuSer
 
 def test_status_as_json_is_documented(server: TpuServer, run: Run, dashboard: Dashboard) -> None:
     add_hosts(server, "READY", "PREEMPTED")
+    dashboard.jobs = [started(1)]
+    dashboard.actors = [{"job_id": "01000000", "node_id": "10.0.0.1"}]
 
     printed = json.loads(run("status", "--address", dashboard.url, "-o", "json")[1])
 

@@ -122,6 +122,9 @@ def test_cluster_file_becomes_the_settings_of_a_stack() -> None:
             "`runtime cluster add v4-16 --count 1 --capacity preemptible --runtime-version tpu-ubuntu2204-base`",
         ),
         ("available_node_types.tpu_slice_v4_16.resources.CPU", "120", "half of its host's"),
+        ("available_node_types.head_default.min_workers", "1", "a cluster has one head"),
+        ("available_node_types.steady.resources", "TPU: 8", "4 on each host of a v4-8"),
+        ("available_node_types.tpu_slice_v4_16.resources", "TPU: 16", "4 on each host of a v4-16"),
         (
             "available_node_types.kept",
             "v4-8",
@@ -137,7 +140,12 @@ def test_cluster_file_becomes_the_settings_of_a_stack() -> None:
     ],
 )
 def test_each_thing_that_is_left_out_is_said_with_its_next_step(where: str, what: str, next_step: str) -> None:
-    found = [each for each in convert(LAB).notes if each.where == where and what in each.what]
+    document = load_yaml(LAB)
+    types = document["available_node_types"]
+    types["head_default"]["min_workers"] = 1
+    types["steady"]["resources"]["TPU"], types["tpu_slice_v4_16"]["resources"]["TPU"] = 8, 16
+
+    found = [each for each in convert_cluster(document).notes if each.where == where and what in each.what]
 
     assert any(next_step in each.next for each in found), [each.line() for each in found]
 
@@ -180,6 +188,19 @@ def test_command_for_what_no_pool_takes_is_one_of_this_program(
 
     # All its words are known; the last one, which is not its own, is refused.
     assert (code, "`never` is no valid --within" in capsys.readouterr().err) == (2, True)
+
+
+def test_number_of_chips_that_the_type_has_is_no_difference() -> None:
+    assert [each for each in convert(LAB).notes if each.what.startswith("TPU: ")] == []
+
+
+@pytest.mark.parametrize("form", ["{{.Names}}", "{{json .}}", "{{ .ID }} {{end}}", "{{range .Ports}}", "%{http_code}"])
+def test_format_of_a_command_makes_no_template(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "c.yaml"
+    cluster.write_text(LAB.replace("  - mkdir -p /mnt/cache\n", f"  - docker ps --format '{form}'\n"))
+
+    assert main(["convert", "marin", str(cluster)]) == 0
+    assert f"docker ps --format '{form}'" in capsys.readouterr().out
 
 
 def test_every_command_and_option_is_carried_or_said() -> None:
@@ -319,6 +340,9 @@ def test_cluster_of_another_provider_is_refused() -> None:
         (b"cluster_name: [", "is no YAML: line 1"),
         (b"\xff\xfe", "it is no text"),
         (b"cluster_name: {{NAME}}\n", "is a template"),
+        (b"cluster_name: '{{ NAME | lower }}-{{.Names}}'\n", "is a template"),
+        (b"cluster_name: {{ cluster.name }}\n", "is a template"),
+        (b"{% if tpu %}\ncluster_name: x\n{% endif %}\n", "is a template"),
         (b"a: 1\n---\nb: 2\n", "is no YAML"),
         (b"a: 1\na: 2\n", "`a` is there twice"),
         (b"x" * (MOST_BYTES + 1), "is larger than 1,048,576 bytes"),

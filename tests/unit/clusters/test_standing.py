@@ -12,7 +12,7 @@ from runtime.clusters.dead import plan_reaping
 from runtime.clusters.head_config import check_head, parse_attributes
 from runtime.clusters.nodes import QueuedResource, TpuNode, ZoneView
 from runtime.clusters.pools import Pool, read_pools
-from runtime.clusters.ray_view import DashboardUnreachable, RayView, parse_ray, read_ray
+from runtime.clusters.ray_view import DashboardUnreachable, RayJob, RayView, parse_jobs, parse_ray, read_jobs, read_ray
 from runtime.clusters.standing import Mismatch, PoolStanding, compare_pools, find_mismatches
 from runtime.values import replace
 from tests.cluster_support import CLUSTER, NOW, PARENT, labels, member, member_labels, node
@@ -98,13 +98,150 @@ def test_cluster_in_order_has_no_mismatch() -> None:
             [("old", "1 node of a pool that the stack does not have")],
         ),
         ([ready("a", accelerator="v4-16")], [("v4", "a: lacks 2 of 2 hosts")]),
-        ([ready("a"), node("DELETING", "going")], []),
+        (
+            [ready("a"), node("DELETING", "going"), node("DELETING", "too")],
+            [("v4", "going, too: are being deleted, and may hold quota until then")],
+        ),
+        ([ready("a"), node("REPAIRING", "ill")], [("v4", "ill: REPAIRING, which Ray counts as no node")]),
+        (
+            [ready("a"), member("REIMAGING", "eval")],
+            [("member eval", "eval: REIMAGING, which Ray counts as no node")],
+        ),
     ],
 )
 def test_mismatch_between_stack_and_google_is_named(
     nodes: list[TpuNode], expected: list[tuple[str | None, str]]
 ) -> None:
     assert mismatches(*nodes) == expected
+
+
+def test_mismatch_of_a_node_in_deletion_says_that_ray_still_counts_work_on_it() -> None:
+    ray = RayView(alive=frozenset({"10.0.0.1", "10.0.0.2"}), busy=frozenset({"10.0.0.2"}))
+    going = node("DELETING", "going", addresses=("10.0.0.2",))
+
+    assert mismatches(ready("a", "10.0.0.1"), going, ray=ray) == [
+        ("v4", "going: is being deleted, and may hold quota until then, and Ray counts work on it")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changing", "next_step"),
+    [
+        (node("DELETING", "n"), "`runtime cluster reap --cluster main --longest-deletion 0s`"),
+        (node("REPAIRING", "n"), "`gcloud compute tpus tpu-vm delete n --zone us-central2-b --project p-1`"),
+        (member("REPAIRING", "eval"), "`runtime cluster remove eval --cluster main`"),
+    ],
+)
+def test_mismatch_of_a_node_that_changes_has_the_command_that_ends_it(changing: TpuNode, next_step: str) -> None:
+    view = ZoneView(nodes=(ready("a"), changing), heads=HEADS)  # type: ignore[arg-type]
+    plan = plan_reaping(view, "marin-main", NOW, seen={})
+
+    [found] = find_mismatches("main", POOLS, view, "marin-main", plan, None, NOW)
+
+    assert next_step in found.next
+
+
+ONE = '{"CPU": 1.0, "TPU": 4.0}'
+
+
+@pytest.mark.parametrize(
+    ("nodes", "busy", "wanted", "said", "next_step"),
+    [
+        (
+            [ready("a", "10.0.0.1")],
+            True,
+            ONE,
+            "2 requests for 1 CPU and 4 TPU wait: no node is being made, although 1 more may be",
+            "`runtime cluster exec --cluster main -- sudo docker logs --tail 100 ray`",
+        ),
+        (
+            [ready("a", "10.0.0.1"), node("CREATING", "b", age=HOUR / 2)],
+            True,
+            ONE,
+            "2 requests for 1 CPU and 4 TPU wait: 1 node is being made",
+            "it starts by itself",
+        ),
+        (
+            [ready("a", "10.0.0.1"), node("READY", "b", age=HOUR / 60, addresses=("10.0.0.2",))],
+            True,
+            ONE,
+            "2 requests for 1 CPU and 4 TPU wait: 1 node is being made",
+            "it starts by itself",
+        ),
+        (
+            [ready("a", "10.0.0.1"), ready("b", "10.0.0.1")],
+            True,
+            ONE,
+            "2 requests for 1 CPU and 4 TPU wait: 2 nodes of at most 2 are there, and none is free",
+            "a higher `max` of the pool",
+        ),
+        (
+            [ready("a", "10.0.0.1")],
+            False,
+            '{"CPU": 500.0}',
+            "2 requests for 500 CPU wait: 1 of 1 node works on nothing",
+            "`runtime explain JOB`",
+        ),
+        (
+            [ready("a", "10.0.0.1")],
+            True,
+            '{"TPU-v4-16-head": 1.0}',
+            "2 requests for a v4-16 wait: no pool and no node has that type, only v4-8",
+            "`runtime cluster add v4-16`",
+        ),
+        (
+            [ready("a", "10.0.0.1")],
+            True,
+            '{"TPU": 8.0}',
+            "2 requests for 8 TPU wait: a host has at most 4 chips (types: v4-8)",
+            "fewer chips",
+        ),
+        (
+            [ready("a", "10.0.0.1")],
+            True,
+            '{"CPU": 1.0, "GPU": 1.0}',
+            "2 requests for 1 CPU and 1 GPU wait: no pool and no node has `GPU`",
+            "end the job",
+        ),
+        (
+            [ready("a", "10.0.0.1"), member("READY", "eval", age=HOUR, addresses=("10.0.0.1", "10.0.0.1"))],
+            True,
+            '{"TPU-v4-16-head": 1.0}',
+            "2 requests for a v4-16 wait: 1 node of at most 1 is there, and none is free",
+            "it starts by itself",
+        ),
+    ],
+)
+def test_request_that_waits_is_explained_with_its_next_step(
+    nodes: list[TpuNode], busy: bool, wanted: str, said: str, next_step: str
+) -> None:
+    hosts = frozenset({"10.0.0.1"})
+    ray = RayView(alive=hosts, busy=hosts if busy else frozenset(), wanted={wanted: 2})
+    view = ZoneView(nodes=tuple(nodes), heads=HEADS)  # type: ignore[arg-type]
+    plan = plan_reaping(view, "marin-main", NOW, seen={})
+
+    found = [each for each in find_mismatches("main", POOLS, view, "marin-main", plan, ray, NOW) if "wait" in each.what]
+
+    assert [each.what for each in found] == [said]
+    assert next_step in found[0].next
+
+
+def test_request_does_not_count_a_creation_that_hangs_or_a_pool_of_another_type() -> None:
+    ray = RayView(alive=frozenset({"10.0.0.1"}), busy=frozenset({"10.0.0.1"}), wanted={'{"TPU-v4-8-head": 1.0}': 1})
+    other = node("CREATING", "b", age=HOUR / 2, pool="v5", accelerator="v5litepod-4")
+    hangs = node("CREATING", "c", age=2 * HOUR, accelerator="v4-8")
+    view = ZoneView(nodes=(ready("a", "10.0.0.1"), other, hangs), heads=HEADS)  # type: ignore[arg-type]
+    pools = [*POOLS, Pool(name="v5", accelerator="v5litepod-4", max=4)]
+    plan = plan_reaping(view, "marin-main", NOW, seen={})
+
+    [found] = [
+        each for each in find_mismatches("main", pools, view, "marin-main", plan, ray, NOW) if "wait" in each.what
+    ]
+
+    assert (found.pool, found.what) == (
+        "v4",
+        "1 request for a v4-8 waits: no node is being made, although 1 more may be",
+    )
 
 
 def test_mismatch_of_a_missing_head_is_named_and_an_unknown_one_is_not() -> None:
@@ -246,14 +383,57 @@ def test_parse_ray_knows_hosts_by_address_and_usage_by_address_or_id() -> None:
             "10.0.0.6": {"CPU": [1, 120]},
         },
         "resourceDemand": [[{"TPU": 4.0, "CPU": 1.0}, 3]],
+        "pgDemand": [[{"bundles": [[{"CPU": 1.0, "TPU": 4.0}, 2], [{"CPU": 1.0}, 1]], "strategy": "STRICT_SPREAD"}, 5]],
     }
     status = {"data": {"clusterStatus": {"loadMetricsReport": report}, "autoscalingError": None}}
 
     assert parse_ray(nodes, status) == RayView(
         alive=frozenset({"10.0.0.3", "10.0.0.4", "10.0.0.5"}),
         busy=frozenset({"10.0.0.3", "10.0.0.4"}),
-        wanted={'{"CPU": 1.0, "TPU": 4.0}': 3},
+        wanted={'{"CPU": 1.0, "TPU": 4.0}': 13, '{"CPU": 1.0}': 5},
     )
+
+
+def started(job: str, part: int, status: str = "RUNNING", ray_id: str = "01000000") -> dict[str, object]:
+    said = {"job": job, "epoch": "1", "name": "train", "owner": "ada", "grace_s": "5"}
+    return {"submission_id": f"{job}-e1-p{part}-0", "job_id": ray_id, "status": status, "metadata": said}
+
+
+def test_parse_jobs_names_living_jobs_once_with_the_hosts_of_their_actors() -> None:
+    listed = [
+        started("j-b", 0),
+        started("j-b", 1, "PENDING", "02000000"),
+        started("j-c", 0, "SUCCEEDED", "03000000"),
+        started("j-a", 0, ray_id="04000000"),
+        {"submission_id": "raysubmit_1", "job_id": "05000000", "status": "RUNNING", "entrypoint": "python x.py"},
+        {"submission_id": "mine", "status": "RUNNING", "entrypoint": "e", "metadata": {"job": "j-a"}},
+    ]
+    nodes = {
+        "data": {"summary": [raylet("hh", "10.0.0.2", head=True), raylet("bb", "10.0.0.3"), raylet("cc", "10.0.0.4")]}
+    }
+    actors = [
+        {"job_id": job, "node_id": at}
+        for job, at in (("01000000", "bb"), ("01000000", "hh"), ("02000000", "cc"), ("09000000", "cc"))
+    ]
+
+    found = parse_jobs(listed, nodes, {"data": {"result": {"result": actors}}})
+
+    assert found == (
+        RayJob(job="j-a", name="train", owner="ada", hosts=frozenset()),
+        RayJob(job="j-b", name="train", owner="ada", hosts=frozenset({"10.0.0.3", "10.0.0.4"})),
+        RayJob(job=None, name="python x.py", hosts=frozenset()),
+        RayJob(job=None, name="e", hosts=frozenset()),
+    )
+    assert parse_jobs([started("j-b", 0)]) == (RayJob(job="j-b", name="train", owner="ada"),)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[3]", b"[{}]", b"[[]]"])
+def test_read_jobs_of_another_form_changes_nothing(body: bytes) -> None:
+    view, server = RayView(alive=frozenset()), Strange(body).start()
+    try:
+        assert read_jobs(server.url, view) is view
+    finally:
+        server.stop()
 
 
 def test_parse_ray_without_an_autoscalers_report_knows_the_hosts() -> None:
