@@ -13,6 +13,10 @@ from runtime.shim.attempt import keep_native_limit
 from runtime.shim.files import SNAPSHOT
 from runtime.shim.words import LOOK_S, say
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Tuple
+
 HOLD_LOOK_S = 1.0
 """How often a new tree is looked for."""
 SILENT_S = 900.0
@@ -33,7 +37,8 @@ class Hold(object):
         limit = order.get("time_limit_s")
         self.deadline = keep_native_limit(order, time.time() + limit if limit else None)
         """The end of the whole hold; a restart of the shim begins it again."""
-        self.newest = self.current = (0, {})
+        self.newest: "Tuple[int, Dict[str, Any]]" = (0, {})
+        self.current = self.newest
         """Number and content of the newest tree, and of the one whose command was begun last; 0 is the launch's own."""
         self.archive = SNAPSHOT
         self.gpus = None

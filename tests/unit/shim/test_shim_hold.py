@@ -145,7 +145,8 @@ def test_newer_tree_ends_the_running_command_and_trees_in_between_are_skipped(jo
     (tmp_path / "go").touch()
     wait_for(lambda: ends(made)[-1] == "succeeded.0", "the second tree's command")
     assert give_back(made, started) == 0
-    assert made.ends()[0] == "requeue" and set(made.ends()[1:-1]) <= {"succeeded", "requeue"}
+    assert made.ends()[0] == "requeue"
+    assert set(made.ends()[1:-1]) <= {"succeeded", "requeue"}
 
 
 def test_command_that_runs_when_the_machine_is_given_back_is_ended(job: MakeJob, tmp_path: Path) -> None:
@@ -280,10 +281,10 @@ def test_gpus_stay_claimed_between_commands(tmp_path: Path) -> None:
     made.constants = dict(QUICK)
     started = made.start()
     wait_for_ends(made, "succeeded.0")
-    held = [path for path in tmp_path.rglob("claim.*")]
+    held = list(tmp_path.rglob("claim.*"))
     send(made, 1, tmp_path, "first")
     wait_for_ends(made, "succeeded.0", "succeeded.0")
-    assert len(held) == 1 and held[0].exists()
+    assert [each.exists() for each in held] == [True]
     assert give_back(made, started) == 0
     assert (made.log(attempt=1), made.log(attempt=2)) == ("0\n", "0\n")
     assert not held[0].exists()
