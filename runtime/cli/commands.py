@@ -60,6 +60,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "submit": ("runtime.cli.submit", "Put tasks into a queue."),
         "worker": ("runtime.cli.worker", "Serve a queue: lease tasks and run them."),
         "launch": ("runtime.cli.launch", "Start a job on this machine, a host or a cluster."),
+        "dev": ("runtime.cli.dev", "A machine that runs a command again at each change."),
         "convert": ("runtime.cli.convert", "Make job files of what you launched with before."),
     },
     "See": {

@@ -371,7 +371,7 @@ def _job_row(each: JobLine, now: datetime) -> dict[str, object]:
 
 
 def job_lines(seen: JobView, now: datetime) -> list[str]:
-    from runtime.client.jobs.status import describe_after
+    from runtime.client.jobs.status import HELD, describe_after
     from runtime.jobs.spec import JobState
 
     state = describe_state(seen.state, seen.reason)
@@ -386,6 +386,7 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
         ("done", _bar(seen) if seen.runs > 1 else None),
         ("launched", f"{format_ago(seen.launched_at, now)}{by}"),
         ("code", f"{seen.snapshot[:19]}{commit}{branch}" if seen.snapshot else None),
+        ("held", next((each.message for each in seen.indices if each.message == HELD), None)),
         ("cancelled", "asked for" if seen.cancelled and not seen.state.terminal else None),
         *(("after", describe_after(each)) for each in seen.after),
         *_native_pairs(seen),

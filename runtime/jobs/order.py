@@ -60,6 +60,8 @@ def make_order(
     }
     if spec.shell:
         order["shell"] = True
+    if job.hold:
+        order["hold"] = True
     if spec.array and spec.array.on_task_failure is OnTaskFailure.STOP:
         order["on_task_failure"] = spec.array.on_task_failure.value
     for name, span in (("time_limit_s", spec.time_limit), ("idle_timeout_s", spec.idle_timeout)):

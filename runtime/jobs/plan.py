@@ -89,6 +89,9 @@ class JobIdentity:
     experiment: str | None = None
     lifetime: timedelta | None = None
     """How long until the backend ends and removes the job by itself, if it can; for probes."""
+    hold: str | None = None
+    """The folder, and its machine, whose trees run one after another while the job keeps its machine; None for a job that
+    runs once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

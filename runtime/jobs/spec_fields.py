@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -12,7 +13,7 @@ from typing import Any, Final
 from runtime.jobs import spec as spec_module
 from runtime.jobs.spec import Array, JobSpec, Range
 from runtime.schema import Size
-from runtime.values import MISSING, fields, is_dataclass
+from runtime.values import MISSING, fields, is_dataclass, replace
 
 SPEC_SCHEMA: Final = 1
 ID_LETTERS: Final = 24
@@ -30,9 +31,20 @@ def encode_spec(spec: JobSpec) -> str:
 
 def job_id(*, owner: str, target: str, spec: JobSpec, snapshot: str | None, again: int = 0) -> str:
     """`j-…`, the same for the same launch: it is a hash of owner, target, spec, snapshot and key."""
-    parts = [str(SPEC_SCHEMA), owner, target, encode_spec(spec), snapshot or "", str(again)]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return f"j-{digest[:ID_LETTERS]}"
+    return _hash_id(owner, target, encode_spec(spec), snapshot or "", again)
+
+
+def held_ids(*, owner: str, target: str, spec: JobSpec, hold: str) -> Iterator[str]:
+    """The ids of jobs that hold their machine, one after the other: the same for every command and state of the folder
+    `hold`."""
+    text = encode_spec(replace(spec, command=("dev",)))
+    for again in itertools.count():
+        yield _hash_id(owner, target, text, hold, again)
+
+
+def _hash_id(owner: str, target: str, spec: str, snapshot: str, again: int) -> str:
+    parts = [str(SPEC_SCHEMA), owner, target, spec, snapshot, str(again)]
+    return f"j-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:ID_LETTERS]}"
 
 
 def _plain(value: Any) -> Any:

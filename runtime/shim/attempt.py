@@ -31,6 +31,15 @@ OVERTAKEN = "stopped", 1, {"message": "the job was taken up elsewhere, and the n
 """The result of an attempt that is not the last one any more."""
 
 
+def keep_native_limit(order, deadline):
+    """The deadline, or the time at which the backend's own limit, whose end would leave no note, is near."""
+    if not order.get("native_limit_s"):
+        return deadline
+    # A restart in place has the rest of that limit.
+    left = BEGAN + order["native_limit_s"] - order["grace_s"] - LIMIT_SLACK_S
+    return min(deadline or left, left)
+
+
 class LifeSigns(object):
     """Files that an attempt writes while it runs: a counter that moves, and a note if its memory is nearly full.
 
@@ -72,7 +81,7 @@ class Attempt(object):
         self.folder = run.attempt_folder(number)
         self.started = time.time()
         limit = order.get("time_limit_s")
-        self.deadline = self._keep_native_limit(self.started + limit if limit else None)
+        self.deadline = keep_native_limit(order, self.started + limit if limit else None)
         self.checkpoints = (order.get("checkpoint") or {}).get("dir") or os.path.join(run.folder, "checkpoint")
         make_folder(self.checkpoints, within=run.job)
         self.had = find_newest(self.checkpoints)
@@ -80,13 +89,6 @@ class Attempt(object):
         self.signalled = False
         self.life = LifeSigns(run.record, meeting.prefix if meeting else run.attempt_name(number) + "/")
         self.disk = DiskUse(disk_limit(), run.record.own_folders())
-
-    def _keep_native_limit(self, deadline):
-        if not self.order.get("native_limit_s"):
-            return deadline
-        # A restart in place has the rest of the backend's own limit, whose end would leave no note.
-        left = BEGAN + self.order["native_limit_s"] - self.order["grace_s"] - LIMIT_SLACK_S
-        return min(deadline or left, left)
 
     def go(self):
         """Run the attempt; returns (reason, exit code, details). No process is left, even after an error here."""
@@ -138,7 +140,7 @@ class Attempt(object):
         if self.meeting.deadline:
             command.environment["RUNTIME_DEADLINE"] = str(int(self.meeting.deadline))
             if self.meeting.leads:
-                self.deadline = self._keep_native_limit(self.meeting.deadline)
+                self.deadline = keep_native_limit(self.order, self.meeting.deadline)
         return missed
 
     def _prepare(self):
@@ -230,6 +232,10 @@ class Attempt(object):
                 return OVERTAKEN
             if self.asked.stop:
                 return self._stop(self.order["grace_s"])
+            why = self.run.hold and self.run.hold.ends_command()
+            if why:
+                self._end(self.order["grace_s"])
+                return "requeue", 1, {"message": why}
             if self.disk.is_over(DISK_AT_ONCE_S):
                 return self._out_of_disk()
             if self.deadline and now >= self.deadline:

@@ -240,8 +240,9 @@ def _beside(job, name):
 
 
 def _is_apart(parts, many):
-    """Whether a folder is left alone: files of the command, secrets, and an array's runs, which are folded one by one."""
-    if parts in (["secrets"], ["runs"] if many else None):
+    """Whether a folder is left alone: files of the command, secrets, trees of a held machine, and an array's runs, which are
+    folded one by one."""
+    if parts in (["secrets"], ["hold"], ["runs"] if many else None):
         return True
     return len(parts) == 3 and parts[0] == "runs" and parts[2] in ("output", "checkpoint")
 

@@ -29,7 +29,7 @@ from runtime.shim.files import (
 )
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
-from runtime.shim.retry import LOSS, name_end, name_loss, pod_failures
+from runtime.shim.retry import LOSS, forgive_commands, name_end, name_loss, pod_failures
 from runtime.shim.words import HOST, SCHEMA, Refused, Taken, say
 
 
@@ -152,6 +152,8 @@ class Run(object):
         self.node = 0
         """Which of the run's nodes this machine is."""
         self.log_bytes = LOG_BYTES
+        self.hold = None
+        """The trees that it waits for, if it keeps its machine between commands."""
         self.name = "runs/%s" % index
         self.folder = os.path.join(self.job, "runs", str(index))
 
@@ -211,7 +213,8 @@ class Run(object):
         forgiven = (order.get("forgiven") or {}).get(str(self.index), 0)
         known = [each for each in self.attempts() if forgiven < each[0] <= (last or each[0])]
         if pod_failures() is None:
-            return [self._name_loss(number, note, order) for number, note in known]
+            found = [self._name_loss(number, note, order) for number, note in known]
+            return forgive_commands(found) if order.get("hold") else found
         found = []
         for place, (number, note) in enumerate(known):
             if note is None or note["reason"] == "stopped":
@@ -220,7 +223,7 @@ class Run(object):
                 full = None if note else self.record.read(self.attempt_name(number) + "/memory")
                 note = name_end(note, self.seen_failures(number), after, full)
             found.append(note)
-        return found
+        return forgive_commands(found) if order.get("hold") else found
 
     def _name_loss(self, attempt, note, order):
         """The end of an attempt with the word that the backend's own program left beside it."""
@@ -258,6 +261,8 @@ class Run(object):
         }
         if scratch:
             start["scratch"] = scratch
+        if self.hold:
+            start["tree"] = self.hold.current[0]
         if pod_failures() is not None:
             start["failures"] = pod_failures()
         if "SLURM_JOB_ID" in os.environ:

@@ -103,6 +103,13 @@ def name_loss(note, loss):
     return dict(note or {"code": 1}, reason="node_failed", message=loss.get("message", ""))
 
 
+def forgive_commands(ended):
+    """The ends as the budgets of a held machine see them: they pay for its loss, and for no command."""
+    return [
+        note if not note or note["reason"] in PREEMPTIONS else dict(note, reason="requeue", code=0) for note in ended
+    ]
+
+
 def _in_a_row(reasons, wanted):
     count = 0
     for reason in reversed(reasons):

@@ -53,6 +53,10 @@ def serve(order, record, index, options, asked, binding):
         """Whether a cancel mark or a request to stop explains the end that a full disk refuses to record."""
         return asked.stop or run.cancelled()
 
+    if order.get("hold"):
+        from runtime.shim.hold import Hold
+
+        run.hold = Hold(order, run)
     try:
         return _serve(order, run, options, asked, binding, give_up)
     except (IOError, OSError) as problem:
@@ -60,6 +64,9 @@ def serve(order, record, index, options, asked, binding):
             raise
         say("leaves no word of how index %d ended: %s" % (index, problem))
         return FAILED if run.cancelled() else AGAIN
+    finally:
+        if run.hold:
+            run.hold.close()
 
 
 def _serve(order, run, options, asked, binding, give_up):
@@ -73,6 +80,10 @@ def _serve(order, run, options, asked, binding, give_up):
             return settle(order, run, run.commit("cancelled", 1, 0, {}, give_up))
         run.clear()
         before = run.counted(order)
+        over = run.hold and run.hold.find_end()
+        if over:
+            last = run.attempts()[-1][0] if before else 0
+            return settle(order, run, run.commit(over[0], over[1], last, over[2], give_up))
         what, then = decide(before, order["retry"]) if before else ("again", 0.0)
         if what == "final":
             return settle(order, run, run.commit(then, 1, run.attempts()[-1][0], before[-1] or {}, give_up))
@@ -85,9 +96,9 @@ def _serve(order, run, options, asked, binding, give_up):
             if again is not None:
                 return again
             continue
-        gpus, problem = None, None
+        gpus, problem = run.hold and run.hold.gpus, None
         try:
-            if order.get("gpus"):
+            if order.get("gpus") and not gpus:
                 from runtime.shim.gpus import take_gpus
 
                 gpus = take_gpus(order, lambda: asked.stop or asked.goes or run.cancelled())
@@ -97,6 +108,8 @@ def _serve(order, run, options, asked, binding, give_up):
             if asked.stop:
                 return AGAIN
             continue
+        if run.hold:
+            run.hold.gpus = gpus
         if (before or gpus) and not serves(order, run, options):
             if gpus:
                 gpus.drop()
@@ -104,12 +117,13 @@ def _serve(order, run, options, asked, binding, give_up):
         # The path is noted before the folder is made, since a shim may be killed.
         parent = os.path.abspath(options.scratch or tempfile.gettempdir())
         scratch = os.path.join(parent, scratch_prefix(order["job"], run.index) + token())
+        now = run.hold.begin() if run.hold else order
         number = run.claim(options.native, scratch)
         reach("shim.claimed")
         if problem:
             reason, code, details = "setup_failed", 1, {"message": str(problem)}
         else:
-            reason, code, details = attempt_once(order, run, number, scratch, asked, binding, gpus)
+            reason, code, details = attempt_once(now, run, number, scratch, asked, binding, gpus)
         reach("shim.ended")
         if reason != "succeeded" and run.cancelled():
             reason, code, details = "cancelled", 1, {}  # the command may have ended before we saw the mark
@@ -118,6 +132,12 @@ def _serve(order, run, options, asked, binding, give_up):
             run.end(number, reason, code, details, give_up)
             say("index %d: %s" % (run.index, OVERTAKEN[2]["message"]))
             return AGAIN if asked.stop or asked.goes else DUPLICATE
+        if run.hold and reason not in AWAY + ("cancelled",):
+            run.end(number, "app_failed" if reason == "final_failure" else reason, code, details, give_up)
+            run.hold.wait(asked, lambda number=number: run.cancelled() or run.is_overtaken(number))
+            if asked.stop or run.is_overtaken(number):
+                return AGAIN if asked.stop else DUPLICATE
+            continue
         if reason in ("succeeded", "cancelled"):
             result = run.commit(reason, code, number, details, give_up if reason == "cancelled" else None)
             return settle(order, run, result)
@@ -172,7 +192,7 @@ def attempt_once(order, run, number, scratch, asked, binding, gpus):
         if meeting is not None:
             meeting.leave()
         remove_folder(scratch)
-        if gpus:
+        if gpus and not run.hold:
             gpus.drop()
 
 

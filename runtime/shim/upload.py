@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from runtime.shim.bucket import Bucket, Stopped
 from runtime.shim.cloud import Denied, Unreachable
-from runtime.shim.files import SNAPSHOT, list_names, make_folder, token
+from runtime.shim.files import SNAPSHOT, drop_file, list_names, make_folder, token
 from runtime.shim.logs import split_log
 from runtime.shim.tree import Below, NameRefused
 from runtime.shim.words import LOST, REFUSED, Taken, say
@@ -372,7 +372,7 @@ class BucketRecord(object):
             return asked.stop or asked.goes
 
         try:
-            self.bring(SNAPSHOT, give_up)
+            self.bring(run.hold.archive if run.hold else SNAPSHOT, give_up)
             checkpoints = Checkpoints(self, run, attempt)
             checkpoints.restore(give_up)
         except Stopped:
@@ -385,6 +385,8 @@ class BucketRecord(object):
         if carrier is not None:
             carrier.finish()
         self.marks = {}  # a mark that was not seen yet may have ended the attempt
+        if run.hold:
+            drop_file(os.path.join(self.folder, run.hold.archive))  # trees follow one another
 
 
 class Carrier(object):

@@ -163,6 +163,7 @@ def test_comparison_sees_what_differs(shown: Any, printed: Any, count: int) -> N
 NOT_SHOWN = {
     "runtime convert marin": "its `--output` names the file of the stack",
     "runtime quickstart": "its figures are for people",
+    "runtime dev": "it has only a plan, that of `runtime launch --dry-run`",
     "runtime interrupt": "it is for tests of a target",
     "runtime targets show": "its keys are settings and fields, told in docs/targets.md",
 }

@@ -195,6 +195,8 @@ def _explain_unfinished(
         return Explanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
     last, step = facts.attempts[-1] if facts.attempts else None, f"runtime logs -f {target}"
     doing = f"its attempt {last.attempt} runs on {last.host}" if last and last.reason is None else "between attempts"
+    if last and last.reason is not None and facts.status.entry.intent.get("hold"):
+        doing, step = f"{last.host} is held and waits for a change of the code", f"runtime cancel {target}"
     if not facts.attempts:
         doing = "its first attempt has not begun"
     doing = counted or doing

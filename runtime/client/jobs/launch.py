@@ -336,6 +336,7 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
         "offset": _offset(plan),
         "gpus": count_gpus(plan.spec),
         "parts": [part.name for part in plan.parts],
+        **({"hold": True} if plan.job.hold else {}),
         "secrets": any(path.startswith("secrets/") for path in plan.order.get("secrets", {}).values()),
         **({"after": list(plan.spec.after)} if plan.spec.after else {}),
         **({"commit": git.commit, "branch": git.branch, "diff": git.diff} if git else {}),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from runtime.client.jobs.targets import find_target, make_context
 from runtime.client.jobs.typed_secrets import refuse_secrets
@@ -14,11 +15,12 @@ from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownNam
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
 from runtime.jobs.secret_schemes import check_schemes
 from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec, secret_refs
-from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
+from runtime.jobs.spec_fields import held_ids, job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
 from runtime.snapshots.own_files import list_own_places
 from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, make_snapshot
+from runtime.units import count_noun
 from runtime.values import MISSING, dataclass, fields, replace
 
 
@@ -47,6 +49,8 @@ class LaunchOptions:
     """Start a job that costs money without asking; the project's limit holds all the same."""
     agree: Callable[[], bool] | None = None
     """Asks a person whether a job that costs money is to start; None if nobody is there."""
+    hold: bool = False
+    """The job keeps its machine between commands, as a development machine."""
 
 
 class Request:
@@ -126,25 +130,65 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     if isinstance(request, JobSpec):
         request = Request(request)
     launcher, base = get_launcher(target.kind), options.base or Path.cwd()
-    spec = _drop_refused(request.spec_on(target), target, launcher, options.ignore)
+    spec = request.spec_on(target)
+    if options.hold:
+        spec = check_held(spec)
+    spec = _drop_refused(spec, target, launcher, options.ignore)
     check_schemes(secret_refs(spec), launcher.secret_schemes, target.name)
-    snapshot = _take_code(spec, base, list_own_places(settings, *_record_folder(target)))
+    snapshot = _take_code(spec, base, code_rules(spec, settings, target))
     code, owner = snapshot.id if snapshot else None, owner_name()
     if spec.name == "last":
         allowed = "a name that is not `last`, which means the newest job"
         raise InvalidValue("name", spec.name, allowed, hint="name another, such as `--name last-one`")
+    hold = f"hold {os.uname().nodename}:{(base / spec.code.path).resolve()}" if options.hold else None
     identity = JobIdentity(
-        id=job_id(owner=owner, target=target.name, spec=spec, snapshot=code),
+        id=next(held_ids(owner=owner, target=target.name, spec=spec, hold=hold))
+        if hold
+        else job_id(owner=owner, target=target.name, spec=spec, snapshot=code),
         name=spec.name or _name_of(spec),
         owner=owner,
         snapshot=code,
         experiment=options.experiment,
         lifetime=options.lifetime,
+        hold=hold,
     )
     context = make_context(settings, base)
     plan = launcher.plan(spec, target, identity, context)
+    if hold and plan.order["nodes"] > 1:
+        raise NotPossible(
+            f"a development machine is one machine, and this job takes {count_noun(plan.order['nodes'], 'node')}",
+            hint="ask for a slice of one host, such as v4-8, or launch it: runtime launch",
+        )
     refuse_secrets(plan, source=request.source)
     return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot)
+
+
+HELD_FOR: Final = timedelta(hours=8)
+"""Time limit of a development machine that names none, so that a forgotten one is given back."""
+
+
+def check_held(spec: JobSpec) -> JobSpec:
+    """Return the spec of a development machine with a time limit. Raises `NotPossible` for one that cannot be held."""
+    refused = None
+    if spec.array is not None:
+        refused = "runs one command at a time, and this job is an array", "runtime launch starts arrays"
+    elif spec.nodes > 1:
+        refused = f"is one machine, and this job asks for {count_noun(spec.nodes, 'node')}", "leave out `nodes`"
+    elif spec.code.mode is not CodeMode.SNAPSHOT:
+        refused = f"runs each new snapshot, and `code.mode` is {spec.code.mode}", "leave out `code.mode`"
+    if refused:
+        raise NotPossible(f"a development machine {refused[0]}", hint=refused[1])
+    return spec if spec.time_limit else replace(spec, time_limit=HELD_FOR)
+
+
+def code_rules(spec: JobSpec, settings: Settings, target: Target) -> SnapshotRules:
+    """Return the rules of the snapshot that a launch of the spec takes."""
+    return SnapshotRules(
+        max_bytes=spec.code.max_size,
+        secrets=spec.code.secrets,
+        exclude=spec.code.exclude,
+        left_out=list_own_places(settings, *_record_folder(target)),
+    )
 
 
 def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, FieldSupport]:
@@ -212,12 +256,9 @@ def _record_folder(target: Target) -> list[str]:
     return [target.records] if target.records and target.records.startswith("/") else []
 
 
-def _take_code(spec: JobSpec, base: Path, left_out: Sequence[Path]) -> Snapshot | None:
+def _take_code(spec: JobSpec, base: Path, rules: SnapshotRules) -> Snapshot | None:
     if spec.code.mode is not CodeMode.SNAPSHOT:
         return None
-    rules = SnapshotRules(
-        max_bytes=spec.code.max_size, secrets=spec.code.secrets, exclude=spec.code.exclude, left_out=left_out
-    )
     try:
         return make_snapshot(base / spec.code.path, rules)
     except SecretInTree as problem:

@@ -33,6 +33,7 @@ ATTEMPTS_SHOWN: Final = 20
 TIMED_RECENT: Final = 50
 """Ended jobs of a target whose times are read unasked, the newest."""
 TIMED: Final = 1000
+HELD: Final = "the machine is held and waits for a change of the code"
 RUNS_TIMED: Final = 4
 """Runs of an array whose times stand for it: its first ones for the beginning, its last ones for the end."""
 UNTOLD: Final = ("stopped", EndReason.LOST)
@@ -258,6 +259,9 @@ def read_job(
         indices = [each for each in status.indices if each.index in set(chosen)]
     if failed_only:
         indices = [each for each in status.indices if each.state is JobState.FAILED]
+    attempts = tuple(each for run in chosen for each in tell_attempts(job, entry, run))
+    if entry.intent.get("hold") and status.state is JobState.RUNNING and attempts and attempts[-1].reason is not None:
+        indices = [replace(each, message=HELD) for each in indices]
     folder = f"{job.files.root}/{job_folder(job.id)}"
     run = chosen[0] if len(chosen) == 1 else "INDEX"
     folded = status.state.terminal and bool(job.files.read_from(f"{job_folder(job.id)}/{FOLDED}", 0, 1))
@@ -279,7 +283,7 @@ def read_job(
         branch=entry.intent.get("branch"),
         cancelled=entry.cancelled,
         natives=tuple(_native_views(entry, said)),
-        attempts=tuple(each for run in chosen for each in tell_attempts(job, entry, run)),
+        attempts=attempts,
         indices=tuple(indices),
         records=folder,
         logs=f"{folder}/runs/{log}",
