@@ -16,12 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from runtime.client.jobs.dev import CommandEnd, Machine, open_machine
 from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.prepare import LaunchOptions, Request
 from runtime.client.jobs.status import read_attempts
+from runtime.errors import NotPossible
 from runtime.jobs.ledger import job_folder
-from runtime.jobs.spec import Array, Backoff, JobResources, JobState, Retry, SecretRef, Tpu
+from runtime.jobs.spec import Array, Backoff, JobResources, JobSpec, JobState, Retry, SecretRef, Tpu
 from runtime.launchers.ray.client import WATCH_S
 from runtime.reasons import EndReason
+from runtime.snapshots.snapshot import make_snapshot
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.testing.metadata import MetadataServer
 from runtime.values import replace
@@ -398,6 +402,54 @@ def test_run_on_a_tpu_of_one_host_is_placed_where_it_is(ray_cluster: RayCluster,
 
     assert bench.end(job).state is JobState.SUCCEEDED
     ray_cluster.kill(2)
+
+
+def test_development_machine_holds_its_tpu_between_commands_and_gives_it_back(
+    ray_cluster: RayCluster, bench: Bench
+) -> None:
+    ray_cluster.start_node(2, 1, **{"TPU": 4, "TPU-v4-8-head": 1, "one-host": 1})
+    tpu = JobResources(tpu=Tpu(type="v4-8"))
+    (bench.tree / "text").write_text("first\n")
+    machine = open_held(bench, JobSpec(command=("cat", "text"), resources=tpu))
+    ends: list[CommandEnd] = []
+
+    def has_ended(tree: int) -> bool:
+        ends.extend(machine.read(lambda log, attempt, tree: None, lambda host: None))
+        return bool(ends) and ends[-1].tree == tree
+
+    bench.wait_for(lambda: has_ended(0))
+    other = bench.start("true", resources=tpu)
+    bench.wait_for(lambda: explain(other)[2] == ("each node asks for 1 CPU, 4 chips of a TPU v4-8",))
+    (bench.tree / "text").write_text("second\n")
+    assert machine.send(make_snapshot(bench.tree))
+    bench.wait_for(lambda: has_ended(1))
+    assert other.attempts() == []
+    assert machine.give_back() == []
+
+    assert [bench.end(each).state for each in (machine.job, other)] == [JobState.SUCCEEDED] * 2
+    assert [(each.reason, each.exit_code) for each in ends] == [("succeeded", 0)] * 2
+    assert read_log(machine.job) == "first\nsecond\n"
+    ray_cluster.kill(2)
+
+
+def test_development_machine_that_has_not_begun_is_cancelled_when_it_is_given_back(bench: Bench) -> None:
+    machine = open_held(bench, JobSpec(command=("true",), resources=JobResources(cpus=100)))
+    assert wait_until(lambda: machine.job.state() is JobState.PENDING)
+    assert machine.give_back() == []
+    assert bench.end(machine.job).state is JobState.CANCELLED
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_development_machine_of_several_hosts_is_refused(bench: Bench) -> None:
+    with pytest.raises(NotPossible, match="this job takes 2 nodes"):
+        open_held(bench, JobSpec(command=("true",), resources=JobResources(tpu=Tpu(type="v4-16"))))
+
+
+def open_held(bench: Bench, spec: JobSpec) -> Machine:
+    options = LaunchOptions(base=bench.tree)
+    machine, _ = open_machine(Request(spec), bench.target, bench.settings, options)
+    bench.keep(machine.job)
+    return machine
 
 
 def test_run_on_a_slice_of_two_hosts_is_one_run_of_two_nodes(ray_cluster: RayCluster, bench: Bench) -> None:

@@ -386,7 +386,9 @@ def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(server: 
 def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
     server: GcsServer, tmp_path: Path, what: str
 ) -> None:
-    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    run = SimpleNamespace(
+        name="runs/0", node=0, hold=None, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)]
+    )
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     server.fail_next("GET", [Fault.REFUSE_503] * 1000)
     asked = make_asked()
