@@ -63,6 +63,7 @@ LONGEST = (
     "services/test_launcher_kubernetes.py",
     "services/test_launcher_slurm.py",
     "services/test_launcher_ray.py",
+    "services/test_ray_head_suite.py",
     "services/test_ray_head.py",
     "services/test_ray_storm.py",
     "unit/shim/test_shim.py",

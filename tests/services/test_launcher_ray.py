@@ -1,4 +1,4 @@
-"""Jobs on a real Ray head with a second node, both on this machine."""
+"""Jobs on a real Ray head with a second node, both on this machine. The launchers' suite is in `test_ray_head_suite`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.testing.metadata import MetadataServer
 from runtime.values import replace
 from tests.fakes.google import GoogleServer
-from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.ray_cluster import RayCluster
 from tests.services_support import MotoServer, require, wait_until
 from tests.shim_support import is_running, signal_all
@@ -115,16 +114,6 @@ def find_processes(job: JobHandle) -> dict[int, list[bytes]]:
             if needle in words and root in words and b"runtime" in words:
                 found[int(folder.name)] = words.split(b"\0")
     return found
-
-
-class TestRay(LauncherSuite):
-    @pytest.fixture
-    def case(self, case: LauncherCase) -> LauncherCase:
-        return case
-
-
-def test_readme_launch_on_a_ray_head_ends_as_promised(case: LauncherCase, tmp_path: Path) -> None:
-    assert follow_readme(tmp_path / "project", "tpu", settings=case.target()) == AS_PROMISED
 
 
 class TestRayOfAStack:
