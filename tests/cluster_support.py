@@ -7,6 +7,7 @@ from typing import Any
 
 from runtime.clusters.nodes import TpuNode
 from runtime.outputs import ClusterOutput, StackOutputs
+from tests.fakes.tpu import TpuServer
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PARENT = "projects/p-1/locations/us-central2-b"
@@ -49,3 +50,9 @@ def node(state: str, name: str = "n", *, age: timedelta = timedelta(), **more: A
         created_at=NOW - age,
         **{"labels": labels(**kind), **more},
     )
+
+
+def add_hosts(server: TpuServer, *states: str) -> None:
+    for number, state in enumerate(states, 1):
+        endpoints = [{"ipAddress": f"10.0.0.{number}"}]
+        server.add_node(f"n-{number}", state, labels=labels(), acceleratorType="v4-8", networkEndpoints=endpoints)

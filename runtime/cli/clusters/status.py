@@ -271,6 +271,6 @@ def _describe_jobs(shown: ClusterStatus) -> Iterator[str]:
             place = ", on no node yet"
         yield f"{job.job} `{job.name}` of {job.owner or 'an unknown owner'}: {job.state}{place}: `{job.show}`"
     if (more := len(shown.jobs or ()) - _SHOWN) > 0:
-        yield f"{count_noun(more, 'more job')}: `-o json` has all"
+        yield f"{count_noun(more, 'other job')} of ours: `-o json` has all"
     if shown.others:
         yield f"{count_noun(shown.others, 'job')} that the runtime did not start: `runtime cluster dashboard`"

@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.cli.main import main
-from runtime.outputs import StackOutputs, encode_outputs
+from runtime.outputs import StackOutputs
 from runtime.values import replace
-from tests.cluster_support import CLUSTER, OUTPUTS, labels
-from tests.fakes.faults import FaultyServer, Request, Response
+from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
 from tests.output_support import differences, documented
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def server() -> Iterator[TpuServer]:
-    fake = TpuServer(page=2)
-    fake.add_instance({"name": CLUSTER.head, "labels": labels(kind="head")}, created="2026-11-20T09:00:00.000-00:00")
-    fake.start()
-    yield fake
-    fake.stop()
-
-
-@pytest.fixture
-def run(server: TpuServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def call(*args: str, outputs: StackOutputs = OUTPUTS) -> tuple[int, str, str]:
-        contract = tmp_path / "contract.json"
-        contract.write_text(encode_outputs(outputs))
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setenv("RUNTIME_GOOGLE_API", server.url)
-        monkeypatch.setenv("RUNTIME_OUTPUTS", str(contract))
-        code = main(["cluster", *args])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture
@@ -317,155 +290,6 @@ def test_list_as_json_is_documented(run: Run) -> None:
 
     assert [each["cluster"] for each in printed] == ["main"]
     assert differences(documented()["runtime cluster list -o json"], printed) == []
-
-
-class Dashboard(FaultyServer):
-    """Answers as Ray's dashboard does, about hosts at `alive`."""
-
-    def __init__(self, *alive: str) -> None:
-        super().__init__()
-        self.alive = alive
-        self.jobs: list[dict[str, object]] = []
-        self.actors: list[dict[str, str]] | None = []
-        """None if this Ray does not list actors."""
-
-    def answer(self, request: Request) -> Response:
-        usage = {address: {"TPU": [4.0, 4.0]} for address in self.alive[:1]}
-        report = {"usageByNode": usage, "resourceDemand": [[{"TPU": 4.0}, 2]]}
-        summary = [{"raylet": {"nodeId": each, "nodeManagerAddress": each, "state": "ALIVE"}} for each in self.alive]
-        if request.path == "/api/jobs/":
-            return Response(200, {}, json.dumps(self.jobs).encode())
-        if request.path.startswith("/api/v0/actors?") and self.actors is None:
-            return Response(500, {}, b"no")
-        known: dict[str, object] = {
-            "/nodes?view=summary": {"summary": summary},
-            "/api/cluster_status": {"clusterStatus": {"loadMetricsReport": report}, "autoscalingError": None},
-        }
-        if request.path.startswith("/api/v0/actors?"):
-            known[request.path] = {"result": {"total": len(self.actors or ()), "result": self.actors}}
-        body = {"result": True, "msg": "", "data": known[request.path]}
-        return Response(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
-
-
-@pytest.fixture
-def dashboard() -> Iterator[Dashboard]:
-    running = Dashboard("10.0.0.1", "10.0.0.2")
-    running.start()
-    yield running
-    running.stop()
-
-
-def add_hosts(server: TpuServer, *states: str) -> None:
-    for number, state in enumerate(states, 1):
-        endpoints = [{"ipAddress": f"10.0.0.{number}"}]
-        server.add_node(f"n-{number}", state, labels=labels(), acceleratorType="v4-8", networkEndpoints=endpoints)
-
-
-def test_status_without_ray_says_so_and_shows_the_rest(server: TpuServer, run: Run) -> None:
-    add_hosts(server, "READY", "CREATING", "PREEMPTED")
-
-    code, out, err = run("status")
-
-    assert (code, out) == (
-        0,
-        "main\tv4\t4\t8\t2\t2\t-\t-\t1 CREATING, 1 PREEMPTED, 1 READY\nmain\tv5e\t0\t2\t0\t0\t-\t-\t-\n",
-    )
-    assert "main: Ray was not asked: `--address URL` or `--tunnel` reaches its dashboard" in err
-    assert "main v4: 2 of at least 4 nodes live\n" in err
-    assert server.calls().count("tpu.projects.locations.nodes.delete") == 0
-
-
-def test_status_with_ray_shows_what_it_sees_what_runs_and_what_waits(
-    server: TpuServer, run: Run, dashboard: Dashboard
-) -> None:
-    add_hosts(server, "READY", "READY", "READY", "READY")
-
-    code, out, err = run("status", "--address", dashboard.url)
-
-    assert (code, out.splitlines()[0]) == (0, "main\tv4\t4\t8\t4\t0\t2\t1\t4 READY")
-    assert err.splitlines() == [
-        "main v4: n-3, n-4: Google runs what Ray does not see",
-        "  next: runtime cluster exec --cluster main --node n-3 -- sudo journalctl -u runtime-ray-node -n 50",
-        "main: 2 requests for 4 TPU wait: 1 of 4 nodes works on nothing",
-        "  next: it starts within seconds, unless it asks for more CPUs, memory or hosts at once: `runtime explain JOB`",
-    ]
-
-
-def started(number: int, **more: object) -> dict[str, object]:
-    said = {"job": f"j-{number:02}", "epoch": "1", "name": "train", "owner": "ada", "grace_s": "5"}
-    name, ray_id = f"j-{number:02}-e1-p0-0", f"{number:02}000000"
-    return {"submission_id": name, "job_id": ray_id, "status": "RUNNING", "metadata": said, **more}
-
-
-def test_status_with_ray_names_our_jobs_and_the_command_that_shows_each(
-    server: TpuServer, run: Run, dashboard: Dashboard
-) -> None:
-    add_hosts(server, "READY", "READY", "READY", "READY")
-    other: dict[str, object] = {"submission_id": "raysubmit_1", "status": "RUNNING", "entrypoint": "python x.py"}
-    odd = {**other, "submission_id": "j-04-e1-p0-0", "metadata": "a text"}
-    dashboard.jobs = [started(1), started(2), started(3, status="STOPPED"), other, odd]
-    dashboard.actors = [{"job_id": "01000000", "node_id": each} for each in ("10.0.0.1", "10.0.0.2")]
-
-    lines = run("status", "--address", dashboard.url)[2].splitlines()
-    [printed] = json.loads(run("status", "--address", dashboard.url, "-o", "json")[1])
-
-    assert lines[:3] == [
-        "main: j-01 `train` of ada: RUNNING on n-1, n-2: `runtime status j-01`",
-        "main: j-02 `train` of ada: RUNNING, on no node yet: `runtime explain j-02`",
-        "main: 2 jobs that the runtime did not start: `runtime cluster dashboard`",
-    ]
-    first = {"job": "j-01", "name": "train", "owner": "ada", "state": "RUNNING", "nodes": ["n-1", "n-2"]}
-    assert printed["jobs"][0] == {**first, "show": "runtime status j-01"}
-    assert ([each["job"] for each in printed["jobs"]], printed["others"]) == (["j-01", "j-02"], 2)
-
-
-def test_status_with_many_jobs_stays_short_and_without_actors_names_no_nodes(
-    server: TpuServer, run: Run, dashboard: Dashboard
-) -> None:
-    add_hosts(server, "READY", "READY", "READY", "READY")
-    dashboard.jobs, dashboard.actors = [started(number) for number in range(1, 32)], None
-
-    lines = run("status", "--address", dashboard.url)[2].splitlines()
-    [printed] = json.loads(run("status", "--address", dashboard.url, "-o", "json")[1])
-
-    assert lines[9:11] == [
-        "main: j-10 `train` of ada: RUNNING: `runtime status j-10`",
-        "main: 21 more jobs: `-o json` has all",
-    ]
-    assert (len(printed["jobs"]), printed["jobs"][0]["nodes"]) == (31, None)
-
-
-def test_status_with_an_address_that_does_not_answer_shows_google(server: TpuServer, run: Run) -> None:
-    add_hosts(server, "READY")
-
-    code, out, err = run("status", "--address", "http://127.0.0.1:9")
-
-    assert (code, out.splitlines()[0]) == (0, "main\tv4\t4\t8\t1\t0\t-\t-\t1 READY")
-    assert "no answer of Ray's dashboard at `http://127.0.0.1:9`" in err
-
-
-def test_status_as_json_is_documented(server: TpuServer, run: Run, dashboard: Dashboard) -> None:
-    add_hosts(server, "READY", "PREEMPTED")
-    dashboard.jobs = [started(1)]
-    dashboard.actors = [{"job_id": "01000000", "node_id": "10.0.0.1"}]
-
-    printed = json.loads(run("status", "--address", dashboard.url, "-o", "json")[1])
-
-    assert [(each["pool"], each["live"], each["dead"], each["busy"]) for each in printed[0]["pools"]] == [
-        ("v4", 1, 1, 1),
-        ("v5e", 0, 0, 0),
-    ]
-    assert differences(documented()["runtime cluster status -o json"], printed) == []
-
-
-def test_status_without_rights_is_explained(server: TpuServer, run: Run) -> None:
-    server.permissions = set()
-
-    code, out, err = run("status")
-
-    assert (code, out) == (3, "")
-    assert "main: google refused" in err
-    assert "\n  next: `runtime doctor` says what this identity may do\n" in err
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import sample_cluster
 from tests.output_support import differences, documented
-from tests.unit.cli.test_cli_cluster import Dashboard
+from tests.unit.cli.test_cli_cluster_status import Dashboard
 
 Run = Callable[..., tuple[int, str, str]]
 
