@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from infra.components.ray_head import REAPER_PERMISSIONS
 from infra.render.autoscaler import render_autoscaler
-from runtime.cli.main import main
-from runtime.outputs import encode_outputs
-from tests.cluster_support import CLUSTER, OUTPUTS, labels, member_labels
+from tests.cluster_support import CLUSTER, labels, member_labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import sample_cluster
@@ -38,22 +35,6 @@ def server() -> Iterator[TpuServer]:
     yield fake
     fake.stop()
     assert fake.refused == []
-
-
-@pytest.fixture
-def run(server: TpuServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def call(*args: str) -> tuple[int, str, str]:
-        contract = tmp_path / "contract.json"
-        contract.write_text(encode_outputs(OUTPUTS))
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setenv("RUNTIME_GOOGLE_API", server.url)
-        monkeypatch.setenv("RUNTIME_OUTPUTS", str(contract))
-        code = main(["cluster", *args])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def add_member(server: TpuServer, name: str = "eval", state: str = "READY") -> None:
