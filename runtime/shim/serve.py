@@ -111,7 +111,7 @@ def _serve(order, run, options, asked, binding, give_up):
         if run.hold:
             run.hold.gpus = gpus
         if (before or gpus) and not serves(order, run, options):
-            if gpus:
+            if gpus and not run.hold:  # which gives its own back when it closes
                 gpus.drop()
             return DUPLICATE
         # The path is noted before the folder is made, since a shim may be killed.
