@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from typer import Argument, Option
+from typer import Option
 
+from runtime.cli import job_options
 from runtime.cli.commands import OutputOption
 from runtime.cli.launch import STDIN, TIMED_OUT, build_request, print_dry_run, read_gpus
 from runtime.cli.main import INTERRUPTED
@@ -29,35 +29,27 @@ LOST_MACHINE: Final = ("stopped", "preempted")
 
 
 def dev(
-    command: Annotated[
-        list[str] | None, Argument(metavar="[--] CMD...", help="What to run; what follows it is its own.")
-    ] = None,
+    command: job_options.CommandArgument = None,
     on: Annotated[str | None, Option(metavar="TARGET", help="Where.")] = None,
-    file: Annotated[
-        Path | None, Option("--file", "-f", metavar="JOB.yaml", help="A job file; `-` is standard input.")
-    ] = None,
-    name: Annotated[str | None, Option(help="For people.")] = None,
-    image: Annotated[str | None, Option(help="Container image, or a .sif file.")] = None,
+    file: job_options.FileOption = None,
+    name: job_options.NameOption = None,
+    image: job_options.ImageOption = None,
     cpus: Annotated[float | None, Option(help="Of the machine.")] = None,
     memory: Annotated[str | None, Option(metavar="SIZE", help="Of the machine: 16GiB, 16GiB..")] = None,
     gpus: Annotated[str | None, Option(metavar="[TYPE:]N", help="Of the machine; below 1 a part of one.")] = None,
     time_limit: Annotated[
         str | None, Option(metavar="8h", help="When the machine is given back at the latest.")
     ] = None,
-    env: Annotated[
-        list[str] | None, Option(metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.")
-    ] = None,
-    secret: Annotated[
-        list[str] | None, Option(metavar="NAME=SOURCE", help="By reference: secret-manager://N, env://N, file://P …")
-    ] = None,
-    set_: Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="Any field of the job file.")] = None,
-    ignore: Annotated[list[str] | None, Option(metavar="FIELD", help="Drop a field that the target refuses.")] = None,
+    env: job_options.EnvOption = None,
+    secret: job_options.SecretOption = None,
+    set_: job_options.SetOption = None,
+    ignore: job_options.IgnoreOption = None,
     once: Annotated[
         bool, Option("--once", help="Run once, give the machine back, and end with the exit code.")
     ] = False,
     keep: Annotated[bool, Option("--keep", help="At the end leave the machine for the next `runtime dev`.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask whether a job that costs money is to start.")] = False,
+    dry_run: job_options.DryRunOption = False,
+    yes: job_options.CostOption = False,
     again: Annotated[bool, Option("--again", help="A new machine, though one is held for this folder.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from typer import Argument, Option
+from typer import Option
 
+from runtime.cli import job_options
 from runtime.cli.commands import OutputOption
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.printing import ask, note, note_block, say, write_log, write_text
@@ -31,15 +32,11 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 
 def launch(
-    command: Annotated[
-        list[str] | None, Argument(metavar="[--] CMD...", help="What to run; what follows it is its own.")
-    ] = None,
+    command: job_options.CommandArgument = None,
     on: Annotated[str | None, Option(metavar="TARGET[,TARGET…]", help="Where: the first that accepts.")] = None,
-    file: Annotated[
-        Path | None, Option("--file", "-f", metavar="JOB.yaml", help="A job file; `-` is standard input.")
-    ] = None,
-    name: Annotated[str | None, Option(help="For people.")] = None,
-    image: Annotated[str | None, Option(help="Container image, or a .sif file.")] = None,
+    file: job_options.FileOption = None,
+    name: job_options.NameOption = None,
+    image: job_options.ImageOption = None,
     cpus: Annotated[float | None, Option(help="Of each node.")] = None,
     memory: Annotated[str | None, Option(metavar="SIZE", help="Of each node: 16GiB, 16GiB..")] = None,
     gpus: Annotated[str | None, Option(metavar="[TYPE:]N", help="Of each node; below 1 a part of one.")] = None,
@@ -47,12 +44,8 @@ def launch(
     time_limit: Annotated[str | None, Option(metavar="2h", help="Wall clock of each attempt.")] = None,
     log_limit: Annotated[str | None, Option(metavar="SIZE", help="The most that each log takes; 1GiB.")] = None,
     retries: Annotated[int | None, Option(help="Failures that are tried again.")] = None,
-    env: Annotated[
-        list[str] | None, Option(metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.")
-    ] = None,
-    secret: Annotated[
-        list[str] | None, Option(metavar="NAME=SOURCE", help="By reference: secret-manager://N, env://N, file://P …")
-    ] = None,
+    env: job_options.EnvOption = None,
+    secret: job_options.SecretOption = None,
     grid: Annotated[list[str] | None, Option(metavar="NAME=A,B", help="An array of every combination.")] = None,
     seeds: Annotated[int | None, Option(help="An array of N seeds.")] = None,
     max_parallel: Annotated[int | None, Option(help="Of the array's runs at a time.")] = None,
@@ -63,12 +56,12 @@ def launch(
         ),
     ] = None,
     code: Annotated[str | None, Option(metavar="snapshot|none", help="none: the live tree.")] = None,
-    set_: Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="Any field of the job file.")] = None,
-    ignore: Annotated[list[str] | None, Option(metavar="FIELD", help="Drop a field that the target refuses.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    set_: job_options.SetOption = None,
+    ignore: job_options.IgnoreOption = None,
+    dry_run: job_options.DryRunOption = False,
     export: Annotated[Path | None, Option(metavar="DIR", help="Write a bundle to copy over and run there.")] = None,
     follow: Annotated[bool, Option("--follow", help="Print the log until the job has ended.")] = False,
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask whether a job that costs money is to start.")] = False,
+    yes: job_options.CostOption = False,
     again: Annotated[bool, Option("--again", help="A new job, though the same was launched before.")] = False,
     schema: Annotated[bool, Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
     output: OutputOption = Output.TEXT,
