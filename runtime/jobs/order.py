@@ -96,10 +96,11 @@ def make_order(
     return order
 
 
-def environment_order(spec: JobSpec, build_on: BuildOn) -> dict[str, Any]:
+def environment_order(spec: JobSpec, build_on: BuildOn | None = None, *, local: bool = False) -> dict[str, Any]:
     """The order's `environment`, which the shim makes of a lock file; empty if none is to be made.
 
-    `build_on` is the backend's choice if the spec has none. Raises `NotPossible` without a tree to find the lock in.
+    `build_on` is the backend's choice if the spec has none, and None if only nodes can make it. `local` keeps it on the
+    machine that made it, rather than in the record root. Raises `NotPossible` without a tree to find the lock in.
     """
     wanted = spec.environment
     if wanted.manager is EnvironmentManager.NONE or wanted.name is not None:
@@ -109,11 +110,17 @@ def environment_order(spec: JobSpec, build_on: BuildOn) -> dict[str, Any]:
             "`environment.manager` makes an environment of a lock file, and `code.mode: image` brings no tree to find it in",
             hint="take `environment.manager` out, or let the code be a snapshot",
         )
+    if build_on is None and wanted.build_on is BuildOn.SUBMIT:
+        raise NotPossible(
+            "`environment.build_on: submit` makes the environment before the job starts, and only the job is on its machines",
+            hint="environment.build_on: node, or leave it out",
+        )
     return {
         "manager": wanted.manager.value,
         "lock": wanted.lock or _LOCKS[wanted.manager],
         "extras": list(wanted.extras),
-        "build_on": (wanted.build_on or build_on).value,
+        "build_on": (wanted.build_on or build_on or BuildOn.NODE).value,
+        **({"local": True} if local else {}),
     }
 
 

@@ -1,5 +1,6 @@
 """The environment of a job's code, made once for each lock file."""
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from runtime.owners import is_ours, private_folder
@@ -19,16 +21,27 @@ from runtime.shim.tree import restore
 from runtime.shim.words import DONE, FAILED, LOOK_S, SetupFailed, Taken, say
 
 ENVIRONMENTS = "environments"
-BUILD_PATIENCE_S = 900.0
-"""How long to wait for another builder of the same environment."""
+BEAT_S = 5.0
+"""How often a builder renews its mark."""
+SILENT_S = 120.0
+"""How long a builder on another machine may leave its mark as it is before it counts as dead."""
 
 
 def find_environment(made, job, tree, build):
-    """The folder of the environment `made`, which all jobs of this user in this record root share.
+    """The folder of the environment `made`, which all jobs of this user in this record root share, or on this machine if
+    `made` has `local`.
 
     It is published as a link, since environments hold their own path and cannot be moved. One that another user made or
-    could write is not used: it runs whatever its maker put into it.
+    could write is not used, because it runs whatever its maker put into it; nor is one whose interpreter is gone. Raises
+    `SetupFailed`.
     """
+    try:
+        return _find_environment(made, job, tree, build)
+    except (IOError, OSError) as problem:
+        raise SetupFailed("cannot make the environment of %s: %s" % (made["lock"], problem))
+
+
+def _find_environment(made, job, tree, build):
     lock = os.path.join(tree, made["lock"])
     try:
         with io.open(lock, "rb") as opened:
@@ -37,19 +50,26 @@ def find_environment(made, job, tree, build):
         raise SetupFailed("cannot read the lock file %s: %s" % (made["lock"], problem.strerror))
     about = [made["manager"], sys.platform, platform.machine(), hashlib.sha256(content).hexdigest()]
     key = hashlib.sha256(json.dumps(about + sorted(made.get("extras") or [])).encode()).hexdigest()[:24]
-    records = os.path.dirname(os.path.dirname(job))
-    for name in list_names(records):
-        if name == ENVIRONMENTS or name.startswith("%s-%d" % (ENVIRONMENTS, os.geteuid())):
-            place = os.path.join(records, name, key)
-            if is_ours(os.path.dirname(place), alone=True) and is_ours(place, alone=True) and os.path.isdir(place):
-                return os.path.realpath(place)
-    place = os.path.join(records, ENVIRONMENTS, key)
+    if made.get("local"):
+        # A pod or a node of a cluster may have another system beneath than the last one.
+        own = private_folder(os.path.join(tempfile.gettempdir(), "runtime-%s-%d" % (ENVIRONMENTS, os.geteuid())))
+        places = [os.path.join(own, key)]
+    else:
+        records = os.path.dirname(os.path.dirname(job))
+        places = [
+            os.path.join(records, name, key)
+            for name in list_names(records)
+            if name == ENVIRONMENTS or name.startswith("%s-%d" % (ENVIRONMENTS, os.geteuid()))
+        ]
+    for place in places:
+        if is_ours(os.path.dirname(place), alone=True) and is_ours(place, alone=True) and _is_whole(place):
+            return os.path.realpath(place)
     if not build:
         text = "the environment of %s was to be made at the launch, and %s is not there, or not this user's alone"
-        raise SetupFailed(text % (lock, place))
-    place = os.path.join(_own_folder(records, job), key)
-    if os.path.lexists(place) and not is_ours(place, alone=True):
-        say("does not use %s, which another user made or can write" % place)
+        raise SetupFailed(text % (lock, os.path.join(records, ENVIRONMENTS, key)))
+    place = os.path.join(own if made.get("local") else _own_folder(records, job), key)
+    if os.path.lexists(place) and not (is_ours(place, alone=True) and _is_whole(place)):
+        say("does not use %s, which another user made or can write, or whose interpreter is gone" % place)
         os.rename(place, "%s.%s" % (place, token()))
     builds = _wait_for_builder(place)
     try:
@@ -60,6 +80,12 @@ def find_environment(made, job, tree, build):
         if builds:
             drop_file(place + ".builder")
     return os.path.realpath(place)
+
+
+def _is_whole(place):
+    """Whether an environment is there and has its interpreter, which may be a link to one of the system."""
+    python = os.path.join(place, "bin", "python")
+    return os.path.isdir(place) and os.path.exists(python) == os.path.lexists(python)
 
 
 def _own_folder(records, job):
@@ -73,22 +99,49 @@ def _own_folder(records, job):
 
 def _wait_for_builder(place):
     """Wait for another builder; returns whether this process has to build. Two builders at once lose only time."""
-    until = time.time() + BUILD_PATIENCE_S
     me = {"host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid())}
-    while not os.path.isdir(place) and time.time() < until:
+    mark, beat, since = place + ".builder", None, time.time()
+    while not os.path.isdir(place):
         try:
-            create_whole(place + ".builder", json.dumps(me))
+            create_whole(mark, json.dumps(me))
             return True
         except Taken:
             pass
         try:
-            other = read_json(place + ".builder")
+            other, last = read_json(mark), os.stat(mark).st_mtime
         except (IOError, OSError, ValueError):
             continue
-        if other["host"] == me["host"] and not is_alive(other):
+        if other["host"] == me["host"]:
+            if not is_alive(other):
+                return True
+        elif last != beat:
+            beat, since = last, time.time()
+        elif time.time() - since > SILENT_S:
             return True
         time.sleep(LOOK_S)
-    return not os.path.isdir(place)
+    return False
+
+
+@contextlib.contextmanager
+def renewed(mark):
+    """Renew a builder's mark for the time of a block."""
+    over = threading.Event()
+
+    def renew():
+        while not over.wait(BEAT_S):
+            try:
+                os.utime(mark, None)
+            except OSError:
+                pass  # another builder took this one for dead, or the disk is full
+
+    thread = threading.Thread(target=renew)
+    thread.daemon = True
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _build_environment(made, lock, place):
@@ -114,7 +167,8 @@ def _build_environment(made, lock, place):
             stderr=subprocess.STDOUT,
         )
         os.umask(before)
-        said = child.communicate()[0].decode("utf-8", "replace").strip()
+        with renewed(place + ".builder"):
+            said = child.communicate()[0].decode("utf-8", "replace").strip()
         if child.returncode != 0:
             raise SetupFailed("%s failed: %s" % (" ".join(words[:2]), "\n".join(said.splitlines()[-10:])))
         try:
@@ -128,7 +182,9 @@ def _build_environment(made, lock, place):
         remove_folder(home)
         if isinstance(problem, SetupFailed):
             raise
-        raise SetupFailed("cannot make the environment with %s: %s" % (words[0], os.strerror(problem.errno or 0)))
+        missing = "there is no such program on PATH on %s" % os.uname().nodename
+        why = missing if problem.errno == errno.ENOENT else os.strerror(problem.errno or 0)
+        raise SetupFailed("cannot make the environment with %s: %s" % (words[0], why))
 
 
 def enter_environment(made, place, tree, environment):

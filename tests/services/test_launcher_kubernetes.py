@@ -41,6 +41,8 @@ from runtime.errors import NotPossible
 from runtime.jobs.spec import (
     Array,
     Checkpoint,
+    Environment,
+    EnvironmentManager,
     Gpus,
     JobResources,
     JobSpec,
@@ -434,6 +436,16 @@ def test_image_without_python_is_image_failed_with_that_sentence(lab: Lab) -> No
             explained(job).sentence
             == "the image `test.local/pause:1` has no Python that could run: the shim needs Python 3.6 or newer"
         )
+
+
+def test_environment_that_the_image_cannot_make_is_setup_failed_with_that_sentence(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "environment.yml").write_text("dependencies: []\n")
+    spec = JobSpec(command=("true",), environment=Environment(manager=EnvironmentManager.CONDA))
+    with launch(spec, "lab", settings=lab.settings, options=LaunchOptions(base=tmp_path)) as job:
+        assert ended(job) == (JobState.FAILED, EndReason.SETUP_FAILED)
+        said = explain(read_facts(job))
+        facts = [said.sentence, *said.evidence]
+        assert any("environment with conda: there is no such program on PATH on" in each for each in facts), facts
 
 
 def test_run_that_fits_no_node_waits_and_the_numbers_are_said(lab: Lab) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -22,7 +23,18 @@ from runtime.client.jobs.prepare import LaunchOptions, Request
 from runtime.client.jobs.status import read_attempts
 from runtime.errors import NotPossible
 from runtime.jobs.ledger import job_folder
-from runtime.jobs.spec import Array, Backoff, JobResources, JobSpec, JobState, Retry, SecretRef, Tpu
+from runtime.jobs.spec import (
+    Array,
+    Backoff,
+    Environment,
+    EnvironmentManager,
+    JobResources,
+    JobSpec,
+    JobState,
+    Retry,
+    SecretRef,
+    Tpu,
+)
 from runtime.launchers.ray.client import WATCH_S
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import make_snapshot
@@ -59,9 +71,22 @@ def machine() -> Iterator[MetadataServer]:
 
 
 @pytest.fixture(scope="module")
-def ray_cluster(moto_process: MotoServer, google: GoogleServer, machine: MetadataServer) -> Iterator[RayCluster]:
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `conda` that makes an environment with one tool, which prints its own path."""
+    folder = tmp_path_factory.mktemp("tools")
+    make = 'mkdir -p "$5/bin"; printf "#!/bin/sh\\necho \\$0\\n" > "$5/bin/tool"; chmod 755 "$5/bin/tool"'
+    (folder / "conda").write_text(f"#!/bin/sh\n{make}\n")
+    (folder / "conda").chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(
+    moto_process: MotoServer, google: GoogleServer, machine: MetadataServer, tools: Path
+) -> Iterator[RayCluster]:
     require("the package `ray`", importlib.util.find_spec("ray"), "make test")
-    cluster = RayCluster({**moto_process.environment, **google.environment, **machine.environment})
+    path = f"{tools}:{os.environ['PATH']}"
+    cluster = RayCluster({**moto_process.environment, **google.environment, **machine.environment, "PATH": path})
     try:
         cluster.start_head(HEAD_CPUS)
         cluster.start_node(1, NODE_CPUS)
@@ -172,6 +197,32 @@ def put_in_bucket(case: LauncherCase, server: MotoServer, **settings: str) -> La
 
     boto3.client("s3", endpoint_url=server.url, region_name="us-east-1").create_bucket(Bucket="lab")
     return replace(case, records=f"s3://lab/{uuid.uuid4().hex}", settings={**case.settings, **settings})
+
+
+def test_environment_of_a_lock_file_is_made_once_where_all_nodes_see_it(bench: Bench) -> None:
+    (bench.tree / "environment.yml").write_text("dependencies: []\n")
+
+    job = bench.start("tool", nodes=2, environment=Environment(manager=EnvironmentManager.CONDA))
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    (link,) = [each for each in Path(job.files.root, "environments").iterdir() if each.is_symlink()]
+    assert [read_log(job, rank=rank) for rank in (0, 1)] == [f"{link.resolve()}/bin/tool\n"] * 2
+
+
+def test_environment_of_a_job_in_a_bucket_is_kept_on_the_node(
+    case: LauncherCase, moto_server: MotoServer, tmp_path: Path
+) -> None:
+    bench = Bench(put_in_bucket(case, moto_server), tmp_path / "bench")
+    # The node keeps it beyond the test.
+    (bench.tree / "environment.yml").write_text(f"dependencies: []  # {uuid.uuid4()}\n")
+
+    job = bench.start("tool", environment=Environment(manager=EnvironmentManager.CONDA))
+
+    assert bench.end(job).state is JobState.SUCCEEDED
+    tool = Path(read_log(job).strip())
+    assert tool.parts[:3] == ("/", "tmp", f"runtime-environments-{os.geteuid()}")
+    shutil.rmtree(tool.parents[1])
+    bench.close()
 
 
 # nodes that go

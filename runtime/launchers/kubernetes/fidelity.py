@@ -9,7 +9,6 @@ from runtime.jobs.plan import FieldSupport
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
 from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_shim, native, refused
 
-_NO_BUILD: Final = refused("build it into the image, or name an environment that is there: environment.name")
 _NO_PACKING: Final = refused("each run has a pod of its own; runs share a GPU by resources.gpus.count below 1")
 WAITS: Final = refused("a pod that does not fit waits until it does")
 """Support of a field about waiting for machines, for runs of one pod."""
@@ -21,7 +20,8 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "image": native("image"),
     "secrets": native("by the scheme of each source"),
     "mounts": native("volumes of claims"),
-    **dict.fromkeys([f"environment.{name}" for name in ("manager", "lock", "extras", "build_on")], _NO_BUILD),
+    "environment.manager": by_shim("by uv or conda of the image, when an attempt begins; each pod makes its own"),
+    "environment.build_on": by_shim("node"),
     "resources.cpus": native("requests and limits of cpu"),
     "resources.memory": native("requests and limits of memory"),
     "resources.gpus.count": native("limits of nvidia.com/gpu; below 1 a slot of a GPU, by a Lease"),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, cast
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host
-from runtime.jobs.order import activation_lines, make_order
+from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
     FieldSupport,
     JobIdentity,
@@ -416,6 +416,8 @@ def _order(
     setup = [*place.setup, *activation_lines(spec)]
     backend: dict[str, Any] = {"setup": setup} if setup else {}
     backend["told"] = TOLD
+    if made := environment_order(spec, local=True):
+        backend["environment"] = made
     if spec.resources.gpus and place.check_gpus:
         count = spec.resources.gpus.count
         backend["gpu_check"] = {"count": max(1, int(count)), "share": min(1.0, count)}

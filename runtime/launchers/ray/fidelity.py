@@ -8,7 +8,6 @@ from typing import Final
 from runtime.jobs.plan import FieldSupport
 from runtime.launchers.support import COMMON, by_shim, fields_of, native, refused
 
-_NO_BUILD: Final = refused("build it into the cluster's image, or name an environment that is there: environment.name")
 _NO_PACKING: Final = refused("each run has an actor of its own; a part of a GPU is resources.gpus.count below 1")
 _NO_LIMIT: Final = refused("Ray neither counts it nor holds an actor to it")
 _DRIVER: Final = native("the driver on the head waits")
@@ -20,7 +19,10 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
     "image": refused("the cluster's own image runs everything; its stack names it"),
     "secrets": by_shim("read at launch, into a file in the record root; by each node itself if that is a bucket"),
     "mounts": refused("the cluster's machines mount what its stack says"),
-    **dict.fromkeys([f"environment.{name}" for name in ("manager", "lock", "extras", "build_on")], _NO_BUILD),
+    "environment.manager": by_shim(
+        "by uv or conda of the cluster's image, when an attempt begins; kept in the record root, or on the node if that is a bucket"
+    ),
+    "environment.build_on": by_shim("node"),
     "resources.cpus": native("num_cpus, and the shim keeps each node of a run to so many CPUs, claimed on the machine"),
     "resources.memory": native("memory, set aside and no limit; the least of a range"),
     "resources.gpus.count": native("num_gpus"),

@@ -16,7 +16,7 @@ from runtime.jobs.hosts.base import Files, Host, HostUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.ledger import job_folder
-from runtime.jobs.order import activation_lines, make_order
+from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
     FieldSupport,
     JobIdentity,
@@ -100,6 +100,8 @@ class RayLauncher:
         if place.pools is not None:
             # A stack's clusters are Google's machines.
             backend["notices"] = {"clouds": ["gce"]}
+        if made := environment_order(spec, local=place.bucket is not None):
+            backend["environment"] = made
         if setup := activation_lines(spec):
             backend["setup"] = setup
         if spec.resources.tpu and spec.resources.tpu.slices > 1:

@@ -16,9 +16,12 @@ from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
 from runtime.jobs.spec import (
     Array,
+    BuildOn,
     CapacityRetry,
     Code,
     CodeMode,
+    Environment,
+    EnvironmentManager,
     Gang,
     Gpus,
     JobResources,
@@ -561,3 +564,14 @@ def test_spec_of_a_file_is_planned_like_one_of_values(context: PlanContext) -> N
     spec = parse_spec({"command": ["python", "train.py"], "array": {"seeds": 2}})
 
     assert KubernetesLauncher().plan(spec, target(), JOB, context).parts[0].count == 2
+
+
+def test_environment_is_made_by_each_pod_for_itself(context: PlanContext) -> None:
+    wanted = Environment(manager=EnvironmentManager.UV)
+
+    planned = plan(context, environment=wanted)
+
+    made = {"manager": "uv", "lock": "uv.lock", "extras": [], "build_on": "node", "local": True}
+    assert planned.order["environment"] == made
+    with pytest.raises(NotPossible, match=r"`environment\.build_on: submit`"):
+        plan(context, environment=replace(wanted, build_on=BuildOn.SUBMIT))

@@ -19,7 +19,21 @@ import pytest
 from runtime.config import Project, Settings
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, PlanContext, Target
-from runtime.jobs.spec import Array, Code, CodeMode, Gpus, JobResources, JobSpec, JobState, Range, SecretRef, Tpu
+from runtime.jobs.spec import (
+    Array,
+    BuildOn,
+    Code,
+    CodeMode,
+    Environment,
+    EnvironmentManager,
+    Gpus,
+    JobResources,
+    JobSpec,
+    JobState,
+    Range,
+    SecretRef,
+    Tpu,
+)
 from runtime.launchers.ray import client, decide, guard, starting
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
 from runtime.launchers.ray.demand import count_hosts
@@ -153,6 +167,18 @@ def test_secret_is_a_file_of_a_shared_folder_and_refused_with_a_bucket(context: 
         plan(context, target("gs://lab/runs"), secrets=(secret,))
     with pytest.raises(NotPossible, match="whose record root is a bucket"):
         plan(context, target("gs://lab/runs"), env={"API_TOKEN": None})
+
+
+@pytest.mark.parametrize(("records", "local"), [("/shared/runs", {}), ("gs://lab/runs", {"local": True})])
+def test_environment_is_made_by_the_nodes_and_stays_there_if_the_record_root_is_a_bucket(
+    context: PlanContext, records: str, local: dict[str, bool]
+) -> None:
+    made = {"manager": "uv", "lock": "uv.lock", "extras": ["tpu"], "build_on": "node", **local}
+    wanted = Environment(manager=EnvironmentManager.UV, extras=("tpu",))
+
+    assert plan(context, target(records), environment=wanted).order["environment"] == made
+    with pytest.raises(NotPossible, match=r"`environment\.build_on: submit`"):
+        plan(context, target(records), environment=replace(wanted, build_on=BuildOn.SUBMIT))
 
 
 def test_live_tree_is_refused(context: PlanContext) -> None:

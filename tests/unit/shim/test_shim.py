@@ -2257,7 +2257,7 @@ def test_shim_whose_environment_cannot_be_made_says_what_the_manager_said(
     messages = [json.loads((made.folder / f"runs/{index}/result").read_text())["message"] for index in (0, 1)]
     assert messages == [
         "conda env failed: no such package: numpi",
-        "cannot make the environment with conda: No such file or directory",
+        f"cannot make the environment with conda: there is no such program on PATH on {os.uname().nodename}",
     ]
     assert list((tmp_path / "environments").iterdir()) == []
 

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from runtime.client.jobs.gc import LIST_TREES
-from runtime.shim.environment import find_environment, prepare
+from runtime.shim.environment import find_environment, prepare, renewed
 from runtime.shim.gpus import GpuShare, is_held, read_claim
 from runtime.shim.processes import boot_id, owner_of, started_at
 from runtime.shim.tree import shared_tree
 from runtime.shim.words import DONE, SetupFailed
 from runtime.snapshots.snapshot import make_snapshot
 from tests.owners_support import STRANGER, give_away
+from tests.shim_support import wait_for
 
 MANAGER = """#!/bin/sh
 umask
@@ -117,6 +118,76 @@ def test_builder_of_another_user_keeps_nobody_waiting(job: Path) -> None:
     give_away(theirs.parent)
 
     assert find(job).parent != theirs.parent
+
+
+def test_environment_of_a_machine_is_kept_there_for_this_user_and_used_again(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = {"manager": "conda", "lock": "environment.yml", "local": True}
+
+    homes = {find_environment(made, str(job), str(job), True) for _ in range(2)}
+
+    (home,) = map(Path, homes)
+    assert (home.parent, (home / "bin/tool").read_text()) == (
+        tmp_path / f"runtime-environments-{os.geteuid()}",
+        "made\n",
+    )
+    assert stat.S_IMODE(home.parent.stat().st_mode) == 0o700
+    assert [each.name for each in job.parents[1].iterdir()] == ["jobs"]
+
+
+def test_environment_whose_interpreter_is_gone_is_made_again(job: Path) -> None:
+    first = find(job)
+    (first / "bin" / "python").symlink_to(first / "python3.11")
+    (first / "python3.11").touch()
+    assert find(job) == first
+
+    (first / "python3.11").unlink()
+    second = find(job)
+
+    assert second != first
+    assert find(job) == second
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_builder_on_another_machine_is_waited_for_while_it_beats(
+    job: Path, monkeypatch: pytest.MonkeyPatch, beats: bool
+) -> None:
+    theirs = find(job)
+    link = link_of(job)
+    link.unlink()
+    builder = link.parent / f"{link.name}.builder"
+    builder.write_text(json.dumps({"host": "another", "boot": "b", "pid": 1, "start": None}))
+    monkeypatch.setattr("runtime.shim.environment.SILENT_S", 0.0)
+    looks = 0
+
+    def look(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 20:
+            link.symlink_to(theirs)
+        elif beats:
+            os.utime(builder, (looks, looks))
+
+    monkeypatch.setattr("time.sleep", look)
+
+    found = find(job)
+
+    assert (found == theirs, looks == 20) == (beats, beats)
+
+
+def test_builder_renews_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "mark"
+    mark.touch()
+    os.utime(mark, (1, 1))
+    monkeypatch.setattr("runtime.shim.environment.BEAT_S", 0.001)
+
+    with renewed(str(mark)):
+        wait_for(lambda: mark.stat().st_mtime > 1, "a beat")
+        mark.unlink()
+
+    assert not mark.exists()
 
 
 def packed(tmp_path: Path) -> tuple[str, str]:
