@@ -370,12 +370,22 @@ def follow(attributes: dict[str, str]) -> None:
     changed = install_files(attributes, live_only=True)
     for key in changed:
         say(f"applied {key}")
+    start_timers(attributes)
     if AUTOSCALER_KEY in changed:
         report("config-sha256", digest(attributes[AUTOSCALER_KEY]))
     stale = ", ".join(find_stale(attributes)) or "no"
     marker = "run/runtime-ray/restart-needed"
     if write_file(marker, stale, folder_mode=0o700):
         report("restart-needed", stale)
+
+
+def start_timers(attributes: dict[str, str]) -> None:
+    """Start the timers that may begin while Ray runs; one that runs already goes on."""
+    live = [entry for entry in json.loads(attributes[MANIFEST_KEY]) if entry["live"]]
+    timers = [entry["path"].rsplit("/", 1)[-1] for entry in live if entry["key"].endswith("-timer")]
+    if timers:
+        systemctl("daemon-reload")
+        systemctl("start", *timers)
 
 
 def command_start_node(_: argparse.Namespace) -> None:
