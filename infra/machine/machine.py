@@ -370,13 +370,13 @@ def follow(attributes: dict[str, str]) -> None:
     changed = install_files(attributes, live_only=True)
     for key in changed:
         say(f"applied {key}")
-    start_timers(attributes)
     if AUTOSCALER_KEY in changed:
         report("config-sha256", digest(attributes[AUTOSCALER_KEY]))
     stale = ", ".join(find_stale(attributes)) or "no"
     marker = "run/runtime-ray/restart-needed"
     if write_file(marker, stale, folder_mode=0o700):
         report("restart-needed", stale)
+    start_timers(attributes)
 
 
 def start_timers(attributes: dict[str, str]) -> None:

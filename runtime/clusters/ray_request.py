@@ -57,5 +57,5 @@ class RayRequest:
     def _failed(self, problem: Exception) -> InfrastructureFailure:
         return InfrastructureFailure(
             f"no answer of Ray's store at `{self.address}`: {problem}",
-            hint="the command runs on the head, in Ray's container: `sudo docker exec ray runtime cluster buffer`",
+            hint="only the head's network reaches it: `sudo systemctl start runtime-ray-buffer` on the head runs the command there",
         )

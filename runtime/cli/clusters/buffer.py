@@ -11,6 +11,7 @@ from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, print_list
 from runtime.clusters.pools import read_pools
 from runtime.errors import RequestRefused
+from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -44,15 +45,16 @@ def buffer(
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Ask Ray's autoscaler for the idle nodes of the pools' buffers.
+    """Ask Ray's autoscaler for the idle nodes of the pools' buffers; runs on the head.
 
-    The head of a cluster with buffers does this every 30 seconds. For each pool it asks for as many nodes as are busy, and
-    the buffer, within `max`; what others asked for with `ray.autoscaler.sdk.request_resources` stays. If Google or Ray does
-    not answer, the exit code is 3, and what was asked for last holds on. It needs Ray's own port, and runs on the head.
+    The timer of a head with buffers does this every 30 seconds. For each pool it asks for as many nodes as are busy, and the
+    buffer, within `max`; what programs asked for with `ray.autoscaler.sdk.request_resources` stays. If Google or Ray does not
+    answer, the exit code is 3, and what was asked for last holds on.
 
     \b
     Examples:
-      runtime cluster exec -- sudo docker exec ray runtime cluster buffer --dry-run
+      runtime cluster exec -- sudo systemctl start runtime-ray-buffer
+      runtime cluster exec -- sudo journalctl -u runtime-ray-buffer -n 20
     """
     from runtime.clusters.buffer import count_asked, merge_request
     from runtime.clusters.ray_request import RayRequest
@@ -90,8 +92,14 @@ def buffer(
         "ASKED": "asked",
     }
     print_list(rows, columns, output)
+    for row in rows:
+        if row.wanted != row.asked:
+            asks = "would ask" if dry_run else "asked"
+            kept = f"{row.busy:,} busy, a buffer of {row.buffer:,}, at most {row.max:,}"
+            note(f"{key} {row.pool}: {asks} for {count_noun(row.wanted, 'node')} instead of {row.asked:,}: {kept}")
     if not wishes:
-        note(f"{key}: no pool has a buffer" + (", and what was asked for one is taken back" if after != before else ""))
+        taken = ", and what was asked for one " + ("would be" if dry_run else "is") + " taken back"
+        note(f"{key}: no pool has a buffer{taken if after != before else ''}")
     return 0
 
 

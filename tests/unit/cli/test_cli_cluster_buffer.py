@@ -83,23 +83,28 @@ def test_buffer_asks_for_the_busy_nodes_and_the_idle_ones_once(server: TpuServer
 
     code, out, err = buffer()
 
-    assert (code, out, err) == (0, "main\tv4\t2\t1\t8\t3\t0\n", "")
+    assert (code, out) == (0, "main\tv4\t2\t1\t8\t3\t0\n")
+    assert err == "main v4: asked for 3 nodes instead of 0: 1 busy, a buffer of 2, at most 8\n"
     assert store.request == [OTHER, NODE, NODE, NODE]
     assert store.address == "127.0.0.1:6379"
-    assert buffer()[1] == "main\tv4\t2\t1\t8\t3\t3\n"
+    assert buffer() == (0, "main\tv4\t2\t1\t8\t3\t3\n", "")
     assert store.written == 1
 
 
 def test_buffer_dry_run_says_it_and_asks_for_nothing(server: TpuServer, buffer: Run, store: Store) -> None:
     add_hosts(server, "READY")
 
-    assert buffer("--dry-run")[:2] == (0, "main\tv4\t2\t1\t8\t3\t0\n")
+    code, out, err = buffer("--dry-run")
+
+    assert (code, out) == (0, "main\tv4\t2\t1\t8\t3\t0\n")
+    assert err == "main v4: would ask for 3 nodes instead of 0: 1 busy, a buffer of 2, at most 8\n"
     assert store.written == 0
 
 
 def test_buffer_of_a_pool_that_has_none_any_more_is_taken_back(buffer: Run, store: Store) -> None:
     store.request = [OTHER, NODE]
 
+    assert buffer("--dry-run", contract=OUTPUTS)[2].endswith("what was asked for one would be taken back\n")
     code, out, err = buffer(contract=OUTPUTS)
 
     assert (code, out) == (0, "")
