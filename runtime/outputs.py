@@ -243,6 +243,14 @@ def is_free_variable(variable: str) -> bool:
     return re.fullmatch(_VARIABLE, variable) is not None and re.fullmatch(_TAKEN, variable) is None
 
 
+def pool_resource(pool: str) -> str:
+    """Return the resource that the autoscaler's file gives to each node of a pool with a buffer, and to no other.
+
+    The head asks the autoscaler for so many of it, which are that many nodes of this pool.
+    """
+    return f"runtime-pool-{pool}"
+
+
 _SETTINGS: Final = {"clusters": "heads", "network": "network", "published_url": "records"}
 """Key of the contract → the setting, if its name differs."""
 

@@ -348,11 +348,13 @@ def find_money_notes(settings: Settings) -> Iterator[str]:
         )
         yield f"the records are in {place} and the heads with their nodes in {region}: traffic between them {known}"
     pools = [(f"{name}.{pool}", each) for name, head in settings.heads.items() for pool, each in head.pools.items()]
-    minima = [(name, each, minimum_month(each, region)) for name, each in pools if each.min > 0]
+    minima = [(name, each, minimum_month(each, region)) for name, each in pools if each.always > 0]
     total = sum(amount or 0.0 for _, _, amount in minima)
     for where, each, amount in minima:
         if amount is None or amount >= MUCH_USD or total >= MUCH_USD:
-            yield f"pool `{where}` keeps {each.min:,} nodes {each.accelerator} at all times: {_month(each, amount)}"
+            idle = f", and {each.buffer:,} idle beside those that work" if each.buffer else ""
+            nodes = f"{each.always:,} nodes {each.accelerator} at all times{idle}"
+            yield f"pool `{where}` keeps {nodes}: {_month(each, amount)}"
     if total >= MUCH_USD and len(minima) > 1:
         yield f"the pools' minima together: {total:,.2f} USD a month at prices on demand"
 

@@ -112,10 +112,11 @@ def find_pool_costs(settings: Settings, urns: Mapping[str, str]) -> Iterator[Cos
         for pool, each in head.pools.items():
             urn, of_pool = urns.get(name, name), f"pool {pool}, "
             nodes = f"{each.min:,} to {each.max:,} nodes {each.accelerator}, {each.capacity.value}"
-            yield Cost(urn=urn, monthly_usd=None, basis=f"by use: {of_pool}{nodes}")
-            if each.min == 0:
+            buffer = f", {each.buffer:,} of them idle beside the busy ones" if each.buffer else ""
+            yield Cost(urn=urn, monthly_usd=None, basis=f"by use: {of_pool}{nodes}{buffer}")
+            if each.always == 0:
                 continue
-            always = f"{of_pool}{each.min:,} nodes at all times"
+            always = f"{of_pool}{each.always:,} nodes at all times"
             region, amount = settings.region or "", minimum_month(each, settings.region or "")
             if each.capacity is Capacity.ON_DEMAND or amount is None:
                 yield _cost(urn, amount, f"{always}, {HOURS} h", region)
@@ -125,14 +126,14 @@ def find_pool_costs(settings: Settings, urns: Mapping[str, str]) -> Iterator[Cos
 
 
 def minimum_month(pool: PoolSettings, region: str) -> float | None:
-    """Return what a pool's minimum costs in a month on demand; None if the table lacks its price."""
+    """Return what the nodes that a pool always has cost in a month on demand; None if the table lacks its price."""
     found = ACCELERATOR.fullmatch(pool.accelerator)
     prices = TPU_CHIP_HOURS.get(found["family"], {}) if found else {}
     hour = prices.get(region, prices.get(region.partition("-")[0]))
     if found is None or hour is None:
         return None
     chips = int(found["size"]) / CORES_PER_CHIP.get(found["family"], 1)
-    return round(pool.min * chips * hour * HOURS, 2)
+    return round(pool.always * chips * hour * HOURS, 2)
 
 
 def traffic_per_tib(location: str, region: str) -> float | None:

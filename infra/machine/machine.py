@@ -376,6 +376,16 @@ def follow(attributes: dict[str, str]) -> None:
     marker = "run/runtime-ray/restart-needed"
     if write_file(marker, stale, folder_mode=0o700):
         report("restart-needed", stale)
+    start_timers(attributes)
+
+
+def start_timers(attributes: dict[str, str]) -> None:
+    """Start the timers that may begin while Ray runs; one that runs already goes on."""
+    live = [entry for entry in json.loads(attributes[MANIFEST_KEY]) if entry["live"]]
+    timers = [entry["path"].rsplit("/", 1)[-1] for entry in live if entry["key"].endswith("-timer")]
+    if timers:
+        systemctl("daemon-reload")
+        systemctl("start", *timers)
 
 
 def command_start_node(_: argparse.Namespace) -> None:

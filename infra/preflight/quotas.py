@@ -161,7 +161,7 @@ def _tpu_quota(settings: Settings, label: str, pool: PoolSettings, api: GoogleAp
     if limit < size:
         yield fail(check, f"{text}: not one {pool.accelerator} fits", f"ask for more at {where}")
     elif limit < pool.max * size:
-        fits = f"{limit // size:,} nodes of at least {pool.min:,} and at most {pool.max:,}"
+        fits = f"{limit // size:,} nodes of at least {pool.always:,} and at most {pool.max:,}"
         yield warn(check, f"{text}: {fits}", f"ask for more at {where}, or lower `max`")
     else:
         yield ok(check, f"{text}: all {pool.max:,} nodes fit")

@@ -17,6 +17,7 @@ from infra.render.cluster import HEAD_TYPE, Cluster, chips_per_host, cpus_per_ho
 from infra.render.startup import node_metadata
 from infra.settings.model import Capacity, MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
+from runtime.outputs import pool_resource
 
 SSH_USER: Final = "ray"
 UPSCALING_SPEED: Final = 4.0
@@ -101,11 +102,11 @@ def _pool_types(cluster: Cluster) -> dict[str, Any]:
         if metadata is None:
             metadata = _node_metadata(cluster, machine)
             known.append((machine, metadata))
-        types[name] = _pool_type(cluster, pool, metadata)
+        types[name] = _pool_type(cluster, name, pool, metadata)
     return types
 
 
-def _pool_type(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
+def _pool_type(cluster: Cluster, name: str, pool: PoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
     return {
         "min_workers": pool.min,
         "max_workers": pool.max,
@@ -115,6 +116,8 @@ def _pool_type(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -
             "TPU": chips_per_host(pool.accelerator),
             # Only for the first host of each slice; Ray removes it from the others.
             f"TPU-{pool.accelerator}-head": 1,
+            # The autoscaler plans with this file's resources, so nodes that were made without this one count as well.
+            **({pool_resource(name): 1} if pool.buffer else {}),
         },
         **({"labels": dict(sorted(pool.labels.items()))} if pool.labels else {}),
         "node_config": _node_config(cluster, pool, metadata),

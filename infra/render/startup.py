@@ -81,6 +81,7 @@ def pool_outputs(pools: Mapping[str, PoolSettings]) -> dict[str, object]:
             "capacity": str(pool.capacity),
             "min": pool.min,
             "max": pool.max,
+            **({"buffer": pool.buffer} if pool.buffer else {}),
             "cpus": cpus_per_host(pool),
         }
         for name, pool in sorted(pools.items())
@@ -100,6 +101,7 @@ def head_files(cluster: Cluster, autoscaler: str, config_sha256: str) -> list[In
         _unit("ray-reaper-service", "runtime-ray-reaper.service", reaper),
         _unit("ray-reaper-timer", units.REAPER_TIMER, reaper_timer),
         *_keep_files(cluster),
+        *_buffer_files(cluster),
     ]
 
 
@@ -110,6 +112,16 @@ def _keep_files(cluster: Cluster) -> list[InstalledFile]:
     return [
         _unit("ray-keep-service", "runtime-ray-keep.service", keep),
         _unit("ray-keep-timer", units.KEEP_TIMER, timer),
+    ]
+
+
+def _buffer_files(cluster: Cluster) -> list[InstalledFile]:
+    if not any(pool.buffer for pool in cluster.pools.values()):
+        return []
+    service, timer = units.render_buffer(cluster)
+    return [
+        _unit("ray-buffer-service", "runtime-ray-buffer.service", service, live=True),
+        _unit("ray-buffer-timer", "runtime-ray-buffer.timer", timer, live=True),
     ]
 
 
@@ -271,8 +283,8 @@ def _setup_files(machine: MachineSettings) -> list[InstalledFile]:
     ]
 
 
-def _unit(key: str, unit: str, text: str) -> InstalledFile:
-    return InstalledFile(key=key, path=f"/etc/systemd/system/{unit}", text=text)
+def _unit(key: str, unit: str, text: str, *, live: bool = False) -> InstalledFile:
+    return InstalledFile(key=key, path=f"/etc/systemd/system/{unit}", text=text, live=live)
 
 
 def _as_metadata(files: list[InstalledFile]) -> dict[str, str]:

@@ -35,6 +35,7 @@ _CLOUD_LOGS: Final = (
 )
 _LIMITS: Final = "--ulimit=memlock=-1:-1 --ulimit=nofile=1048576:1048576 --pids-limit=-1"
 _LONGEST_RUN_S: Final = 300
+_LONGEST_BUFFER_S: Final = 120
 _JOB_START_S: Final = 7 * 24 * 3600
 _JOB_STOP_S: Final = 150
 _DROP_OLD_SESSIONS: Final = (
@@ -181,6 +182,21 @@ def render_keep(cluster: Cluster) -> tuple[str, str]:
         longest_s=1800,
     )
     return service, _timer(title, first="30s", every="60s")
+
+
+def render_buffer(cluster: Cluster) -> tuple[str, str]:
+    """Render the service that asks Ray for the idle nodes of the pools' buffers, and its timer.
+
+    The command runs in Ray's own container, so the service has no image of its own: it may start while Ray runs, and an
+    image of newer settings, which waits for a restart, does not stop it.
+    """
+    title = f"Keeps the buffers of idle nodes of Ray cluster {cluster.name}"
+    # A command in a container outlives its client, so it has a limit of its own.
+    run = (
+        f"/usr/bin/docker exec --env=RUNTIME_OUTPUTS={CONTRACT_FILE} ray timeout {_LONGEST_BUFFER_S} runtime cluster buffer "
+        f"--cluster {shlex.quote(cluster.key)} --address http://127.0.0.1:{PORTS['dashboard']}"
+    )
+    return _oneshot(title, run), _timer(title, first="30s", every="30s", exact=True)
 
 
 def _runtime(

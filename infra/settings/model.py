@@ -151,11 +151,18 @@ class PoolSettings(MachineSettings):
     capacity: Capacity = Capacity.PREEMPTIBLE
     min: int = 4
     max: int = 1024
+    buffer: int = 0
+    """Whole idle nodes that the cluster keeps ready beside the busy ones, within `max`."""
     cpus: int | None = None
     """CPUs of each host that Ray may hand out, by default half of them. Ray enforces nothing."""
     reservation: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     """Ray's labels of the nodes, which `label_selector` finds."""
+
+    @property
+    def always(self) -> int:
+        """Nodes that exist at all times, with or without work."""
+        return max(self.min, self.buffer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -309,8 +309,20 @@ def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
         )
     if pool.min > pool.max:
         yield wrong(join(path, "min"), pool.min, f"at most `max`, {pool.max}")
+    yield from _buffer_problems(pool, join(path, "buffer"))
     yield from find_machine_problems(pool, path)
     yield from find_label_problems(pool.labels, join(path, "labels"))
+
+
+def _buffer_problems(pool: PoolSettings, where: str) -> Iterator[Problem]:
+    if not 0 <= pool.buffer <= pool.max:
+        yield wrong(where, pool.buffer, f"0 to `max`, {pool.max}")
+    elif pool.buffer and pool.min >= pool.max:
+        yield Problem(
+            path=where,
+            message=f"is {pool.buffer}, and all nodes of the pool exist at all times: `min` is `max`, {pool.max}",
+            hint="leave it out, or lower `min`",
+        )
 
 
 def _accelerator_problems(accelerator: str, where: str) -> Iterator[Problem]:

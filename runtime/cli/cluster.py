@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runtime.cli.clusters.buffer import buffer
 from runtime.cli.clusters.config import config
 from runtime.cli.clusters.login import attach, dashboard, exec_
 from runtime.cli.clusters.members import add, remove
@@ -21,5 +22,6 @@ app.command()(dashboard)
 app.command()(add)
 app.command()(remove)
 app.command()(reap)
+app.command()(buffer)
 app.command()(restart)
 app.command()(stop)

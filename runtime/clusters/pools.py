@@ -19,6 +19,8 @@ class Pool:
     """`spot`, `preemptible`, `reserved` or `on_demand`."""
     min: int = 0
     max: int = 0
+    buffer: int = 0
+    """Idle nodes that the cluster keeps ready beside the busy ones, within `max`."""
 
 
 def read_pools(cluster: ClusterOutput) -> list[Pool]:
@@ -37,5 +39,10 @@ def _read(name: str, values: Mapping[str, Any]) -> Pool:
         return int(value) if isinstance(value, int | float) else 0
 
     return Pool(
-        name=name, accelerator=text("accelerator"), capacity=text("capacity"), min=number("min"), max=number("max")
+        name=name,
+        accelerator=text("accelerator"),
+        capacity=text("capacity"),
+        min=number("min"),
+        max=number("max"),
+        buffer=number("buffer"),
     )

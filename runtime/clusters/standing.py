@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from runtime.clusters.buffer import count_wanted
 from runtime.clusters.dead import Suspicion
 from runtime.clusters.nodes import ALIVE, DEAD, MANAGED_LABEL, TpuNode, ZoneView, count_hosts
 from runtime.clusters.requests import explain_requests, make_offers
@@ -32,6 +33,7 @@ class PoolStanding:
     capacity: str | None
     min: int
     max: int
+    buffer: int = 0
     live: int
     """Nodes that Google makes or runs."""
     states: Mapping[str, int] = field(default_factory=dict)
@@ -74,6 +76,7 @@ def compare_pools(
                 capacity=pool.capacity if pool else member.capacity if member else None,
                 min=pool.min if pool else 0,
                 max=pool.max if pool else 0,
+                buffer=pool.buffer if pool else 0,
                 live=sum(node.state in ALIVE for node in mine),
                 states=dict(sorted(Counter(node.state for node in mine).items())),
                 dead=dead[name],
@@ -146,6 +149,13 @@ def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator
             pool=each.pool,
             what=f"{each.live} of at most {count_noun(each.max, 'node')} live",
             next=f"Ray ends the surplus once it reads the settings: `runtime cluster config --check --cluster {key}`",
+        )
+    elif each.busy is not None and each.live < (wanted := count_wanted(each.busy, each.buffer, each.max)):
+        yield Mismatch(
+            pool=each.pool,
+            what=f"{each.live} of {count_noun(wanted, 'node')} live: {each.busy} busy, and a buffer of {each.buffer}",
+            next="the head asks for the rest within a minute; if that lasts: "
+            f"`runtime cluster exec --cluster {key} -- sudo journalctl -u runtime-ray-buffer -n 20`",
         )
 
 

@@ -202,6 +202,16 @@ def test_minimum_of_preemptible_nodes_is_bounded_by_their_price_on_demand(projec
     assert total == pytest.approx(342.41)
 
 
+def test_buffer_is_priced_as_nodes_at_all_times_and_said_to_stay_beside_the_busy_ones(project: Project) -> None:
+    notes, costs, _ = pool(project, min=4, max=1024, buffer=100, capacity="on_demand")
+    kept = "100 nodes v5litepod-1 at all times, and 100 idle beside those that work"
+    assert notes == [f"pool `main.v5e` keeps {kept}: 87,600.00 USD a month, prices of 2025"]
+    assert costs == [
+        ("by use: pool v5e, 4 to 1,024 nodes v5litepod-1, on_demand, 100 of them idle beside the busy ones", None),
+        ("pool v5e, 100 nodes at all times, 730 h, us-west4, prices of 2025", 87_600.0),
+    ]
+
+
 @pytest.mark.parametrize("least", [0, 4])
 def test_minimum_that_costs_little_is_not_noted(project: Project, least: int) -> None:
     notes, costs, _ = pool(project, min=least)

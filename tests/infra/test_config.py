@@ -172,7 +172,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
         "heads/main/pools/v5e/maximum",
         3,
         "heads.main.pools.v5e.maximum",
-        "allowed are accelerator, capacity, container, cpus",
+        "allowed are accelerator, buffer, capacity, container, cpus",
     ),
     ("queues/default/ack_deadline_s", 1.5, "queues.default.ack_deadline_s", "is 1.5, allowed is a whole number"),
     ("queues/default/ack_deadline_s", True, "queues.default.ack_deadline_s", "is true, allowed is a whole number"),
@@ -414,6 +414,9 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("heads/main/pools/v5e/max", 1025, "heads.main.pools.v5e.max", "is 1,025, allowed are 0 to 1,024"),
     ("heads/main/pools/v5e/min", -1, "heads.main.pools.v5e.min", "is -1, allowed are 0 to 1,024"),
     ("heads/main/pools/v5e/max", 3, "heads.main.pools.v5e.min", "is 4, allowed is at most `max`, 3"),
+    ("heads/main/pools/v5e/buffer", -1, "heads.main.pools.v5e.buffer", "is -1, allowed is 0 to `max`, 1024"),
+    ("heads/main/pools/v5e/buffer", 1025, "heads.main.pools.v5e.buffer", "is 1025, allowed is 0 to `max`, 1024"),
+    ("heads/main/pools/v5e/buffer", True, "heads.main.pools.v5e.buffer", "is true, allowed is a whole number"),
     (
         "heads/main/pools/v5e/runtime_version",
         "",
@@ -805,6 +808,28 @@ def test_host_project_is_that_of_a_subnet_of_another_project(subnet: str | None,
     network = {"cidr": "10.64.0.0/20"} | ({"subnet": subnet} if subnet else {})
 
     assert parse_settings("west", GOOD | {"network": network}).host_project == host
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"min": 0, "max": 0, "buffer": 1}, "is 1, allowed is 0 to `max`, 0"),
+        ({"min": 2, "max": 2, "buffer": 1}, "is 1, and all nodes of the pool exist at all times: `min` is `max`, 2"),
+    ],
+)
+def test_buffer_without_an_effect_is_refused(bounds: dict[str, int], message: str) -> None:
+    pool = {**GOOD["heads"]["main"]["pools"]["v5e"], **bounds}
+
+    problems = problems_of(changed("heads/main/pools/v5e", pool))
+
+    assert [(each.path, each.message) for each in problems] == [("heads.main.pools.v5e.buffer", message)]
+
+
+@pytest.mark.parametrize("bounds", [(0, 2, 2), (2, 3, 3), (2, 2, 0)], ids=str)
+def test_buffer_within_the_maximum_is_taken_beside_any_minimum(bounds: tuple[int, int, int]) -> None:
+    pool = {**GOOD["heads"]["main"]["pools"]["v5e"], **dict(zip(("min", "max", "buffer"), bounds, strict=True))}
+
+    assert find_paths(changed("heads/main/pools/v5e", pool)) == []
 
 
 @pytest.mark.parametrize("cpus", [1, 24])

@@ -46,6 +46,15 @@ def test_node_config_of_the_head_is_an_instance_of_compute_engine() -> None:
     check("compute.v1", "Instance", fields_of()["available_node_types"][HEAD_TYPE]["node_config"])
 
 
+def test_pool_with_a_buffer_alone_has_a_resource_of_its_own() -> None:
+    pools = {"v4": dataclasses.replace(V4, buffer=2), "plain": V4}
+
+    types = fields_of(pools=pools)["available_node_types"]
+
+    assert types["v4"]["resources"] == {**types["plain"]["resources"], "runtime-pool-v4": 1}
+    assert (types["v4"]["min_workers"], types["v4"]["max_workers"]) == (4, 1024)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

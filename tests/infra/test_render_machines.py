@@ -338,6 +338,17 @@ def test_keep_runs_in_the_clusters_image_with_the_heads_contract() -> None:
     assert "OnUnitInactiveSec=60s" in timer
 
 
+def test_buffer_runs_in_rays_own_container_with_the_heads_contract_and_names_no_image() -> None:
+    service, timer = units.render_buffer(sample_cluster())
+
+    assert command_of(service) == [
+        *("/usr/bin/docker", "exec", "--env=RUNTIME_OUTPUTS=/etc/runtime-ray/config/contract.json", "ray"),
+        *("timeout", "120", "runtime", "cluster", "buffer", "--cluster", "main", "--address", "http://127.0.0.1:8265"),
+    ]
+    assert IMAGE not in service
+    assert "OnUnitInactiveSec=30s" in timer
+
+
 def test_start_script_passes_on_what_rays_processes_log_in_this_session_alone(tmp_path: Path) -> None:
     before = tmp_path / "ray/session_1/logs"
     before.mkdir(parents=True)

@@ -30,6 +30,7 @@ from infra.render.startup import (
 )
 from infra.settings.model import MachineSettings
 from runtime.client.jobs.targets import make_context
+from runtime.clusters.pools import read_pools
 from runtime.config import load_settings
 from runtime.errors import InvalidValue
 from runtime.jobs.plan import Target
@@ -379,6 +380,43 @@ def test_head_from_before_a_unit_is_told_and_takes_it_with_the_next_boot_script(
     # None of Ray's own files changed, so Ray runs on.
     assert "systemctl start runtime-ray-head.service" in machine.notes
     assert "systemctl start runtime-ray-reaper.timer runtime-ray-keep.timer runtime-ray-secrets.timer" in machine.notes
+
+
+def test_buffer_of_a_pool_takes_effect_on_a_head_that_runs_and_its_removal_too(
+    new_machine: Callable[..., Machine],
+) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+    finish(machine.boot())
+    machine.forget_notes()
+    machine.server.set(metadata_of(sample_cluster(pools={"v4": dataclasses.replace(V4, buffer=2)})))
+
+    code, out = finish(machine.run("watch", "--rounds", "1"))
+
+    assert code == 0, out
+    assert machine.notes == ["systemctl daemon-reload", "systemctl start runtime-ray-buffer.timer"]
+    assert "runtime cluster buffer" in machine.text("etc/systemd/system/runtime-ray-buffer.service")
+    assert buffer_of(machine) == 2
+    assert machine.server.last("restart-needed") == "no"
+
+    # The timer runs on, and takes back what was asked for.
+    machine.forget_notes()
+    machine.server.set(metadata_of(sample_cluster()))
+    assert finish(machine.run("watch", "--rounds", "1"))[0] == 0
+    assert (machine.notes, buffer_of(machine)) == ([], 0)
+
+
+def buffer_of(machine: Machine) -> int:
+    outputs = parse_outputs(json.loads(machine.text("etc/runtime-ray/config/contract.json")))
+    (pool,) = read_pools(outputs.clusters["main"])
+    return pool.buffer
+
+
+def test_head_without_a_buffer_has_no_part_of_it() -> None:
+    with_buffer = metadata_of(sample_cluster(pools={"v4": dataclasses.replace(V4, buffer=2)}))
+    without = metadata_of(sample_cluster())
+
+    assert with_buffer.keys() - without.keys() == {"ray-buffer-service", "ray-buffer-timer"}
+    assert "buffer" not in without["ray-contract"] + without["startup-script"] + without["ray-files"]
 
 
 def test_watch_outlives_a_metadata_server_that_is_away(new_machine: Callable[..., Machine]) -> None:

@@ -67,7 +67,7 @@ class LabHead:
     """The head, and the nodes that Google has for it; everything ends with this process."""
 
     def __init__(
-        self, pools: Mapping[str, PoolSettings], *, idle_minutes: int = 10, environ: Mapping[str, str] | None = None
+        self, pools: Mapping[str, PoolSettings], *, idle_minutes: float = 10, environ: Mapping[str, str] | None = None
     ) -> None:
         self.cluster: Cluster = sample_cluster(
             pools=dict(pools), idle_minutes=idle_minutes, secrets=(), cloud_logging=False

@@ -21,6 +21,7 @@ from infra.render.startup import render_contract
 from infra.render.units import render_head_service, render_start_script
 from infra.settings.model import MachineSettings
 from runtime.cli.main import main
+from runtime.clusters.buffer import Wish, merge_request
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import SHAPES, V4, sample_cluster
 from tests.services.ray_support import Autoscaler, google_of, node_types
@@ -361,6 +362,48 @@ def test_autoscaler_takes_up_a_changed_file_without_ending_a_node(
     assert server.nodes[new]["runtimeVersion"] == "tpu-ubuntu2404-base"
     address = server.nodes[new]["networkEndpoints"][0]["ipAddress"]
     assert {to for to, _ in autoscaler.shell.ran[len(commands) :]} == {address}, "no running node was touched"
+
+
+def buffered(cluster: Cluster, *, min: int, max: int) -> Cluster:
+    """Of two pools of one type, one has a buffer."""
+    ours = dataclasses.replace(V4, min=min, max=max, buffer=1)
+    return dataclasses.replace(cluster, pools={"v4": ours, "plain": dataclasses.replace(V4, min=0, max=9)})
+
+
+def request_nodes(autoscaler: Autoscaler, count: int) -> None:
+    wish = Wish(pool="v4", buffer=1, busy=0, max=9, wanted=count)
+    autoscaler.load.set_resource_requests(merge_request([], [wish]))
+    autoscaler.round()
+    autoscaler.round()
+
+
+def test_request_for_a_buffer_makes_nodes_of_its_own_pool_within_its_maximum(
+    autoscaler: Autoscaler, server: TpuServer, cluster: Cluster
+) -> None:
+    autoscaler.apply(render_autoscaler(buffered(cluster, min=0, max=3)))
+
+    request_nodes(autoscaler, 2)
+    assert len(autoscaler.workers()) == 2
+    request_nodes(autoscaler, 5)
+
+    assert len(autoscaler.workers()) == 3
+    assert {body["labels"]["ray-user-node-type"] for body in server.created} == {"v4"}
+
+
+def test_request_for_a_buffer_counts_nodes_from_before_it_and_those_of_the_minimum(
+    autoscaler: Autoscaler, cluster: Cluster
+) -> None:
+    autoscaler.round()
+    autoscaler.round()
+    before = autoscaler.workers()
+    assert len(before) == 4
+
+    autoscaler.apply(render_autoscaler(buffered(cluster, min=4, max=6)))
+    request_nodes(autoscaler, 4)
+    assert autoscaler.workers() == before
+    request_nodes(autoscaler, 5)
+
+    assert len(set(autoscaler.workers()) - set(before)) == 1
 
 
 def test_autoscaler_keeps_the_last_good_file(autoscaler: Autoscaler) -> None:

@@ -74,7 +74,7 @@ def config(
     lines += [
         _Line(setting=f"pools.{pool.name}.{name}", value=getattr(pool, name))
         for pool in shown.pools
-        for name in ("accelerator", "capacity", "min", "max")
+        for name in ("accelerator", "capacity", "min", "max", "buffer")
     ]
     print_list(lines, {"SETTING": "setting", "VALUE": "value"})
     return 0

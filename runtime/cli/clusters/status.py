@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from runtime.cli.clusters.common import Chosen
     from runtime.clusters.nodes import TpuNode
+    from runtime.clusters.pools import Pool
     from runtime.clusters.ray_view import RayView
     from runtime.outputs import ClusterOutput
 
@@ -102,7 +103,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
             zone=each.zone,
             head=each.head,
             internal_ip=each.internal_ip,
-            pools={pool.name: f"{pool.accelerator or '?'}, {pool.min} to {pool.max}" for pool in read_pools(each)},
+            pools={pool.name: _describe_bounds(pool) for pool in read_pools(each)},
         )
         for name, each in chosen.clusters.items()
     ]
@@ -113,6 +114,11 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
         "POOLS": lambda row: "; ".join(f"{pool}: {text}" for pool, text in row.pools.items()),
     }
     print_list(rows, columns, output)
+
+
+def _describe_bounds(pool: Pool) -> str:
+    idle = f", {pool.buffer} idle" if pool.buffer else ""
+    return f"{pool.accelerator or '?'}, {pool.min} to {pool.max}{idle}"
 
 
 def status(
@@ -238,7 +244,7 @@ def _print(shown: list[ClusterStatus], output: Output) -> None:
     columns: Columns = {
         "CLUSTER": "cluster",
         "POOL": lambda line: line.pool.pool or "-",
-        "MIN": lambda line: None if line.pool.member else line.pool.min,
+        "MIN": lambda line: None if line.pool.member else _describe_least(line.pool),
         "MAX": lambda line: None if line.pool.member else line.pool.max,
         "LIVE": lambda line: line.pool.live,
         "DEAD": lambda line: line.pool.dead,
@@ -258,6 +264,10 @@ def _print(shown: list[ClusterStatus], output: Output) -> None:
             pool = f" {mismatch.pool}" if mismatch.pool else ""
             note(f"{each.cluster}{pool}: {mismatch.what}")
             note(f"  next: {mismatch.next}")
+
+
+def _describe_least(pool: PoolStanding) -> str | int:
+    return f"{pool.min:,}, {pool.buffer:,} idle" if pool.buffer else pool.min
 
 
 def _describe_jobs(shown: ClusterStatus) -> Iterator[str]:

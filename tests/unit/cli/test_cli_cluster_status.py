@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.cluster_support import add_hosts
+from runtime.values import replace
+from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts
 from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.tpu import TpuServer
 from tests.output_support import differences, documented
@@ -79,6 +80,17 @@ def test_status_with_ray_shows_what_it_sees_what_runs_and_what_waits(
         "main: 2 requests for 4 TPU wait: 1 of 4 nodes works on nothing",
         "  next: it starts within seconds, unless it asks for more CPUs, memory or hosts at once: `runtime explain JOB`",
     ]
+
+
+def test_list_status_and_config_show_the_buffer_of_a_pool(server: TpuServer, run: Run) -> None:
+    add_hosts(server, "READY")
+    pools = {"v4": {"accelerator": "v4-8", "min": 1, "max": 8, "buffer": 2}}
+    outputs = replace(OUTPUTS, clusters={"main": replace(CLUSTER, pools=pools)})
+
+    assert run("list", outputs=outputs)[1].rstrip("\n").split("\t")[-1] == "v4: v4-8, 1 to 8, 2 idle"
+    assert run("status", outputs=outputs)[1] == "main\tv4\t1, 2 idle\t8\t1\t0\t-\t-\t1 READY\n"
+    assert json.loads(run("status", "-o", "json", outputs=outputs)[1])[0]["pools"][0]["buffer"] == 2
+    assert "pools.v4.buffer\t2\n" in run("config", outputs=outputs)[1]
 
 
 def started(number: int, **more: object) -> dict[str, object]:

@@ -444,13 +444,42 @@ def test_parse_ray_without_an_autoscalers_report_knows_the_hosts() -> None:
     )
 
 
+# the buffer
+
+
+@pytest.mark.parametrize(
+    ("most", "live", "busy", "said"),
+    [
+        (4, 1, 1, "1 of 3 nodes live: 1 busy, and a buffer of 2"),
+        (4, 3, 1, None),
+        (2, 2, 2, None),
+        (4, 2, None, None),
+    ],
+    ids=["lacks", "has", "is at its maximum", "ray was not asked"],
+)
+def test_pool_that_lacks_nodes_of_its_buffer_is_named_if_ray_was_asked(
+    most: int, live: int, busy: int | None, said: str | None
+) -> None:
+    pools = [Pool(name="v4", accelerator="v4-8", max=most, buffer=2)]
+    nodes = tuple(ready(f"n-{number}", f"10.0.0.{number}") for number in range(live))
+    hosts = [each.addresses[0] for each in nodes]
+    ray = None if busy is None else RayView(alive=frozenset(hosts), busy=frozenset(hosts[:busy]))
+    view = ZoneView(nodes=nodes, heads=HEADS)
+    plan = plan_reaping(view, "marin-main", NOW, seen={})
+
+    found = [each.what for each in find_mismatches("main", pools, view, "marin-main", plan, ray, NOW)]
+
+    assert found == ([] if said is None else [said])
+    assert [each.buffer for each in compare_pools(pools, view, "marin-main", plan, ray)] == [2]
+
+
 # the contract and the head
 
 
 def test_read_pools_takes_numbers_of_pulumi_and_lacks() -> None:
-    assert read_pools(replace(CLUSTER, pools={"b": {"max": 8.0, "min": "x"}, "a": None})) == [
+    assert read_pools(replace(CLUSTER, pools={"b": {"max": 8.0, "min": "x", "buffer": 2.0}, "a": None})) == [
         Pool(name="a"),
-        Pool(name="b", max=8),
+        Pool(name="b", max=8, buffer=2),
     ]
 
 

@@ -1,0 +1,115 @@
+"""`runtime cluster buffer`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from runtime.cli.clusters.common import AddressOption, DryRunOption, OneClusterOption, open_one
+from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.printing import note
+from runtime.cli.show import Columns, Output, print_list
+from runtime.clusters.pools import read_pools
+from runtime.errors import RequestRefused
+from runtime.units import count_noun
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.cli.clusters.common import Chosen
+    from runtime.clusters.buffer import Wish
+    from runtime.outputs import ClusterOutput
+
+HERE: Final = "http://127.0.0.1:8265"
+_GCS: Final = 6379
+"""The port of Ray's own store, unless the contract names another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferRow:
+    cluster: str
+    pool: str
+    buffer: int
+    busy: int
+    """Nodes on which something holds CPUs or TPUs."""
+    max: int
+    wanted: int
+    """Nodes that the autoscaler is asked to have, idle and busy ones."""
+    asked: int
+    """Nodes that it was asked for before."""
+
+
+def buffer(
+    dry_run: DryRunOption = False,
+    address: AddressOption = HERE,
+    cluster: OneClusterOption = None,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Ask Ray's autoscaler for the idle nodes of the pools' buffers; runs on the head.
+
+    The timer of a head with buffers does this every 30 seconds. For each pool it asks for as many nodes as are busy, and the
+    buffer, within `max`; what programs asked for with `ray.autoscaler.sdk.request_resources` stays. If Google or Ray does not
+    answer, the exit code is 3, and what was asked for last holds on.
+
+    \b
+    Examples:
+      runtime cluster exec -- sudo systemctl start runtime-ray-buffer
+      runtime cluster exec -- sudo journalctl -u runtime-ray-buffer -n 20
+    """
+    from runtime.clusters.buffer import count_asked, merge_request
+    from runtime.clusters.ray_request import RayRequest
+
+    chosen, key, each = open_one(stack, cluster)
+    url = address or HERE
+    host = urlsplit(url).hostname
+    if host is None:
+        raise RequestRefused(f"`--address {url}` names no host", hint=f"the head's own is `{HERE}`")
+    wishes = _look(chosen, each, url)
+    request = RayRequest(f"{host}:{each.ports.get('gcs', _GCS)}")
+    before = request.read()
+    after = merge_request(before, wishes)
+    if after != before and not dry_run:
+        request.write(after)
+    rows = [
+        BufferRow(
+            cluster=key,
+            pool=wish.pool,
+            buffer=wish.buffer,
+            busy=wish.busy,
+            max=wish.max,
+            wanted=wish.wanted,
+            asked=count_asked(before, wish.pool),
+        )
+        for wish in wishes
+    ]
+    columns: Columns = {
+        "CLUSTER": "cluster",
+        "POOL": "pool",
+        "BUFFER": "buffer",
+        "BUSY": "busy",
+        "MAX": "max",
+        "WANTED": "wanted",
+        "ASKED": "asked",
+    }
+    print_list(rows, columns, output)
+    for row in rows:
+        if row.wanted != row.asked:
+            asks = "would ask" if dry_run else "asked"
+            kept = f"{row.busy:,} busy, a buffer of {row.buffer:,}, at most {row.max:,}"
+            note(f"{key} {row.pool}: {asks} for {count_noun(row.wanted, 'node')} instead of {row.asked:,}: {kept}")
+    if not wishes:
+        taken = ", and what was asked for one " + ("would be" if dry_run else "is") + " taken back"
+        note(f"{key}: no pool has a buffer{taken if after != before else ''}")
+    return 0
+
+
+def _look(chosen: Chosen, cluster: ClusterOutput, address: str) -> tuple[Wish, ...]:
+    """Return what each pool with a buffer needs. Raises `InfrastructureFailure` if Google or Ray does not answer."""
+    from runtime.clusters.buffer import plan_buffers
+    from runtime.clusters.ray_view import read_ray
+
+    pools = [pool for pool in read_pools(cluster) if pool.buffer > 0]
+    if not pools:
+        return ()
+    ray = read_ray(address)
+    return plan_buffers(pools, chosen.reaper(cluster).list_nodes(), cluster.cluster_name, ray.busy)

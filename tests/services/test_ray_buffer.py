@@ -1,0 +1,96 @@
+"""The buffer of a pool on a real head: Ray's autoscaler makes and ends TPUs on the fake API as `runtime cluster buffer` asks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.clusters.ray_request import RayRequest
+from runtime.jobs.spec import JobResources, Tpu
+from runtime.testing.launcher_bench import Bench, read_log
+from tests.services.head_support import LabHead, pool, require_ray
+from tests.services_support import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.service
+
+ONE = JobResources(cpus=1, tpu=Tpu(type="v4-8"))
+
+
+@pytest.fixture
+def head() -> Iterator[LabHead]:
+    require_ray()
+    # Of two pools of one type, one has a buffer.
+    pools = {"one": pool("v4-8", max=3, cpus=1, buffer=1), "plain": pool("v4-8", max=3, cpus=1)}
+    with LabHead(pools, idle_minutes=0.5) as running:
+        yield running
+
+
+@pytest.fixture
+def bench(head: LabHead, tmp_path: Path) -> Iterator[Bench]:
+    with head.bench(tmp_path) as made:
+        yield made
+
+
+def test_pool_keeps_an_idle_node_beside_the_busy_ones_and_gives_the_others_back(head: LabHead, bench: Bench) -> None:
+    assert ask(head) == [("one", 0, 1)]
+    assert await_buffer(head, lambda: len(head.nodes()) == 1 and head.count_hosts() == 1), head.tell()
+
+    job = bench.start("sh", "-c", "echo runs; sleep 600", resources=ONE)
+    assert await_buffer(head, lambda: read_log(job) == "runs\n" and ask(head) == [("one", 1, 2)]), head.tell()
+    assert await_buffer(head, lambda: len(head.nodes()) == 2 and head.count_hosts() == 2), head.tell()
+
+    # What a program asks for stays beside ours. The nodes that are there hold it.
+    call_sdk(head, [{"CPU": 1}])
+    assert ask(head) == [("one", 1, 2)]
+    assert request_of(head).read() == [{"CPU": 1}, {"runtime-pool-one": 1}, {"runtime-pool-one": 1}]
+
+    job.cancel()
+    assert await_buffer(head, lambda: len(head.nodes()) == 1 and ask(head) == [("one", 0, 1)]), head.tell()
+
+    # Neither an idle time that is long over nor a restart of the head takes the last one.
+    (kept,) = head.nodes()
+    head.kill_head()
+    head.start_head()
+    assert await_buffer(head, lambda: head.count_hosts() == 1), head.tell()
+    assert head.nodes() == [kept]
+    assert pools_of(head) == {"one"}
+
+
+def ask(head: LabHead) -> list[tuple[str, int, int]]:
+    """Run the command as the head's timer does; returns pool, busy nodes and nodes that were asked for."""
+    done = head.run("buffer", "--address", head.address, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return [(row["pool"], row["busy"], row["wanted"]) for row in json.loads(done.stdout)]
+
+
+def request_of(head: LabHead) -> RayRequest:
+    return RayRequest(f"127.0.0.1:{head.head.ports['gcs']}")
+
+
+def call_sdk(head: LabHead, bundles: list[dict[str, float]]) -> None:
+    """Let a job of Ray's own replace what the autoscaler was asked for, by Ray's SDK."""
+    program = f"import ray; from ray.autoscaler.sdk import request_resources as r; ray.init(); r(bundles={bundles!r})"
+    body = json.dumps({"entrypoint": f"{sys.executable} -c {shlex.quote(program)}", "submission_id": "sdk"}).encode()
+    asked = urllib.request.Request(f"{head.address}/api/jobs/", data=body, headers={"Content-Type": "application/json"})
+    urllib.request.urlopen(asked, timeout=PATIENCE_S).close()
+    assert wait_until(lambda: (head.read("/api/jobs/sdk") or {}).get("status") == "SUCCEEDED", every_s=1), head.tell()
+    assert request_of(head).read() == bundles
+
+
+def await_buffer(head: LabHead, condition: Callable[[], bool]) -> bool:
+    def met() -> bool:
+        ask(head)
+        return condition()
+
+    return wait_until(met, every_s=1)
+
+
+def pools_of(head: LabHead) -> set[str]:
+    """Pools of all nodes that were ever asked for."""
+    return {str(body["labels"]["ray-user-node-type"]) for body in head.server.created}
