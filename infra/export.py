@@ -51,7 +51,7 @@ def _outputs(built: Built) -> StackOutputs:
         region=settings.region,
         zone=settings.zone,
         labels=dict(settings.labels),
-        records=RecordsOutput(url=_leaf(built.records.url)) if built.records else None,
+        records=RecordsOutput(url=_leaf(built.records.url), location=built.records.location) if built.records else None,
         queues={
             name: PubSubQueueOutput(
                 topic=_leaf(queue.topic),

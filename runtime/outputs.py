@@ -41,6 +41,8 @@ _DEEPEST: Final = 64
 class RecordsOutput:
     url: str
     """`gs://…`, `s3://…`, `file:/…` or `sqlite:/…`"""
+    location: str | None = None
+    """Where a bucket is: a region such as `us-central2`, or a larger place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,10 +49,13 @@ class Records(Part):
     bucket: pulumi.Output[str]
     url: pulumi.Output[str]
     """`gs://BUCKET`"""
+    location: str
+    """A region, or a larger place, in lower case."""
 
     def __init__(self, name: str, args: RecordsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, "records")
         super().__init__("runtime:records:Records", name, args.site, args.apis, opts)
+        self.location = (args.settings.location or args.site.region).lower()
         bucket = self._make(args.settings)
         self.bucket = bucket.name
         self.url = pulumi.Output.concat("gs://", bucket.name)
@@ -72,7 +75,7 @@ class Records(Part):
             f"{self._name}-bucket",
             name=bucket,
             project=site.project,
-            location=(settings.location or site.region).upper(),
+            location=self.location.upper(),
             storage_class="STANDARD",
             labels=site.labels,
             uniform_bucket_level_access=True,

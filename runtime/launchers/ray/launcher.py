@@ -275,8 +275,11 @@ def _check(spec: JobSpec) -> None:
 
 def _warn(spec: JobSpec, place: Place) -> tuple[str, ...]:
     tpu = spec.resources.tpu
-    warning = warn_of_type(tpu.type, place.pools, place.target) if tpu and place.pools is not None else None
-    return (warning,) if warning else ()
+    of_type = warn_of_type(tpu.type, place.pools, place.target) if tpu and place.pools is not None else None
+    of_traffic = place.apart and "records are in {} and the nodes in {}: traffic between them costs money".format(
+        *place.apart
+    )
+    return tuple(each for each in (of_type, of_traffic) if each)
 
 
 def _name_record(files: Files, job: str) -> str:

@@ -53,6 +53,8 @@ class Place:
     tunnel: HeadWay | None = None
     pools: tuple[PoolView, ...] | None = None
     """Pools of the stack's cluster; None if the nodes are of no stack that is known."""
+    apart: tuple[str, str] | None = None
+    """The regions of the stack's records and of its cluster, if they are known not to be the same."""
 
     @property
     def bucket(self) -> str | None:
@@ -107,6 +109,7 @@ def read_place(target: Target, context: PlanContext) -> Place:
         address=settings.address.rstrip("/") if settings.address else None,
         tunnel=tunnel,
         pools=pools,
+        apart=None if outputs is None or target.records is not None else _find_apart(settings.cluster, target, outputs),
     )
 
 
@@ -131,6 +134,14 @@ def _root(target: Target, cluster: str | None, outputs: StackOutputs | None, con
             hint='set records = "gs://BUCKET/PATH" for the target; docs/ray.md',
         )
     return default_root(url, _choose_cluster(target, cluster, outputs)[0])
+
+
+def _find_apart(named: str | None, target: Target, outputs: StackOutputs) -> tuple[str, str] | None:
+    """The regions of the stack's records and of a cluster, if both are known and they are not the same."""
+    location = outputs.records.location if outputs.records else None
+    region = _choose_cluster(target, named, outputs)[1].zone.rpartition("-")[0]
+    # A larger place, such as `us` or `nam4`, may have the region in it.
+    return (location, region) if location and "-" in location and location != region else None
 
 
 def default_root(url: str, cluster: str) -> str:

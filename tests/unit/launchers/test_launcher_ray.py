@@ -232,6 +232,28 @@ def test_launch_on_a_stack_is_told_of_a_type_that_no_pool_has(context: PlanConte
 
 
 @pytest.mark.parametrize(
+    ("location", "root", "told"),
+    [
+        ("europe-west4", None, True),
+        ("us-central2", None, False),
+        ("us", None, False),
+        (None, None, False),
+        ("europe-west4", "gs://other", False),
+    ],
+)
+def test_launch_on_a_stack_is_told_that_its_records_are_in_another_region(
+    context: PlanContext, location: str | None, root: str | None, told: bool
+) -> None:
+    contract = {**CONTRACT, "records": {**CONTRACT["records"], "location": location}}
+    (context.base / "contract.json").write_text(json.dumps(contract))
+
+    planned = plan(context, Target(name="tpu", kind="ray", stack="marin", records=root))
+
+    text = "records are in europe-west4 and the nodes in us-central2: traffic between them costs money"
+    assert planned.notes == ((text,) if told else ())
+
+
+@pytest.mark.parametrize(
     ("records", "settings", "known"),
     [(None, {}, True), ("/shared/runs", {"cluster": "main"}, True), ("/shared/runs", {}, False)],
 )
