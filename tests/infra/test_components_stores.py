@@ -100,6 +100,7 @@ def test_records_of_the_defaults_is_a_closed_versioned_bucket_that_stays(preview
     assert (bucket.protect, bucket.retain_on_delete, bucket.import_id) == (True, True, None)
     assert recording.named(RECORDS, "records").outputs == {
         "bucket": "lab-1234-marin-records",
+        "location": "us-west4",
         "url": "gs://lab-1234-marin-records",
     }
     assert_sound(recording, RECORDS)
