@@ -206,6 +206,51 @@ def test_head_that_ssh_cannot_restart_is_3_and_the_same_command_goes_on(
     assert "going on with the restart that " in err
 
 
+def test_restart_that_failed_is_given_up_and_says_what_was_done(run: Run, head: RayHead, tmp_path: Path) -> None:
+    job = launch(run)
+    (tmp_path / "code").write_text("255")
+    head.answers_restart = False
+    assert restart(run, head, "--yes")[0] == 3
+
+    planned = restart(run, head, "--give-up", "--dry-run")
+    code, out, err = restart(run, head, "--give-up", "--yes", "-o", "json")
+    again = restart(run, head, "--give-up", "--yes")
+
+    assert [line.split("\t")[0] for line in planned[1].splitlines()] == ["hold", "take_up", "release"]
+    assert code == 0, err
+    assert [(each["job"], each["done"]) for each in json.loads(out)] == [(job, "taken_up")]
+    assert ": 1 job asked to end, Ray not restarted\n" in err
+    assert err.splitlines()[-1] == "main: the restart was given up; 1 open job taken up or ended"
+    assert head.session == 1
+    assert hold.read_hold(BucketFiles(ROOT)) is None
+    assert (again[0], again[1], again[2].splitlines()[-1]) == (
+        0,
+        "",
+        "main: no restart is under way; nothing was changed",
+    )
+
+
+def test_restart_of_a_living_command_is_not_given_up(run: Run, head: RayHead) -> None:
+    now = ledger.now().replace(microsecond=0)
+    held = Hold(token="t", by="bob@desk", since=now, renewed=now)
+    hold.write_hold(BucketFiles(ROOT), held)
+    lock = Lock(BucketFiles(ROOT), "", "bob@desk", folder="restart")
+    lock.take(patience_s=0)
+    try:
+        code, _, err = restart(run, head, "--give-up", "--yes")
+    finally:
+        lock.release()
+
+    assert (code, err.splitlines()[1]) == (2, "error: cluster `main` is being restarted by bob@desk")
+    assert hold.read_hold(BucketFiles(ROOT)) == held
+
+
+def test_giving_up_and_dropping_jobs_of_others_do_not_go_together(run: Run, head: RayHead) -> None:
+    code, _, err = restart(run, head, "--give-up", "--drop-foreign")
+
+    assert (code, err.splitlines()[0]) == (2, "error: `--give-up` drops no jobs")
+
+
 def test_stack_without_a_bucket_for_records_is_refused(run: Run, head: RayHead) -> None:
     code, _, err = restart(run, head, "--yes", outputs=OUTPUTS)
 
