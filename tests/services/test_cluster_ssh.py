@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from runtime.cli.clusters.stop import STOP_RAY
 from runtime.clusters.ray_view import read_ray
 from runtime.launchers.ray.client import RayJobs
 from runtime.launchers.ray.settings import Place
@@ -202,7 +204,8 @@ def test_stop_stops_ray_on_the_head_before_it_removes_the_nodes(
 
     assert (done.returncode, done.stdout) == (0, "main\tnode\tn-1\tv4\tREADY\tremoved\n")
     said = (ssh_server.home / "said").read_text()
-    assert said == "systemctl stop runtime-ray-watch.service runtime-ray-head.service\n"
+    assert said == shlex.join(STOP_RAY[1:3]) + f" {STOP_RAY[3]}\n"
+    assert said.startswith("sh -c systemctl stop runtime-ray-watch.service runtime-ray-head.service || exit; curl ")
     assert server.nodes == {}
 
 

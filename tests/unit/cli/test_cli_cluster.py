@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.outputs import StackOutputs
 from runtime.values import replace
-from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels
+from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels, member_labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
 from tests.output_support import differences, documented
@@ -454,6 +454,24 @@ def test_stop_without_a_head_removes_nodes_and_queued_resources_and_reads_back(s
     assert differences(documented()["runtime cluster stop -o json"], printed) == []
     assert err == "main: nothing is left\n"
     assert (names_of(server.nodes), server.queued) == (["theirs"], {})
+
+
+def test_stop_looks_until_two_lists_in_a_row_are_empty(
+    server: TpuServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def a_member_is_added(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            server.add_node("late", "CREATING", labels=member_labels("late"), acceleratorType="v4-8")
+
+    monkeypatch.setattr("time.sleep", a_member_is_added)
+
+    code, out, err = run("stop", "--yes", "--leave-head")
+
+    assert (code, out, err) == (0, "main\tnode\tlate\tmember late\tCREATING\tremoved\n", "main: nothing is left\n")
+    assert (pauses, server.nodes) == ([5.0, 5.0], {})
 
 
 def test_stop_that_cannot_remove_one_says_what_is_left(server: TpuServer, run: Run) -> None:
