@@ -229,14 +229,18 @@ def _print_kept(kept: Sequence[KeptJob], done: str, output: Output) -> int:
     from runtime.client.jobs.cluster_restart import goes_on
 
     print_list(list(kept), COLUMNS, output)
-    left = [job for job in kept if not goes_on(job)]
+    cut_off = [job for job in kept if not job.submitted]
+    left = [job for job in kept if job.submitted and not goes_on(job)]
+    for job in cut_off:
+        note(f"{job.job} of {job.owner} was never submitted; the same launch does that, or `runtime gc` clears it")
     for job in left:
         note(
             f"{job.job} of {job.owner or 'an unknown owner'} does not go on: {job.seen}"
             + (f"; {job.next}" if job.next else "")
         )
-    went = count_noun(len(kept) - len(left), "open job")
-    note(f"{done}; {went} of {len(kept):,}, the rest does not go on" if left else f"{done}; {went} taken up or ended")
+    begun = len(kept) - len(cut_off)
+    went = count_noun(begun - len(left), "open job")
+    note(f"{done}; {went} of {begun:,}, the rest does not go on" if left else f"{done}; {went} taken up or ended")
     return LEFT if left else 0
 
 

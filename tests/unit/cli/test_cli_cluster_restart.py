@@ -8,16 +8,18 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from runtime.cli.clusters.restart import restart_words
 from runtime.cli.main import main
+from runtime.errors import InfrastructureFailure
 from runtime.jobs import hold, ledger
 from runtime.jobs.hold import Hold
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.lock import Lock
+from runtime.launchers.ray.launcher import RayLauncher
 from runtime.outputs import RecordsOutput, StackOutputs, encode_outputs
 from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
@@ -204,6 +206,30 @@ def test_head_that_ssh_cannot_restart_is_3_and_the_same_command_goes_on(
     code, _, err = restart(run, head, "--yes")
     assert code == 0
     assert "going on with the restart that " in err
+
+
+def test_launch_that_was_cut_off_is_said_and_is_no_failure_of_the_restart(
+    run: Run, head: RayHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise InfrastructureFailure("the laptop went to sleep")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RayLauncher, "submit", fail)
+        assert run("launch", "--on", "tpu", "-f", "job.yaml", "--set", "name=cut")[0] == 3
+    job = launch(run)
+
+    code, out, err = restart(run, head, "--yes", "-o", "json")
+
+    assert code == 0, err
+    kept = {each["job"]: each for each in json.loads(out)}
+    (cut,) = kept.keys() - {job}
+    assert (kept[cut]["done"], kept[cut]["submitted"], kept[job]["submitted"]) == ("left", False, True)
+    owner = kept[cut]["owner"]
+    assert err.splitlines()[-2:] == [
+        f"{cut} of {owner} was never submitted; the same launch does that, or `runtime gc` clears it",
+        "main: restarted; 1 open job taken up or ended",
+    ]
 
 
 def test_restart_that_failed_is_given_up_and_says_what_was_done(run: Run, head: RayHead, tmp_path: Path) -> None:
