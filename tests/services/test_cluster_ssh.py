@@ -28,7 +28,7 @@ from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.tpu import TpuServer, names_of
 from tests.services.gcloud_support import add_gcloud
 from tests.services_support import find_free_port, wait_until
-from tests.shim_support import PATIENCE_S
+from tests.shim_support import PATIENCE_S, processes_with
 from tests.ssh_support import SshServer
 
 Cluster = Callable[..., Any]
@@ -52,11 +52,25 @@ def server() -> Iterator[TpuServer]:
     fake.stop()
 
 
+KILLED = """
+import os, signal, sys
+from runtime.stack.forward import open_forward
+from runtime.stack.head_way import HeadWay
+port, head, zone, *options = sys.argv[1:]
+with open_forward(HeadWay(head=head, project="p-1", zone=zone, dashboard=int(port), options=tuple(options))):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 class Dashboard(FaultyServer):
     def answer(self, request: Request) -> Response:
         summary = [{"raylet": {"nodeId": "aa", "nodeManagerAddress": "10.0.0.1", "state": "ALIVE"}}]
         data = {"summary": summary} if request.path.startswith("/nodes") else {"clusterStatus": None}
         return Response(200, {"Content-Type": "application/json"}, json.dumps({"data": data}).encode())
+
+
+def read_port(dashboard: Dashboard) -> int:
+    return int(dashboard.url.rpartition(":")[2])
 
 
 @pytest.fixture
@@ -73,7 +87,7 @@ def cluster(ssh_server: SshServer, server: TpuServer, dashboard: Dashboard, tmp_
     programs = tmp_path / "programs"
     add_gcloud(programs, ssh_server, CLUSTER.head, CLUSTER.zone)
     contract = tmp_path / "contract.json"
-    each = replace(CLUSTER, ports={"dashboard": int(dashboard.url.rpartition(":")[2])})
+    each = replace(CLUSTER, ports={"dashboard": read_port(dashboard)})
     contract.write_text(encode_outputs(replace(OUTPUTS, clusters={"main": each})))
 
     environment = {
@@ -184,6 +198,23 @@ def test_dashboard_forwards_a_port_until_it_is_interrupted(cluster: Cluster, ssh
     assert view.alive == {"10.0.0.1"}
     assert said.splitlines()[0] == f"http://127.0.0.1:{port} is the dashboard of marin-main, until Ctrl-C"
     assert not can_connect(port)
+
+
+def test_forward_of_a_process_that_is_killed_ends_with_it(
+    cluster: Cluster, ssh_server: SshServer, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    programs = str(tmp_path / "programs")
+    words = [str(read_port(dashboard)), CLUSTER.head, CLUSTER.zone, *ssh_server.options]
+
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *words],
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        check=False,
+    )
+
+    assert killed.returncode == -signal.SIGKILL
+    assert ssh_server.connections() == 1
+    assert wait_until(lambda: processes_with(programs) == [])
 
 
 def test_dashboard_at_a_port_that_is_taken_ends_with_ssh_s_own_words(cluster: Cluster) -> None:
