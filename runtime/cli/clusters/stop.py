@@ -13,6 +13,7 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
+    find_restart,
     open_one,
 )
 from runtime.cli.clusters.login import run_on_head
@@ -107,6 +108,9 @@ def stop(
             note(f"{key}: Ray on `{each.head}` would be stopped")
         note(f"{key}: {count_noun(len(billed), 'resource')} would be left billing without the head")
         return 0
+    if (held := find_restart(chosen, key)) is not None:
+        note(f"{key}: {held.tell()}, which starts Ray again")
+        note("  next: say no, and wait until that is done, or give it up: `runtime cluster restart --give-up`")
     ending = "stop Ray on the head and " if stops else ""
     confirm(f"{ending}remove {count_noun(len(billed), 'node or queued resource')} of `{each.cluster_name}`", yes=yes)
     if stops:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from runtime.cli.clusters import stop
 from runtime.cli.clusters.restart import restart_words
 from runtime.cli.main import main
 from runtime.errors import InfrastructureFailure
@@ -292,6 +293,20 @@ def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
 
     assert code == 0
     assert "main: the cluster is being restarted by ada@desk since " in err
+
+
+def test_stop_beside_a_restart_says_that_ray_will_begin_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "PAUSE_S", 0)
+    now = ledger.now()
+    hold.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now))
+
+    code, _, err = run("cluster", "stop", "--leave-head", "--yes")
+
+    said = err.splitlines()
+    assert code == 0
+    assert said[0].startswith("main: the cluster is being restarted by ada@desk since ")
+    assert said[0].endswith(", which starts Ray again")
+    assert said[1].endswith("`runtime cluster restart --give-up`")
 
 
 def test_keep_of_a_cluster_takes_up_jobs_of_any_target_and_leaves_them_while_it_is_held(
