@@ -48,7 +48,7 @@ def is_stopped(attributes: Mapping[str, str] | None) -> bool:
 
 def parse_attributes(answer: Mapping[str, Any]) -> dict[str, str]:
     items = answer.get("queryValue", {}).get("items", ())
-    return {str(item["key"]): str(item.get("value", "")) for item in items}
+    return {str(item.get("key", "")): str(item.get("value", "")) for item in items}
 
 
 def check_head(

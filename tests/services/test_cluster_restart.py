@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -124,14 +123,14 @@ def start(bench: Bench, folder: Path) -> list[JobHandle]:
     return made
 
 
-def check_end(bench: Bench, jobs: list[JobHandle], folder: Path) -> None:
-    """Both jobs end once, in their second attempt, and the mark is gone."""
+def check_end(bench: Bench, jobs: list[JobHandle], folder: Path, *, attempts: int = 2) -> None:
+    """Both jobs end once, in their last attempt, and the mark is gone."""
     (folder / "go").touch()
     ends = [bench.end(job) for job in jobs]
     said = [read_log(job) for job in jobs]
     assert [(each.state, each.reason) for each in ends] == [(JobState.SUCCEEDED, EndReason.SUCCEEDED)] * 2, said
-    assert [job.attempts() for job in jobs] == [[1, 2]] * 2
-    assert [max(each.epoch for each in job.entry().natives) for job in jobs] == [2, 2]
+    assert [job.attempts() for job in jobs] == [[*range(1, attempts + 1)]] * 2
+    assert [max(each.epoch for each in job.entry().natives) for job in jobs] == [attempts] * 2
     assert jobs[0].files.read("restart/hold") is None
 
 
@@ -159,17 +158,39 @@ def test_restart_that_is_killed_at_each_step_and_run_again_takes_up_each_job_onc
     assert (len(head.made), head.nodes()[0], head.count_hosts()) == (2, "eval", 3)
 
 
-def test_restart_of_a_head_with_two_jobs_says_what_became_of_each(
+def test_restart_that_was_given_up_and_then_done_says_what_became_of_each_job(
     head: LabHead, environment: dict[str, str], bench: Bench, tmp_path: Path
 ) -> None:
     jobs = start(bench, tmp_path)
+    elsewhere = Bench(replace(bench.case, records=str(tmp_path / "elsewhere")), tmp_path / "other")
+    waits = JobResources(cpus=1000)
+    stray = elsewhere.start("true", resources=waits, grace_period=timedelta(seconds=20))
+    assert wait_until(lambda: stray.state() is JobState.PENDING)
+    session = head.read("/api/version")["session_name"]
+    taken_up = {job.id: "taken_up" for job in jobs}
+
+    killed = restart(head, environment, faults="restart.ask=kill")
+    assert wait_until(lambda: stray.state().terminal)
+    reason = stray.status().reason
+    given_up = restart(head, environment, "--give-up")
+
+    assert (killed.returncode, reason) == (-signal.SIGKILL, EndReason.LOST)
+    assert given_up.returncode == 0, given_up.stderr
+    assert ": 3 jobs asked to end, Ray not restarted\n" in given_up.stderr
+    assert f"({stray.id}-e1-p0-" in given_up.stderr
+    assert {each["job"]: each["done"] for each in json.loads(given_up.stdout)} == taken_up
+    assert head.read("/api/version")["session_name"] == session
+    assert wait_until(lambda: all("attempt 2\n" in read_log(job) for job in jobs))
+    assert elsewhere.start("true", resources=waits, grace_period=timedelta(seconds=20)).id == stray.id
+    assert [each.epoch for each in stray.entry().natives] == [1, 2]
 
     done = restart(head, environment)
 
     assert done.returncode == 0, done.stderr
-    kept: list[dict[str, Any]] = json.loads(done.stdout)
-    assert {each["job"]: each["done"] for each in kept} == {job.id: "taken_up" for job in jobs}
-    check_end(bench, jobs, tmp_path)
+    assert {each["job"]: each["done"] for each in json.loads(done.stdout)} == taken_up
+    assert stray.status().reason is EndReason.LOST
+    check_end(bench, jobs, tmp_path, attempts=3)
+    elsewhere.close()
 
 
 def test_restart_refuses_while_a_job_of_others_runs_and_changes_nothing(

@@ -35,6 +35,8 @@ from runtime.values import dataclass
 
 SETTLED: Final = timedelta(minutes=2)
 """Age from which a running stray is taken for one: every cache of a shared folder shows its intent by then."""
+CUT_OFF: Final = timedelta(hours=1)
+"""Age from which a job that was never submitted counts as cut off: no launch takes longer to submit one."""
 LIST_TREES: Final = (
     'own="${TMPDIR:-/tmp}/research-runtime-$(id -u)"; for folder in "$own" "$own"-*; do '
     # Another user may have taken the name, also with a link to a folder that is not to be cleared.
@@ -86,7 +88,8 @@ def find_garbage(
     mine = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
     ended = _read_ends(files, mine)
     old = [status for status in mine if status.state.terminal and now - ended[status.entry.id] >= older_than]
-    aged = [each for each in mine if not each.state.terminal and now - each.entry.launched_at >= older_than]
+    longest = max(older_than, CUT_OFF)
+    aged = [each for each in mine if not each.state.terminal and now - each.entry.launched_at >= longest]
     old += _find_unsubmitted(aged, place, owned)
     living = _find_living(old, place, owned)
     old = [status for status in old if status.entry.id not in living]

@@ -64,8 +64,8 @@ def keep(place: OpenTarget, settings: Settings) -> KeptJob:
     return kept
 
 
-def garbage(place: OpenTarget, *, age: timedelta) -> list[Garbage]:
-    return find_garbage(place, owner=None, older_than=MONTH, now=datetime.now(UTC) + age)
+def garbage(place: OpenTarget, *, age: timedelta, older_than: timedelta = MONTH) -> list[Garbage]:
+    return find_garbage(place, owner=None, older_than=older_than, now=datetime.now(UTC) + age)
 
 
 def test_launch_that_was_cut_off_is_no_lost_job_and_the_same_launch_submits_it(
@@ -104,10 +104,11 @@ def test_launch_that_was_cut_off_is_garbage_after_its_time(
     job = cut_off(settings, place, monkeypatch, at="launch.written")
 
     young = garbage(place, age=timedelta(days=29))
-    (old,) = garbage(place, age=MONTH)
+    at_work = garbage(place, age=timedelta(minutes=50), older_than=timedelta(0))
+    (old,) = garbage(place, age=timedelta(hours=1), older_than=timedelta(0))
     left = remove(old, place, owner="ada")
 
-    assert young == []
+    assert (young, at_work) == ([], [])
     assert (old.kind, old.name, old.state) == ("job", job, JobState.PENDING)
     assert (left, ledger.list_jobs(place.files), open_index.list_open(place.files, "tpu")) == ([], [], {})
 
