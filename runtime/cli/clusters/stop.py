@@ -36,7 +36,8 @@ _SCRIPT: Final = (
     "systemctl stop runtime-ray-watch.service runtime-ray-head.service || exit; "
     # Before the lists are read, so that an `add` of this moment either is in them, or finds this and removes what it made.
     f"curl --fail --silent --show-error --max-time 10 --request PUT --data {STOPPED} --header 'Metadata-Flavor: Google' "
-    f"http://metadata.google.internal/computeMetadata/v1/instance/guest-attributes/{NAMESPACE}{STATE} "
+    '"http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/guest-attributes/'
+    f'{NAMESPACE}{STATE}" '
     "|| echo 'runtime: this machine cannot say that Ray was stopped, so that nobody is kept from adding members' >&2"
 )
 STOP_RAY: Final = ("sudo", "sh", "-c", _SCRIPT)
