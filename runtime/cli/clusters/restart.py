@@ -58,7 +58,7 @@ class HeadNotRestarted(InfrastructureFailure):
         super().__init__(
             f"could not restart Ray on head `{head}`: ssh ended with {code}",
             facts=["the cluster stays marked; its jobs have been asked to end, and are taken up later"],
-            hint="`runtime cluster attach` shows what ssh and gcloud say; then run the same command again",
+            hint="`runtime cluster attach` shows what ssh and gcloud say; then run the same command again, or `--give-up`",
         )
 
 
