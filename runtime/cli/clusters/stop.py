@@ -97,6 +97,7 @@ def stop(
       runtime cluster stop --stack marin-us-west4 --yes
     """
     from runtime.clusters.dead import find_billed
+    from runtime.jobs.ledger import now
 
     chosen, key, each = open_one(stack, cluster)
     reaper = chosen.reaper(each)
@@ -109,7 +110,7 @@ def stop(
             note(f"{key}: Ray on `{each.head}` would be stopped")
         note(f"{key}: {count_noun(len(billed), 'resource')} would be left billing without the head")
         return 0
-    if (held := find_restart(chosen, key)) is not None:
+    if (held := find_restart(chosen, key)) is not None and held.blocks(now()):
         note(f"{key}: {held.tell()}, which starts Ray again")
         note("  next: say no, and wait until that is done, or give it up: `runtime cluster restart --give-up`")
     ending = "stop Ray on the head and " if stops else ""
