@@ -159,7 +159,10 @@ def find_dead(
         if node.state in DEAD:
             found.append(_dead(node, node.state.lower(), node.state.lower()))
         elif node.state == "CREATING" and node.created_at is not None and now - node.created_at > longest_creation:
-            found.append(_dead(node, f"creating for {format_duration(now - node.created_at)}", "creating"))
+            # A member's maker that still waits removes it if it waits in vain.
+            waits = node.member is not None and node.maker_until is not None and node.maker_until > now
+            if not waits:
+                found.append(_dead(node, f"creating for {format_duration(now - node.created_at)}", "creating"))
     return found
 
 

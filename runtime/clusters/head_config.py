@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from runtime.stack.google_api import GoogleApi
 
 NAMESPACE: Final = "runtime/"
+STATE: Final = "state"
+STOPPED: Final = "stopped"
+"""What `runtime cluster stop` writes as a head's state; the boot script replaces it."""
+START_AGAIN: Final = "`runtime cluster exec -- sudo google_metadata_script_runner startup`"
 
 
 class Verdict(StrEnum):
@@ -37,9 +41,14 @@ def read_head(api: GoogleApi, *, project: str, zone: str, head: str) -> dict[str
     return None if answer is None else parse_attributes(answer)
 
 
+def is_stopped(attributes: Mapping[str, str] | None) -> bool:
+    """Whether an operator stopped Ray on the head that says this."""
+    return (attributes or {}).get(STATE) == STOPPED
+
+
 def parse_attributes(answer: Mapping[str, Any]) -> dict[str, str]:
     items = answer.get("queryValue", {}).get("items", ())
-    return {str(item["key"]): str(item.get("value", "")) for item in items}
+    return {str(item.get("key", "")): str(item.get("value", "")) for item in items}
 
 
 def check_head(
@@ -54,8 +63,11 @@ def check_head(
             fix=f"`pulumi up --refresh --stack {stack}` makes a head that is lost; a new one needs some minutes",
         )
         return
-    state, waits = attributes.get("state", "unknown"), attributes.get("waiting-for", "nothing")
-    if state == "ready":
+    state, waits = attributes.get(STATE, "unknown"), attributes.get("waiting-for", "nothing")
+    if is_stopped(attributes):
+        fix = f"{START_AGAIN} starts it again"
+        yield Finding(verdict=Verdict.WARN, check="head", text="Ray was stopped by `runtime cluster stop`", fix=fix)
+    elif state == "ready":
         yield Finding(verdict=Verdict.OK, check="head", text="ready")
     else:
         yield Finding(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from runtime.tpus import find_shape, is_known
@@ -20,6 +21,11 @@ JOINS_LABEL: Final = "runtime-cluster"
 have this one instead."""
 MEMBER_LABEL: Final = "runtime-member"
 
+MAKER_LABEL: Final = "runtime-maker"
+"""The call of `runtime cluster add` that makes a member, by a random word of its own."""
+UNTIL_LABEL: Final = "runtime-maker-until"
+"""The time until which that call waits for the member, in seconds since 1970 by Google's clock."""
+
 ALIVE: Final = frozenset({"CREATING", "STARTING", "RESTARTING", "READY"})
 """States that Ray counts."""
 DEAD: Final = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "UNKNOWN"})
@@ -28,6 +34,7 @@ such as DELETING, REPAIRING or REIMAGING, is changing."""
 SPENT: Final = frozenset({"FAILED", "SUSPENDED"})
 """States of a queued resource that gives no more nodes."""
 
+_SECONDS: Final = re.compile("[0-9]{1,11}")
 _CAPACITIES: Final = ("reserved", "spot", "preemptible")
 
 
@@ -62,6 +69,17 @@ class TpuNode:
         It is the node's own name: a label can be edited, and two nodes can have the same one.
         """
         return self.name if is_member(self.labels) else None
+
+    @property
+    def maker(self) -> str | None:
+        """The call that made a member, if it said so."""
+        return self.labels.get(MAKER_LABEL)
+
+    @property
+    def maker_until(self) -> datetime | None:
+        """The time until which a member's maker waits for it; None if that is not known."""
+        text = self.labels.get(UNTIL_LABEL, "")
+        return datetime.fromtimestamp(int(text), UTC) if _SECONDS.fullmatch(text) else None
 
     @property
     def pool(self) -> str | None:

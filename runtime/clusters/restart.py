@@ -1,5 +1,7 @@
 """Restarting a cluster: which step is due, by a view of the world. Pure, apart from the loop that acts on each decision.
 
+Giving one up does the steps that end what was begun, without the head's restart.
+
 Every step may be cut off and repeated: the next one is decided by what is there, never by what a command remembers to have
 done. Only the steps after the head's restart are done once more by each command, and change nothing the second time.
 """
@@ -13,7 +15,7 @@ from typing import Final, Protocol
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.faults import reach
 from runtime.jobs.hold import Hold
-from runtime.units import count_noun
+from runtime.units import count_noun, format_time
 from runtime.values import dataclass
 
 
@@ -107,6 +109,18 @@ class TakenOver(InfrastructureFailure):
         )
 
 
+class HeadSilent(InfrastructureFailure):
+    """A restart cannot be given up: the head may still know jobs as stopped, which would then count as cancelled."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        super().__init__(
+            f"the head does not answer, and may know {count_noun(len(hold.asked), 'job')} as stopped",
+            facts=["the mark stays, for an hour at most: without it they would count as cancelled"],
+            hint="run the same command when the head answers; `runtime cluster restart` brings it back",
+        )
+
+
 def has_restarted(view: RestartView) -> bool:
     """Whether the head that answers is another one than before the hold."""
     hold = view.hold
@@ -165,11 +179,36 @@ def _before_restart(view: RestartView, hold: Hold, done: Collection[Step]) -> St
     return Step.RESTART
 
 
+def decide_give_up(view: RestartView, *, token: str, done: Collection[Step] = ()) -> Step:
+    """Decide what is due to give a restart up. Raises `HeadSilent` and `TakenOver`."""
+    hold = view.hold
+    if Step.RELEASE in done or (hold is None and not done):
+        return Step.DONE
+    if hold is None or hold.token != token:
+        if Step.HOLD in done:
+            raise TakenOver(hold)
+        return Step.HOLD
+    if view.session is None:
+        if hold.asked and not hold.commanded:
+            raise HeadSilent(hold)
+        return Step.RELEASE
+    if not has_restarted(view):
+        known = [each for each in view.jobs if each.name in hold.asked]
+        if known and Step.AWAIT_ENDS not in done:
+            return Step.AWAIT_ENDS
+        if any(not each.lives for each in known) and Step.FORGET not in done:
+            return Step.FORGET
+    return Step.RELEASE if Step.TAKE_UP in done else Step.TAKE_UP
+
+
 class World(Protocol):
     def look(self) -> RestartView: ...
 
     def act(self, step: Step, view: RestartView) -> None:
         """Do one step. Raises what cannot be done; the hold stays, and the same command goes on later."""
+
+    def answers_again(self) -> bool:
+        """Wait for a head that is silent. Returns False if it stays so, and counts as down."""
 
 
 def restart(world: World, *, token: str, drop_foreign: bool = False) -> None:
@@ -186,6 +225,51 @@ def restart(world: World, *, token: str, drop_foreign: bool = False) -> None:
             # A job that was launched just before the mark is given its time too.
             done -= {Step.AWAIT_ENDS, Step.FORGET}
         reach(f"restart.{step}")
+
+
+def give_up(world: World, *, token: str) -> set[Step]:
+    """Look, decide and act until nothing is left of a restart that was begun; returns what was done."""
+    done: set[Step] = set()
+    while True:
+        view = world.look()
+        if view.session is None and Step.HOLD in done and world.answers_again():
+            continue
+        step = decide_give_up(view, token=token, done=done)
+        if step is Step.DONE:
+            return done
+        world.act(step, view)
+        done.add(step)
+        reach(f"give_up.{step}")
+
+
+def tell_standing(view: RestartView) -> str:
+    """What a restart that was begun has done, in words."""
+    hold = view.hold
+    assert hold is not None
+    asked = f"{count_noun(len(hold.asked), 'job')} asked to end" if hold.asked else "no job asked to end"
+    if has_restarted(view):
+        ray = "Ray restarted"
+    elif hold.commanded:
+        ray = "the head told to restart Ray, which it may still do"
+    else:
+        ray = "Ray not restarted"
+    return f"{hold.by} began it at {format_time(hold.since)}: {asked}, {ray}"
+
+
+def foresee_give_up(view: RestartView, *, open_jobs: int) -> Iterator[tuple[Step, str]]:
+    """Yield each step that giving up would do now, with what it would do."""
+    hold = view.hold
+    if hold is None:
+        return
+    yield Step.HOLD, f"take the mark over, unless its maker is at work; {tell_standing(view)}"
+    known = [] if has_restarted(view) else [each for each in view.jobs if each.name in hold.asked]
+    if living := [each for each in known if each.lives]:
+        yield Step.AWAIT_ENDS, f"wait for {count_noun(len(living), 'job')} asked to end"
+    if known:
+        yield Step.FORGET, f"delete {count_noun(len(known), 'job')} on the head, so that none counts as cancelled"
+    if view.session is not None:
+        yield Step.TAKE_UP, f"take up {count_noun(open_jobs, 'open job')}"
+    yield Step.RELEASE, "remove the mark"
 
 
 def foresee(view: RestartView, *, boot: Mapping[str, str] | None, open_jobs: int) -> Iterator[tuple[Step, str]]:

@@ -20,7 +20,7 @@ from runtime.values import dataclass
 FILE: Final = "restart/hold"
 LASTS: Final = timedelta(hours=1)
 RENEW: Final = timedelta(minutes=1)
-HINT: Final = "`runtime cluster restart` finishes it, `--dry-run` shows where it stands"
+HINT: Final = "`runtime cluster restart` finishes it, `--give-up` ends it, `--dry-run` shows where it stands"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

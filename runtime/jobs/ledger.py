@@ -395,6 +395,11 @@ def name_unbegun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState
     return named
 
 
+def has_begun(files: Files, job: str) -> bool:
+    """Whether a shim of the job has begun a run, of which not all have ended."""
+    return bool(files.names(f"{job_folder(job)}/runs"))
+
+
 def find_begun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState]) -> frozenset[int] | None:
     """Indices that have begun an attempt, for a native job that runs many in turn; None if the backend reports each."""
     if entry.indices == 1 or not any(each.index is None and each.state is JobState.RUNNING for each in natives):

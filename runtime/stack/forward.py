@@ -23,6 +23,8 @@ PATIENCE_S: Final = 60
 """For gcloud, the proxy and ssh together."""
 _LOOK_EVERY_S: Final = 0.1
 _ENDS_WITHIN_S: Final = 10
+_ENDS_WITH_US: Final = ("cat",)
+"""On the head: ends at the end of its input, which is when this process ends, even if it is killed."""
 
 
 class TunnelFailed(InfrastructureFailure):
@@ -50,8 +52,8 @@ def open_forward(way: HeadWay) -> Iterator[str]:
     # In a file, which cannot fill up as a pipe does.
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            render_ssh(silent, forwards=[(here, way.dashboard)]),
-            stdin=subprocess.DEVNULL,
+            render_ssh(silent, _ENDS_WITH_US, forwards=[(here, way.dashboard)]),
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=said,
             # What is to be undone after Ctrl-C may need the way.
@@ -61,6 +63,8 @@ def open_forward(way: HeadWay) -> Iterator[str]:
             _wait(process, here, way, said)
             yield f"http://127.0.0.1:{here}"
         finally:
+            assert process.stdin is not None
+            process.stdin.close()
             process.terminate()
             try:
                 process.wait(_ENDS_WITHIN_S)

@@ -322,6 +322,8 @@ class LabHead:
         if self._watch.is_alive():
             self._watch.join(PATIENCE_S)
         if "ssh" in vars(self):
+            # Commands that a test killed leave theirs on the head.
+            self.ssh.drop_connections()
             self.ssh.kill()
         self.lab.close()
         self.server.stop()

@@ -1,4 +1,4 @@
-"""`runtime cluster restart` of a real head with two jobs, killed after each of its steps and run again."""
+"""`runtime cluster restart` of a real head with two jobs and a member, killed at each of its steps and run again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from infra.render.autoscaler import render_autoscaler
 from runtime.client.jobs.handle import JobHandle
 from runtime.clusters.restart import Step
 from runtime.jobs.spec import JobResources, JobState, Tpu
@@ -31,8 +31,8 @@ COMMAND = (
     "trap 'echo saved; exit 0' TERM; echo attempt $RUNTIME_ATTEMPT; "
     "while [ ! -e {folder}/go ]; do sleep 0.2; done; echo end"
 )
-KILLED_AT = [step for step in Step if step not in (Step.AWAIT_HEAD, Step.DONE)]
-"""The boot script ends after the head has begun, so that the head is not waited for."""
+BEFORE = [Step.HOLD, Step.ASK, Step.AWAIT_ENDS, Step.FORGET]
+AFTER = [Step.REAP, Step.AWAIT_MEMBERS, Step.TAKE_UP, Step.RELEASE]
 
 
 @pytest.fixture
@@ -41,6 +41,8 @@ def head(moto_process: MotoServer) -> Iterator[LabHead]:
     pools = {"one": pool("v4-8", max=1, cpus=1), "two": pool("v4-16", max=1, cpus=1)}
     environ = {**moto_process.environment, "RAY_JOB_STOP_WAIT_TIME_S": "150"}
     with LabHead(pools, environ=environ) as running:
+        instance = running.server.instances[running.cluster.head]
+        instance["metadata"] = {"items": [{"key": "ray-autoscaler", "value": render_autoscaler(running.cluster)}]}
         yield running
 
 
@@ -78,18 +80,30 @@ def bench(
 
 
 def restart(
-    head: LabHead, environment: Mapping[str, str], *words: str, faults: str = ""
+    head: LabHead,
+    environment: Mapping[str, str],
+    *words: str,
+    faults: str = "",
+    until: Callable[[], bool] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    """Run the command to its end, or kill it at once when `until` holds."""
+    running = subprocess.Popen(
         [sys.executable, "-m", "runtime", "cluster", "restart", "--yes", "-o", "json", *head.ssh_words, *words],
         env={**environment, "RUNTIME_FAULTS": faults},
         cwd=head.folder,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
-        check=False,
     )
+    try:
+        if until is not None:
+            assert wait_until(until)
+            running.kill()
+        out, err = running.communicate(timeout=600)
+    finally:
+        running.kill()
+    return subprocess.CompletedProcess([], running.returncode, out, err)
 
 
 def start(bench: Bench, folder: Path) -> list[JobHandle]:
@@ -109,43 +123,74 @@ def start(bench: Bench, folder: Path) -> list[JobHandle]:
     return made
 
 
-def check_end(bench: Bench, jobs: list[JobHandle], folder: Path) -> None:
-    """Both jobs end once, in their second attempt, and the mark is gone."""
+def check_end(bench: Bench, jobs: list[JobHandle], folder: Path, *, attempts: int = 2) -> None:
+    """Both jobs end once, in their last attempt, and the mark is gone."""
     (folder / "go").touch()
     ends = [bench.end(job) for job in jobs]
     said = [read_log(job) for job in jobs]
     assert [(each.state, each.reason) for each in ends] == [(JobState.SUCCEEDED, EndReason.SUCCEEDED)] * 2, said
-    assert [job.attempts() for job in jobs] == [[1, 2]] * 2
-    assert [max(each.epoch for each in job.entry().natives) for job in jobs] == [2, 2]
+    assert [job.attempts() for job in jobs] == [[*range(1, attempts + 1)]] * 2
+    assert [max(each.epoch for each in job.entry().natives) for job in jobs] == [attempts] * 2
     assert jobs[0].files.read("restart/hold") is None
 
 
-def test_restart_that_is_killed_after_each_step_and_run_again_takes_up_each_job_once(
+def test_restart_that_is_killed_at_each_step_and_run_again_takes_up_each_job_once_and_has_its_member_back(
     head: LabHead, environment: dict[str, str], bench: Bench, tmp_path: Path
 ) -> None:
+    added = head.run("add", "v4-8", "--name", "eval", "--capacity", "on_demand", "--address", head.address)
+    assert added.returncode == 0, added.stderr
     jobs = start(bench, tmp_path)
     session = head.read("/api/version")["session_name"]
 
-    killed = [restart(head, environment, faults=f"restart.{step}=kill") for step in KILLED_AT]
+    def waits_for_head() -> bool:
+        return '"commanded": true' in (jobs[0].files.read("restart/hold") or b"").decode()
+
+    killed = [restart(head, environment, faults=f"restart.{step}=kill") for step in BEFORE]
+    killed.append(restart(head, environment, until=waits_for_head))
+    killed += [restart(head, environment, faults=f"restart.{step}=kill") for step in AFTER]
 
     # The last one had removed the mark, and so it was done.
     assert [each.returncode for each in killed] == [-signal.SIGKILL] * len(killed), killed[-1].stderr
     assert head.read("/api/version")["session_name"] != session
     assert [each.stderr.count("restarting Ray on the head") for each in killed].count(1) == 1
     check_end(bench, jobs, tmp_path)
+    # The job on a TPU of the member's type ran there both times.
+    assert (len(head.made), head.nodes()[0], head.count_hosts()) == (2, "eval", 3)
 
 
-def test_restart_of_a_head_with_two_jobs_says_what_became_of_each(
+def test_restart_that_was_given_up_and_then_done_says_what_became_of_each_job(
     head: LabHead, environment: dict[str, str], bench: Bench, tmp_path: Path
 ) -> None:
     jobs = start(bench, tmp_path)
+    elsewhere = Bench(replace(bench.case, records=str(tmp_path / "elsewhere")), tmp_path / "other")
+    waits = JobResources(cpus=1000)
+    stray = elsewhere.start("true", resources=waits, grace_period=timedelta(seconds=20))
+    assert wait_until(lambda: stray.state() is JobState.PENDING)
+    session = head.read("/api/version")["session_name"]
+    taken_up = {job.id: "taken_up" for job in jobs}
+
+    killed = restart(head, environment, faults="restart.ask=kill")
+    assert wait_until(lambda: stray.state().terminal)
+    reason = stray.status().reason
+    given_up = restart(head, environment, "--give-up")
+
+    assert (killed.returncode, reason) == (-signal.SIGKILL, EndReason.LOST)
+    assert given_up.returncode == 0, given_up.stderr
+    assert ": 3 jobs asked to end, Ray not restarted\n" in given_up.stderr
+    assert f"({stray.id}-e1-p0-" in given_up.stderr
+    assert {each["job"]: each["done"] for each in json.loads(given_up.stdout)} == taken_up
+    assert head.read("/api/version")["session_name"] == session
+    assert wait_until(lambda: all("attempt 2\n" in read_log(job) for job in jobs))
+    assert elsewhere.start("true", resources=waits, grace_period=timedelta(seconds=20)).id == stray.id
+    assert [each.epoch for each in stray.entry().natives] == [1, 2]
 
     done = restart(head, environment)
 
     assert done.returncode == 0, done.stderr
-    kept: list[dict[str, Any]] = json.loads(done.stdout)
-    assert {each["job"]: each["done"] for each in kept} == {job.id: "taken_up" for job in jobs}
-    check_end(bench, jobs, tmp_path)
+    assert {each["job"]: each["done"] for each in json.loads(done.stdout)} == taken_up
+    assert stray.status().reason is EndReason.LOST
+    check_end(bench, jobs, tmp_path, attempts=3)
+    elsewhere.close()
 
 
 def test_restart_refuses_while_a_job_of_others_runs_and_changes_nothing(

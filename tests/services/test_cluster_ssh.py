@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from runtime.cli.clusters.stop import STOP_RAY
 from runtime.clusters.ray_view import read_ray
 from runtime.launchers.ray.client import RayJobs
 from runtime.launchers.ray.settings import Place
@@ -26,7 +28,7 @@ from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.tpu import TpuServer, names_of
 from tests.services.gcloud_support import add_gcloud
 from tests.services_support import find_free_port, wait_until
-from tests.shim_support import PATIENCE_S
+from tests.shim_support import PATIENCE_S, processes_with
 from tests.ssh_support import SshServer
 
 Cluster = Callable[..., Any]
@@ -50,11 +52,25 @@ def server() -> Iterator[TpuServer]:
     fake.stop()
 
 
+KILLED = """
+import os, signal, sys
+from runtime.stack.forward import open_forward
+from runtime.stack.head_way import HeadWay
+port, head, zone, *options = sys.argv[1:]
+with open_forward(HeadWay(head=head, project="p-1", zone=zone, dashboard=int(port), options=tuple(options))):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 class Dashboard(FaultyServer):
     def answer(self, request: Request) -> Response:
         summary = [{"raylet": {"nodeId": "aa", "nodeManagerAddress": "10.0.0.1", "state": "ALIVE"}}]
         data = {"summary": summary} if request.path.startswith("/nodes") else {"clusterStatus": None}
         return Response(200, {"Content-Type": "application/json"}, json.dumps({"data": data}).encode())
+
+
+def read_port(dashboard: Dashboard) -> int:
+    return int(dashboard.url.rpartition(":")[2])
 
 
 @pytest.fixture
@@ -71,7 +87,7 @@ def cluster(ssh_server: SshServer, server: TpuServer, dashboard: Dashboard, tmp_
     programs = tmp_path / "programs"
     add_gcloud(programs, ssh_server, CLUSTER.head, CLUSTER.zone)
     contract = tmp_path / "contract.json"
-    each = replace(CLUSTER, ports={"dashboard": int(dashboard.url.rpartition(":")[2])})
+    each = replace(CLUSTER, ports={"dashboard": read_port(dashboard)})
     contract.write_text(encode_outputs(replace(OUTPUTS, clusters={"main": each})))
 
     environment = {
@@ -184,6 +200,23 @@ def test_dashboard_forwards_a_port_until_it_is_interrupted(cluster: Cluster, ssh
     assert not can_connect(port)
 
 
+def test_forward_of_a_process_that_is_killed_ends_with_it(
+    cluster: Cluster, ssh_server: SshServer, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    programs = str(tmp_path / "programs")
+    words = [str(read_port(dashboard)), CLUSTER.head, CLUSTER.zone, *ssh_server.options]
+
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *words],
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        check=False,
+    )
+
+    assert killed.returncode == -signal.SIGKILL
+    assert ssh_server.connections() == 1
+    assert wait_until(lambda: processes_with(programs) == [])
+
+
 def test_dashboard_at_a_port_that_is_taken_ends_with_ssh_s_own_words(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = cluster("dashboard", "--port", str(taken.getsockname()[1]))
@@ -202,7 +235,8 @@ def test_stop_stops_ray_on_the_head_before_it_removes_the_nodes(
 
     assert (done.returncode, done.stdout) == (0, "main\tnode\tn-1\tv4\tREADY\tremoved\n")
     said = (ssh_server.home / "said").read_text()
-    assert said == "systemctl stop runtime-ray-watch.service runtime-ray-head.service\n"
+    assert said == shlex.join(STOP_RAY[1:3]) + f" {STOP_RAY[3]}\n"
+    assert said.startswith("sh -c systemctl stop runtime-ray-watch.service runtime-ray-head.service || exit; curl ")
     assert server.nodes == {}
 
 

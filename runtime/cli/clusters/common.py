@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from runtime.cli.printing import note
 from runtime.config import load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused, UnknownName
 from runtime.stack.find import find_stack
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from runtime.clusters.ray_view import RayView
     from runtime.clusters.reaper import Reaper
     from runtime.config import Settings
+    from runtime.jobs.hold import Hold
     from runtime.outputs import ClusterOutput, StackOutputs
     from runtime.stack.google_api import GoogleApi
     from runtime.stack.head_way import HeadWay
@@ -103,6 +105,22 @@ def open_one(stack: str | None, cluster: str | None) -> tuple[Chosen, str, Clust
         )
     [(key, each)] = chosen.clusters.items()
     return chosen, key, each
+
+
+def find_restart(chosen: Chosen, name: str) -> Hold | None:
+    """Return the mark of a restart of the cluster; None if there is none, or its records cannot be read, which is noted."""
+    from runtime.jobs.hold import read_hold
+    from runtime.jobs.hosts.bucket import BucketFiles, is_bucket
+    from runtime.launchers.ray.settings import default_root
+
+    records = chosen.outputs.records
+    if records is None or not is_bucket(records.url):
+        return None
+    try:
+        return read_hold(BucketFiles(default_root(records.url, name)))
+    except (InfrastructureFailure, RequestRefused) as problem:
+        note(f"{name}: nobody knows whether it is being restarted: {problem.message}")
+        return None
 
 
 def refuse_two_ways(address: str | None, *, tunnel: bool) -> None:

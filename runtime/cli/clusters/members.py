@@ -23,12 +23,13 @@ from runtime.cli.clusters.common import (
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
-from runtime.clusters.members import Capacity, Outcome, Step
+from runtime.clusters.members import Capacity, Step
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
+    from runtime.clusters.joining import Outcome
     from runtime.clusters.members import MemberSpec
     from runtime.clusters.nodes import TpuNode
     from runtime.clusters.ray_view import RayView
@@ -114,7 +115,8 @@ def add(
       runtime cluster add v4-8 --count 2 --capacity spot --name eval --tunnel
       runtime cluster add v5litepod-16 --capacity on_demand --dry-run
     """
-    from runtime.clusters.members import Joining, make_specs, plan_members, render_member
+    from runtime.clusters.joining import ClusterStopped, Joining
+    from runtime.clusters.members import make_specs, plan_members, render_member
 
     refuse_two_ways(address, tunnel=tunnel)
     bound = parse_duration(within, field="--within")
@@ -132,6 +134,8 @@ def add(
     nodes = {node.name: node for node in reaper.list_nodes()}
     steps = plan_members(specs, nodes.values(), each.cluster_name)
     facts = joining.read_head(each.head)
+    if facts.stopped:
+        raise ClusterStopped(each.head)
     bodies = {spec.name: render_member(spec, facts, each.cluster_name) for spec in specs}
     if dry_run:
         _print([_planned(spec, steps[spec.name], nodes.get(spec.name)) for spec in specs], output)
@@ -146,6 +150,7 @@ def add(
             wait=wait,
             keep=keep,
             look_ray=None if url is None or not wait else _looker(url),
+            has_stopped=lambda: joining.is_stopped(each.head),
             say=note,
         )
     _print([_done(outcome) for outcome in outcomes], output)

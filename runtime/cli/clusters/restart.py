@@ -6,6 +6,8 @@ import os
 import secrets
 import shlex
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -31,7 +33,9 @@ from runtime.values import dataclass
 if TYPE_CHECKING:
     from runtime.cli.clusters.common import Chosen
     from runtime.client.jobs.cluster_restart import ClusterRestart, Means
+    from runtime.client.jobs.keep import KeptJob
     from runtime.client.jobs.targets import OpenTarget
+    from runtime.clusters.restart import RestartView
     from runtime.outputs import ClusterOutput
     from runtime.stack.head_way import HeadWay
 
@@ -54,7 +58,7 @@ class HeadNotRestarted(InfrastructureFailure):
         super().__init__(
             f"could not restart Ray on head `{head}`: ssh ended with {code}",
             facts=["the cluster stays marked; its jobs have been asked to end, and are taken up later"],
-            hint="`runtime cluster attach` shows what ssh and gcloud say; then run the same command again",
+            hint="`runtime cluster attach` shows what ssh and gcloud say; then run the same command again, or `--give-up`",
         )
 
 
@@ -99,6 +103,10 @@ def restart(
     drop_foreign: Annotated[
         bool, Option("--drop-foreign", help="Restart although jobs run that the runtime did not start, and are lost.")
     ] = False,
+    give_up: Annotated[
+        bool,
+        Option("--give-up", help="End a restart that was begun: take up its jobs, remove its mark, restart nothing."),
+    ] = False,
     patience: Annotated[str, Option(metavar="15m", help="How long the head may take to come back.")] = "15m",
     address: AddressOption = None,
     dry_run: DryRunOption = False,
@@ -113,23 +121,24 @@ def restart(
 
     Jobs are asked to end within their grace, and go on as their next attempt; no budget of failures pays. Meanwhile
     launches and keepers wait. The same command, by anybody, continues one that was cut off; two at once are refused. It
-    refuses, and changes nothing, while jobs run that the runtime did not start. Exit code 3 if an open job neither runs
-    nor waits at the end, or a step failed.
+    refuses, and changes nothing, while jobs run that the runtime did not start. With `--give-up` it ends a restart that
+    was begun, and restarts nothing. Exit code 3 if an open job neither runs nor waits at the end, or a step failed.
 
     \b
     Examples:
       runtime cluster restart --dry-run
       runtime cluster restart --stack marin-us-central2 --yes
+      runtime cluster restart --give-up --dry-run
     """
     import getpass
 
-    from runtime.cli.keep import COLUMNS
     from runtime.client.jobs.cluster_jobs import open_cluster_jobs
-    from runtime.client.jobs.cluster_restart import LOCK_FOLDER, ClusterRestart, describe_strays, goes_on
+    from runtime.client.jobs.cluster_restart import ClusterRestart, describe_strays
     from runtime.clusters.restart import decide_step
     from runtime.clusters.restart import restart as go
-    from runtime.jobs import lock
 
+    if give_up and drop_foreign:
+        raise RequestRefused("`--give-up` drops no jobs", hint="leave `--drop-foreign` out")
     head_s = parse_duration(patience, field="patience").total_seconds()
     chosen, key, each = open_one(stack, cluster)
     way = chosen.find_way(each, user, ssh_option)
@@ -145,40 +154,93 @@ def restart(
             progress=note,
             head_s=head_s,
             drop_foreign=drop_foreign,
+            gives_up=give_up,
         )
         view = world.look()
         for line in describe_strays(view):
             note(line)
         if dry_run:
-            _print_plan(world, place, output)
+            _print_plan(world, view, place, output, give_up=give_up)
             return 0
+        if give_up:
+            return _give_up(world, view, place, key, token, by, output, yes=yes)
         decide_step(view, token=token, drop_foreign=drop_foreign)  # refuses before the question
         need_programs(way)
         confirm(f"restart Ray on the head of `{each.cluster_name}`", yes=yes)
-        held = lock.Lock(place.files, "", by, folder=LOCK_FOLDER)
-        try:
-            held.take(patience_s=lock.STILL_S + 5, wait=False)
-        except lock.LockHeld as busy:
-            raise ClusterBusy(key, busy.holder) from None
-        try:
+        with _at_work(place, key, by, world):
             go(world, token=token, drop_foreign=drop_foreign)
-        finally:
-            if world.marked:
-                note("the cluster stays marked, for an hour at most: the same command goes on")
-            held.release()
-        print_list(list(world.kept), COLUMNS, output)
-    left = [job for job in world.kept if not goes_on(job)]
+    return _print_kept(world.kept, f"{key}: restarted", output)
+
+
+def _give_up(
+    world: ClusterRestart,
+    view: RestartView,
+    place: OpenTarget,
+    key: str,
+    token: str,
+    by: str,
+    output: Output,
+    *,
+    yes: bool,
+) -> int:
+    """End what `view` shows of a restart; returns the exit code."""
+    from runtime.cli.keep import COLUMNS
+    from runtime.clusters.restart import Step, give_up, tell_standing
+
+    done: set[Step] = set()
+    if view.hold is not None:
+        note(f"{key}: {tell_standing(view)}")
+        confirm(f"give up the restart of {view.hold.by}", yes=yes)
+        with _at_work(place, key, by, world):
+            done = give_up(world, token=token)
+    if Step.TAKE_UP in done:
+        return _print_kept(world.kept, f"{key}: the restart was given up", output)
+    print_list([], COLUMNS, output)
+    if not done:
+        note(f"{key}: no restart is under way; nothing was changed")
+        return 0
+    note(f"{key}: the restart was given up; the head does not answer, so no job was taken up")
+    note(f"  next: `runtime keep --once --cluster {key}` when it answers, or the same launches")
+    return LEFT
+
+
+@contextmanager
+def _at_work(place: OpenTarget, key: str, by: str, world: ClusterRestart) -> Iterator[None]:
+    """Be the only command at work on a cluster's restart. Raises `ClusterBusy`."""
+    from runtime.client.jobs.cluster_restart import LOCK_FOLDER
+    from runtime.jobs import lock
+
+    held = lock.Lock(place.files, "", by, folder=LOCK_FOLDER)
+    try:
+        held.take(patience_s=lock.STILL_S + 5, wait=False)
+    except lock.LockHeld as busy:
+        raise ClusterBusy(key, busy.holder) from None
+    try:
+        yield
+    finally:
+        if world.marked:
+            note("the cluster stays marked, for an hour at most: the same command goes on")
+        held.release()
+
+
+def _print_kept(kept: Sequence[KeptJob], done: str, output: Output) -> int:
+    """Print what became of each open job; returns the exit code."""
+    from runtime.cli.keep import COLUMNS
+    from runtime.client.jobs.cluster_restart import goes_on
+
+    print_list(list(kept), COLUMNS, output)
+    cut_off = [job for job in kept if not job.submitted]
+    left = [job for job in kept if job.submitted and not goes_on(job)]
+    for job in cut_off:
+        note(f"{job.job} of {job.owner} was never submitted; the same launch does that, or `runtime gc` clears it")
     for job in left:
         note(
             f"{job.job} of {job.owner or 'an unknown owner'} does not go on: {job.seen}"
             + (f"; {job.next}" if job.next else "")
         )
-    went = count_noun(len(world.kept) - len(left), "open job")
-    note(
-        f"{key}: restarted; {went} of {len(world.kept):,}, the rest does not go on"
-        if left
-        else f"{key}: restarted; {went} taken up or ended"
-    )
+    begun = len(kept) - len(cut_off)
+    went = count_noun(begun - len(left), "open job")
+    note(f"{done}; {went} of {begun:,}, the rest does not go on" if left else f"{done}; {went} taken up or ended")
     return LEFT if left else 0
 
 
@@ -204,15 +266,17 @@ def _restart_head(way: HeadWay, session: str | None) -> None:
         raise HeadNotRestarted(way.head, code)
 
 
-def _print_plan(world: ClusterRestart, place: OpenTarget, output: Output) -> None:
+def _print_plan(world: ClusterRestart, view: RestartView, place: OpenTarget, output: Output, *, give_up: bool) -> None:
     """Print each step with what it would do now, and the jobs by name."""
     from runtime.client.jobs.cluster_jobs import list_places
-    from runtime.clusters.restart import foresee
+    from runtime.clusters.restart import foresee, foresee_give_up
     from runtime.jobs import open_index
 
-    view = world.look()
     count = sum(len(open_index.list_open(place.files, each.target.name)) for each in list_places(place))
-    lines = foresee(view, boot=world.read_boot(), open_jobs=count)
+    if give_up:
+        lines = foresee_give_up(view, open_jobs=count)
+    else:
+        lines = foresee(view, boot=world.read_boot(), open_jobs=count)
     print_list([RestartStep(step=step, what=what) for step, what in lines], PLAN, output)
     if view.session is None:
         note("the head does not answer: its jobs are not known")

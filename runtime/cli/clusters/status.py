@@ -14,6 +14,7 @@ from runtime.cli.clusters.common import (
     TunnelOption,
     UserOption,
     ask_ray,
+    find_restart,
     open_clusters,
     refuse_two_ways,
 )
@@ -215,19 +216,9 @@ def _name_jobs(ray: RayView, nodes: Sequence[TpuNode]) -> tuple[JobRow, ...]:
 
 def _find_hold(chosen: Chosen, name: str) -> Iterator[Mismatch]:
     """Yield that the cluster is being restarted, as far as its records can be read."""
-    from runtime.jobs.hold import HINT, read_hold
-    from runtime.jobs.hosts.bucket import BucketFiles, is_bucket
-    from runtime.launchers.ray.settings import default_root
+    from runtime.jobs.hold import HINT
 
-    records = chosen.outputs.records
-    if records is None or not is_bucket(records.url):
-        return
-    try:
-        held = read_hold(BucketFiles(default_root(records.url, name)))
-    except (InfrastructureFailure, RequestRefused) as problem:
-        note(f"{name}: nobody knows whether it is being restarted: {problem.message}")
-        return
-    if held is not None:
+    if (held := find_restart(chosen, name)) is not None:
         yield Mismatch(pool=None, what=held.tell(), next=HINT)
 
 

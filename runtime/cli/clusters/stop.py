@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
@@ -12,12 +13,14 @@ from runtime.cli.clusters.common import (
     OneClusterOption,
     SshOption,
     UserOption,
+    find_restart,
     open_one,
 )
 from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, confirm, print_list
+from runtime.clusters.head_config import NAMESPACE, STATE, STOPPED
 from runtime.errors import InfrastructureFailure
 from runtime.units import count_noun
 from runtime.values import dataclass
@@ -28,10 +31,20 @@ if TYPE_CHECKING:
     from runtime.clusters.reaper import Removal
     from runtime.stack.head_way import HeadWay
 
-STOP_RAY: Final = ("sudo", "systemctl", "stop", "runtime-ray-watch.service", "runtime-ray-head.service")
-"""The watcher first: it starts Ray again when settings change."""
-ROUNDS: Final = 3
-"""A node that Ray asked for just before it was stopped shows only in a later list."""
+_SCRIPT: Final = (
+    # The watcher first: it starts Ray again when settings change.
+    "systemctl stop runtime-ray-watch.service runtime-ray-head.service || exit; "
+    # Before the lists are read, so that an `add` of this moment either is in them, or finds this and removes what it made.
+    f"curl --fail --silent --show-error --max-time 10 --request PUT --data {STOPPED} --header 'Metadata-Flavor: Google' "
+    '"http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/guest-attributes/'
+    f'{NAMESPACE}{STATE}" '
+    "|| echo 'runtime: this machine cannot say that Ray was stopped, so that nobody is kept from adding members' >&2"
+)
+STOP_RAY: Final = ("sudo", "sh", "-c", _SCRIPT)
+"""On the head: stop Ray and say so."""
+ROUNDS: Final = 4
+PAUSE_S: Final = 5.0
+"""A node that somebody asked for just before shows only in a later list, so that two in a row have to be empty."""
 
 
 class HeadStillRuns(InfrastructureFailure):
@@ -75,8 +88,8 @@ def stop(
     """Remove what a cluster would leave billing.
 
     That is every TPU node and queued resource, before `pulumi destroy`: no reaper runs after that. Ray on the head is
-    stopped first, over ssh, because it would make new nodes. Jobs that run in the cluster end. Exit code 3 if something is
-    left.
+    stopped first, over ssh, because it would make new nodes, and `add` is refused from then on. Jobs that run in the
+    cluster end. Exit code 3 if something is left.
 
     \b
     Examples:
@@ -84,6 +97,7 @@ def stop(
       runtime cluster stop --stack marin-us-west4 --yes
     """
     from runtime.clusters.dead import find_billed
+    from runtime.jobs.ledger import now
 
     chosen, key, each = open_one(stack, cluster)
     reaper = chosen.reaper(each)
@@ -96,18 +110,26 @@ def stop(
             note(f"{key}: Ray on `{each.head}` would be stopped")
         note(f"{key}: {count_noun(len(billed), 'resource')} would be left billing without the head")
         return 0
+    if (held := find_restart(chosen, key)) is not None and held.blocks(now()):
+        note(f"{key}: {held.tell()}, which starts Ray again")
+        note("  next: say no, and wait until that is done, or give it up: `runtime cluster restart --give-up`")
     ending = "stop Ray on the head and " if stops else ""
     confirm(f"{ending}remove {count_noun(len(billed), 'node or queued resource')} of `{each.cluster_name}`", yes=yes)
     if stops:
         _stop_ray(chosen.find_way(each, user, ssh_option))
         view = reaper.look()
     done: dict[str, Removal] = {}
+    was_empty = False
     for _ in range(ROUNDS):
         # What Google is deleting already needs no second request.
         left = [dead for dead in find_billed(view, each.cluster_name) if dead.state != "DELETING"]
-        if not left:
+        if not left and was_empty:
             break
-        done |= {removal.dead.resource: removal for removal in reaper.remove(left)}
+        if left:
+            done |= {removal.dead.resource: removal for removal in reaper.remove(left)}
+        else:
+            time.sleep(PAUSE_S)
+        was_empty = not left
         view = reaper.look()
     rows = [
         _row(key, removal.dead, removed=removal.error is None, gone=removal.gone, error=removal.error)

@@ -22,6 +22,7 @@ from runtime.errors import InfrastructureFailure, NotPossible, explain_briefly
 from runtime.jobs import hold, ledger
 from runtime.jobs.hold import Hold
 from runtime.jobs.ledger import job_folder
+from runtime.launchers.ray.asked import is_note, note_asked
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost
 from runtime.launchers.ray.names import note_name, split_name
@@ -74,12 +75,13 @@ class ClusterRestart:
         progress: Callable[[str], None],
         head_s: float = HEAD_S,
         drop_foreign: bool = False,
+        gives_up: bool = False,
     ) -> None:
         self._place, self._settings, self._means = place, settings, means
         self._host = cast(RayHost, place.host)
         self._host.holder = token
         self._token, self._by, self._tell, self._head_s = token, by, progress, head_s
-        self._drop_foreign = drop_foreign
+        self._drop_foreign, self._gives_up = drop_foreign, gives_up
         self.kept: tuple[KeptJob, ...] = ()
         """What became of each open job."""
         self.marked = False
@@ -107,7 +109,9 @@ class ClusterRestart:
 
     def _hold(self, view: RestartView) -> None:
         at, old = ledger.now(), view.hold
-        if old is not None and not view.stale:
+        if old is not None and self._gives_up:
+            new = replace(old, token=self._token, by=self._by, renewed=at)
+        elif old is not None and not view.stale:
             self._tell(f"going on with the restart that {old.by} began, whose command has died")
             allowed = old.drops_others or self._drop_foreign
             new = replace(old, token=self._token, by=self._by, renewed=at, drops_others=allowed)
@@ -132,6 +136,11 @@ class ClusterRestart:
     def _ask(self, view: RestartView) -> None:
         living = [each for each in view.jobs if each.ours and each.lives]
         self._change(asked=tuple(sorted({*self._held(view).asked, *(each.name for each in living)})))
+        if strays := [each.name for each in living if not each.here]:
+            try:
+                note_asked(self._host.jobs, strays)
+            except RayRefused as refused:
+                self._tell(f"{refused.message}; until the restart {count_noun(len(strays), 'job')} may look cancelled")
         for each in living:
             try:
                 self._host.jobs.stop(each.name)
@@ -154,7 +163,7 @@ class ClusterRestart:
                     self._host.jobs.delete(each.name)
 
     def _restart(self, view: RestartView) -> None:
-        if view.session is None and self._answers_again():
+        if view.session is None and self.answers_again():
             return  # what runs there decides what is due
         self._tell("restarting Ray on the head")
         self._means.restart_head(view.session)
@@ -227,7 +236,8 @@ class ClusterRestart:
     # the world
 
     def _list_jobs(self) -> tuple[HeadJob, ...]:
-        found = [_read_job(name, info, self._host.place.root) for name, info in self._host.jobs.list().items()]
+        listed = self._host.jobs.list().items()
+        found = [_read_job(name, info, self._host.place.root) for name, info in listed if not is_note(name)]
         drivers = [
             HeadJob(
                 name=str(each.get("job_id") or "?"),
@@ -308,7 +318,7 @@ class ClusterRestart:
         assert view.hold is not None
         return view.hold
 
-    def _answers_again(self) -> bool:
+    def answers_again(self) -> bool:
         until = time.monotonic() + SILENT_S
         while self.look().session is None:
             if time.monotonic() >= until:
@@ -338,7 +348,9 @@ def goes_on(kept: KeptJob) -> bool:
 
 def describe_strays(view: RestartView) -> list[str]:
     """Jobs of ours whose record is in another root, which no keeper of the cluster sees."""
-    return [f"{_tell_job(each)}: {_NO_ONE}" for each in view.jobs if each.ours and not each.here and each.lives]
+    asked = view.hold.asked if view.hold else ()
+    strays = [each for each in view.jobs if each.ours and not each.here]
+    return [f"{_tell_job(each)}: {_NO_ONE}" for each in strays if each.lives or each.name in asked]
 
 
 def _read_job(name: str, info: Mapping[str, Any], root: str) -> HeadJob:

@@ -35,6 +35,8 @@ from runtime.values import dataclass
 
 SETTLED: Final = timedelta(minutes=2)
 """Age from which a running stray is taken for one: every cache of a shared folder shows its intent by then."""
+CUT_OFF: Final = timedelta(hours=1)
+"""Age from which a job that was never submitted counts as cut off: no launch takes longer to submit one."""
 LIST_TREES: Final = (
     'own="${TMPDIR:-/tmp}/research-runtime-$(id -u)"; for folder in "$own" "$own"-*; do '
     # Another user may have taken the name, also with a link to a folder that is not to be cleared.
@@ -86,6 +88,9 @@ def find_garbage(
     mine = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
     ended = _read_ends(files, mine)
     old = [status for status in mine if status.state.terminal and now - ended[status.entry.id] >= older_than]
+    longest = max(older_than, CUT_OFF)
+    aged = [each for each in mine if not each.state.terminal and now - each.entry.launched_at >= longest]
+    old += _find_unsubmitted(aged, place, owned)
     living = _find_living(old, place, owned)
     old = [status for status in old if status.entry.id not in living]
     # Processes come first: nothing would find them without the folder.
@@ -111,6 +116,22 @@ def find_garbage(
     used = {entry.snapshot for entry in entries if entry.id not in gone}
     common = itertools.chain(_find_trees(place, older_than), _find_code(place))
     return found + [each for each in common if f"sha256:{each.what}" not in used]
+
+
+def _find_unsubmitted(
+    statuses: Iterable[JobStatus], place: OpenTarget, owned: Mapping[str, Sequence[Owned]]
+) -> list[JobStatus]:
+    """List jobs whose launch was cut off before it submitted anything, as far as the record and the backend know."""
+    files = place.files
+    silent = [
+        each
+        for each in statuses
+        if not each.entry.natives and each.entry.id not in owned and not ledger.has_begun(files, each.entry.id)
+    ]
+    names = {str(part): each.entry.id for each in silent for part in each.entry.intent.get("parts", ())}
+    there = place.launcher.find(place.target, list(names), place.host) if names else {}
+    submitted = {names[name] for name in there}
+    return [each for each in silent if each.entry.id not in submitted]
 
 
 def _judge(entries: Sequence[LedgerEntry], place: OpenTarget) -> list[JobStatus]:
@@ -299,6 +320,8 @@ def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
             return _end_processes(job, place)
         case "native":
             return _remove_stray(job, place, owner)
+        case "job" if garbage.state is JobState.PENDING:
+            return _remove_unsubmitted(job, place, owner)
     # First, for without the ledger nobody would look for it.
     keeper = find_keeper(place.launcher)
     if keeper and (left := keeper.remove(place.target, keeper.owned(place.target, place.host, job=job), place.host)):
@@ -331,6 +354,26 @@ def _remove_stray(job: str, place: OpenTarget, owner: str) -> list[str]:
     lock.stop()
     files.remove(job_folder(job))
     return []
+
+
+def _remove_unsubmitted(job: str, place: OpenTarget, owner: str) -> list[str]:
+    """Remove a job that was never submitted; no launch of it begins meanwhile."""
+    lock = Lock(place.files, job, owner)
+    try:
+        lock.take(patience_s=_LAUNCHED_S, wait=False)
+    except NotPossible:
+        return [f"job `{job}`: it is being launched"]
+    try:
+        entry = ledger.read_entry(place.files, job)
+        if entry is not None and (entry.natives or ledger.has_begun(place.files, job)):
+            lock.release()
+            return [f"job `{job}`: it was submitted just now"]
+    except BaseException:
+        lock.release()
+        raise
+    # The lock goes with the folder: after that, a lock in it would be another's.
+    lock.stop()
+    return _remove_job(job, place, owner)
 
 
 def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:

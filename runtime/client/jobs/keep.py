@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ from runtime.values import dataclass
 
 MOST_IN_VAIN: Final = 3
 """Number of native jobs in a row that may end before they begin an attempt."""
+LAUNCH: Final = timedelta(minutes=2)
+"""How long a launch may be at work on what looks as if it was never submitted."""
 _OF_LAUNCHER: Final = ("env", "file")
 """Schemes of secrets that only the launching machine can read."""
 
@@ -58,6 +61,8 @@ class Verdict:
     """What was seen of the job, in words."""
     reason: EndReason | None = None
     """The end to record for runs without a result."""
+    submitted: bool = True
+    """False for a job whose launch was cut off before its backend got it: it lost nothing, and waits for the same launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,8 @@ class KeptJob:
     """The native job that was started."""
     next: str | None = None
     """The next step, if keeping alone does not help."""
+    submitted: bool = True
+    """Whether its backend ever got it; if not, it waits for the same launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +91,18 @@ class KeptTarget:
     """Answers that did not come while a job was taken up."""
 
 
-def decide_keep(entry: LedgerEntry, natives: Sequence[NativeState], *, takes_up: bool, in_vain: int = 0) -> Verdict:
+def decide_keep(
+    entry: LedgerEntry, natives: Sequence[NativeState], *, takes_up: bool, in_vain: int = 0, begun: bool = False
+) -> Verdict:
     """Decide what to do with an open job. `takes_up` is the launcher's; `in_vain` counts the last native jobs in a row that
-    began no attempt."""
+    began no attempt; `begun` is whether a job without a native job has begun one all the same."""
     if not open_runs(entry, cancelled=True):
         return Verdict(act=Act.DROP, seen="all of its results are there")
     newest = newest_natives(entry)
     if not newest and entry.refused:
         return Verdict(act=Act.DROP, seen=f"the backend refused it: {entry.refused.message}")
+    if not newest and not begun:
+        return Verdict(act=Act.LEAVE, seen="it was never submitted", submitted=False)
     if not newest or len(newest) < len(entry.intent.get("parts", ())):
         return Verdict(act=Act.LEAVE, seen="its launch did not come to an end")
     if not takes_up:
@@ -148,9 +159,11 @@ def keep_target(
     found, problems = [_look_at_unread(job, place) for job in named.keys() - {each.id for each in entries}], []
     for status, natives in judged:
         entry = status.entry
-        verdict = decide_keep(entry, natives, takes_up=place.launcher.takes_up)
+        begun = not entry.natives and ledger.has_begun(files, entry.id)
+        verdict = decide_keep(entry, natives, takes_up=place.launcher.takes_up, begun=begun)
         if verdict.act is Act.LEAVE:
-            found.append(_line(entry, place, verdict))
+            cut_off = not entry.natives and ledger.now() - entry.launched_at >= LAUNCH
+            found.append(_line(entry, place, verdict, hint=f"the same launch by `{entry.owner}`" if cut_off else None))
             continue
         try:
             found.append(_act(JobHandle(entry.id, target, place.launcher, place.host), entry, settings, progress))
@@ -203,6 +216,7 @@ def _line(
         done=DONE[Act.LEAVE if left else verdict.act],
         native_id=native,
         next=hint,
+        submitted=verdict.submitted,
     )
 
 

@@ -30,6 +30,7 @@ from runtime.jobs.plan import (
 from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.ray.asked import read_asked
 from runtime.launchers.ray.client import RayJobs
 from runtime.launchers.ray.demand import count_nodes, render_demand
 from runtime.launchers.ray.fidelity import KEEPS
@@ -183,14 +184,13 @@ class RayLauncher:
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
         known = _look_up([strip_nonce(native) for native in native_ids], host)
-        stopped = any(info.get("status") == "STOPPED" for info in known.values())
-        held = hold.read_hold(host.files) if stopped else None
+        asked = _find_asked(known, host)
         found: list[NativeState] = []
         for native in native_ids:
-            info = known.get(strip_nonce(native))
-            if held is not None and strip_nonce(native) in held.asked and has_ended(info or {}):
-                info = None  # as after the restart for which it was stopped
-            found += read_states(native, info, _read_note(host.files, native))
+            name = strip_nonce(native)
+            info = known.get(name)
+            note = _read_note(host.files, native)
+            found += read_states(native, info, note, asked=name in asked and has_ended(info or {}))
         return found
 
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
@@ -292,6 +292,14 @@ def _look_up(names: Sequence[str], host: Host) -> dict[str, dict[str, Any]]:
         known = jobs.list()
         return {name: known[name] for name in names if name in known}
     return {name: info for name in names if (info := jobs.get(name)) is not None}
+
+
+def _find_asked(known: Mapping[str, Mapping[str, Any]], host: Host) -> set[str]:
+    """The submissions that were stopped for a restart of the head, by the mark in the record root or by the head's notes."""
+    stopped = {name for name, info in known.items() if info.get("status") == "STOPPED"}
+    held = hold.read_hold(host.files) if stopped else None
+    asked = {*held.asked} if held else set()
+    return asked if asked >= stopped else asked | read_asked(_opened(host).jobs)
 
 
 def _read_note(files: Files, native: str) -> dict[str, Any] | None:

@@ -36,11 +36,17 @@ def has_failed_to_start(info: Mapping[str, Any], note: Mapping[str, Any] | None)
     return info.get("error_type") in _FAULTS_OF_HEAD
 
 
-def read_states(native: str, info: Mapping[str, Any] | None, note: Mapping[str, Any] | None) -> list[NativeState]:
+def read_states(
+    native: str, info: Mapping[str, Any] | None, note: Mapping[str, Any] | None, *, asked: bool = False
+) -> list[NativeState]:
     """The state of a native job, and those of its runs that wait for a place.
 
-    `info` is what the head knows, None if nothing: a head that has started again has forgotten its jobs.
+    `info` is what the head knows, None if nothing: a head that has started again has forgotten its jobs. A job that was
+    `asked` to end for a restart counts as forgotten at once.
     """
+    if asked:
+        said = "it was asked to end, with a checkpoint, for a restart of the head"
+        return [_state(native, JobState.FAILED, EndReason.LOST, raw=FORGOTTEN, message=said)]
     if info is None:
         said = "the head does not know it: it was started again, or the job was deleted there"
         return [_state(native, JobState.FAILED, EndReason.LOST, raw=FORGOTTEN, message=said)]

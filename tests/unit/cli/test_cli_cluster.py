@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.cli.clusters.stop import STOP_RAY
 from runtime.outputs import StackOutputs
 from runtime.values import replace
-from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels
+from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels, member_labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
+from tests.infra.machine_support import MetadataServer
 from tests.output_support import differences, documented
 
 Run = Callable[..., tuple[int, str, str]]
@@ -454,6 +458,44 @@ def test_stop_without_a_head_removes_nodes_and_queued_resources_and_reads_back(s
     assert differences(documented()["runtime cluster stop -o json"], printed) == []
     assert err == "main: nothing is left\n"
     assert (names_of(server.nodes), server.queued) == (["theirs"], {})
+
+
+@pytest.mark.parametrize(
+    ("code", "can_say", "reported"), [(0, True, [("state", "stopped")]), (0, False, []), (5, True, [])]
+)
+def test_head_says_that_it_was_stopped_once_ray_is(
+    code: int, can_say: bool, reported: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    systemctl.chmod(0o700)
+    metadata = MetadataServer(guest_attributes=can_say)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GCE_METADATA_HOST": metadata.address}
+
+    done = subprocess.run(STOP_RAY[1:], env=environment, capture_output=True, text=True, check=False)
+
+    metadata.stop()
+    assert (done.returncode, metadata.reported) == (code, reported)
+    assert done.stdout == "stop runtime-ray-watch.service runtime-ray-head.service\n"
+    assert ("this machine cannot say that Ray was stopped" in done.stderr) is (not can_say)
+
+
+def test_stop_looks_until_two_lists_in_a_row_are_empty(
+    server: TpuServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def a_member_is_added(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            server.add_node("late", "CREATING", labels=member_labels("late"), acceleratorType="v4-8")
+
+    monkeypatch.setattr("time.sleep", a_member_is_added)
+
+    code, out, err = run("stop", "--yes", "--leave-head")
+
+    assert (code, out, err) == (0, "main\tnode\tlate\tmember late\tCREATING\tremoved\n", "main: nothing is left\n")
+    assert (pauses, server.nodes) == ([5.0, 5.0], {})
 
 
 def test_stop_that_cannot_remove_one_says_what_is_left(server: TpuServer, run: Run) -> None:

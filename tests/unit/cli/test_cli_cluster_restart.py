@@ -8,16 +8,19 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from runtime.cli.clusters import stop
 from runtime.cli.clusters.restart import restart_words
 from runtime.cli.main import main
+from runtime.errors import InfrastructureFailure
 from runtime.jobs import hold, ledger
 from runtime.jobs.hold import Hold
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.lock import Lock
+from runtime.launchers.ray.launcher import RayLauncher
 from runtime.outputs import RecordsOutput, StackOutputs, encode_outputs
 from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
@@ -206,6 +209,75 @@ def test_head_that_ssh_cannot_restart_is_3_and_the_same_command_goes_on(
     assert "going on with the restart that " in err
 
 
+def test_launch_that_was_cut_off_is_said_and_is_no_failure_of_the_restart(
+    run: Run, head: RayHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise InfrastructureFailure("the laptop went to sleep")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RayLauncher, "submit", fail)
+        assert run("launch", "--on", "tpu", "-f", "job.yaml", "--set", "name=cut")[0] == 3
+    job = launch(run)
+
+    code, out, err = restart(run, head, "--yes", "-o", "json")
+
+    assert code == 0, err
+    kept = {each["job"]: each for each in json.loads(out)}
+    (cut,) = kept.keys() - {job}
+    assert (kept[cut]["done"], kept[cut]["submitted"], kept[job]["submitted"]) == ("left", False, True)
+    owner = kept[cut]["owner"]
+    assert err.splitlines()[-2:] == [
+        f"{cut} of {owner} was never submitted; the same launch does that, or `runtime gc` clears it",
+        "main: restarted; 1 open job taken up or ended",
+    ]
+
+
+def test_restart_that_failed_is_given_up_and_says_what_was_done(run: Run, head: RayHead, tmp_path: Path) -> None:
+    job = launch(run)
+    (tmp_path / "code").write_text("255")
+    head.answers_restart = False
+    assert restart(run, head, "--yes")[0] == 3
+
+    planned = restart(run, head, "--give-up", "--dry-run")
+    code, out, err = restart(run, head, "--give-up", "--yes", "-o", "json")
+    again = restart(run, head, "--give-up", "--yes")
+
+    assert [line.split("\t")[0] for line in planned[1].splitlines()] == ["hold", "take_up", "release"]
+    assert code == 0, err
+    assert [(each["job"], each["done"]) for each in json.loads(out)] == [(job, "taken_up")]
+    assert ": 1 job asked to end, Ray not restarted\n" in err
+    assert err.splitlines()[-1] == "main: the restart was given up; 1 open job taken up or ended"
+    assert head.session == 1
+    assert hold.read_hold(BucketFiles(ROOT)) is None
+    assert (again[0], again[1], again[2].splitlines()[-1]) == (
+        0,
+        "",
+        "main: no restart is under way; nothing was changed",
+    )
+
+
+def test_restart_of_a_living_command_is_not_given_up(run: Run, head: RayHead) -> None:
+    now = ledger.now().replace(microsecond=0)
+    held = Hold(token="t", by="bob@desk", since=now, renewed=now)
+    hold.write_hold(BucketFiles(ROOT), held)
+    lock = Lock(BucketFiles(ROOT), "", "bob@desk", folder="restart")
+    lock.take(patience_s=0)
+    try:
+        code, _, err = restart(run, head, "--give-up", "--yes")
+    finally:
+        lock.release()
+
+    assert (code, err.splitlines()[1]) == (2, "error: cluster `main` is being restarted by bob@desk")
+    assert hold.read_hold(BucketFiles(ROOT)) == held
+
+
+def test_giving_up_and_dropping_jobs_of_others_do_not_go_together(run: Run, head: RayHead) -> None:
+    code, _, err = restart(run, head, "--give-up", "--drop-foreign")
+
+    assert (code, err.splitlines()[0]) == (2, "error: `--give-up` drops no jobs")
+
+
 def test_stack_without_a_bucket_for_records_is_refused(run: Run, head: RayHead) -> None:
     code, _, err = restart(run, head, "--yes", outputs=OUTPUTS)
 
@@ -221,6 +293,20 @@ def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
 
     assert code == 0
     assert "main: the cluster is being restarted by ada@desk since " in err
+
+
+def test_stop_beside_a_restart_says_that_ray_will_begin_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "PAUSE_S", 0)
+    now = ledger.now()
+    hold.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now))
+
+    code, _, err = run("cluster", "stop", "--leave-head", "--yes")
+
+    said = err.splitlines()
+    assert code == 0
+    assert said[0].startswith("main: the cluster is being restarted by ada@desk since ")
+    assert said[0].endswith(", which starts Ray again")
+    assert said[1].endswith("`runtime cluster restart --give-up`")
 
 
 def test_keep_of_a_cluster_takes_up_jobs_of_any_target_and_leaves_them_while_it_is_held(

@@ -55,7 +55,8 @@ def test_add_makes_a_reserved_slice_and_a_second_call_finds_it(server: TpuServer
     assert first == (0, "main-v4-16\tv4-16\treserved\tREADY\tadded\n", "main-v4-16: READY, 2 of 2 hosts\n")
     assert second[:2] == (0, "main-v4-16\tv4-16\treserved\tREADY\twas there\n")
     [body] = server.created
-    assert (body["schedulingConfig"], body["labels"]) == ({"reserved": True}, member_labels("main-v4-16"))
+    assert body["schedulingConfig"] == {"reserved": True}
+    assert body["labels"].items() >= member_labels("main-v4-16").items()
     assert body["metadata"]["ssh-keys"] == "ray:ssh-ed25519 AAAA ray-head"
 
 
@@ -138,6 +139,35 @@ def test_what_was_asked_wrongly_is_refused_and_changes_nothing(
     assert (code, out) == (2, "")
     assert said in err
     assert (names_of(server.nodes), server.created) == (["n-1", "eval"], [])
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_add_to_a_cluster_that_was_stopped_is_refused(server: TpuServer, run: Run, words: tuple[str, ...]) -> None:
+    server.guest_attributes[CLUSTER.head]["state"] = "stopped"
+
+    code, _, err = run("add", "v4-16", *words)
+
+    assert (code, err.splitlines()[0]) == (
+        2,
+        f"error: Ray on head `{CLUSTER.head}` was stopped by `runtime cluster stop`",
+    )
+    assert server.created == []
+
+
+@pytest.mark.parametrize("words", [("--no-wait",), ("--keep",), ()])
+def test_add_beside_a_stop_removes_what_it_made(server: TpuServer, run: Run, words: tuple[str, ...]) -> None:
+    def give_addresses(*_: object) -> list[str]:
+        # The stop has read its lists before the member is in them.
+        server.guest_attributes[CLUSTER.head]["state"] = "stopped"
+        return ["10.0.0.1", "10.0.0.2"]
+
+    server.give_addresses = give_addresses
+
+    code, out, err = run("add", "v4-16", *words)
+
+    assert (code, out.rpartition("\t")[2]) == (3, "removed again\n")
+    assert "the cluster was stopped by `runtime cluster stop` meanwhile\n  next: `runtime cluster exec -- sudo " in err
+    assert server.nodes == {}
 
 
 def test_remove_takes_the_named_members_alone(server: TpuServer, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +20,14 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.targets import OpenTarget
 from runtime.clusters.nodes import JOINS_LABEL, TpuNode
-from runtime.clusters.restart import Step, TakenOver, decide_step, restart
+from runtime.clusters.restart import HeadSilent, Step, TakenOver, decide_step, give_up, restart
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure
 from runtime.faults import FaultReached
 from runtime.jobs import hold, ledger, open_index
 from runtime.jobs.hold import Hold, RootHeld
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
-from runtime.launchers.ray.client import RayUnavailable
+from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.settings import Place
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead
@@ -44,8 +45,13 @@ def head() -> Iterator[RayHead]:
 @pytest.fixture
 def settings(head: RayHead, tmp_path: Path) -> Settings:
     where = {"kind": "ray", "address": head.address, "records": str(tmp_path / "records")}
+    targets = {
+        "tpu": {**where, "python": "/opt/x/python"},
+        "my tpu": where,
+        "else": {**where, "records": str(tmp_path / "else")},
+    }
     return Settings(
-        project=Project(root=tmp_path, targets={"tpu": {**where, "python": "/opt/x/python"}, "my tpu": where}),
+        project=Project(root=tmp_path, targets=targets),
         data_dir=tmp_path / "data",
         cache_dir=tmp_path / "cache",
         config_dir=tmp_path / "config",
@@ -151,6 +157,108 @@ def test_job_that_was_stopped_for_a_restart_is_lost_and_not_cancelled_until_it_i
     (info,) = head.jobs.values()
     assert (info["status"], job.status().reason) == ("STOPPED", "lost")
     assert [each.done for each in keep_cluster(place, settings).jobs] == ["left"]
+
+
+def test_job_of_other_records_that_was_stopped_for_a_restart_is_lost_and_not_cancelled(
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, late, ended = [start(settings, "else", name) for name in ("fit", "late", "ended")]
+    (name,) = [each for each in head.jobs if each.startswith(ended.id)]
+    head.jobs[name]["status"] = "STOPPED"  # by a person
+    del head.jobs[next(each for each in head.jobs if each.startswith(late.id))]
+
+    cut_off(make(place, settings, head.restart), "ask", monkeypatch)
+    again = start(settings, "else", "late")
+    assert again.state() is JobState.RUNNING
+    cut_off(make(place, settings, head.restart), "ask", monkeypatch)
+
+    assert [each.status().reason for each in (job, again, ended)] == ["lost", "lost", "cancelled"]
+    seen = make(place, settings, head.restart).look()
+    assert [each.name for each in seen.jobs if not each.ours] == []
+    assert len(describe_strays(seen)) == 2
+    said: list[str] = []
+    restart(make(place, settings, head.restart, said=said, token="two"), token="two")
+    assert epochs(start(settings, "else")) == [1, 2]
+
+
+def test_head_that_takes_no_note_of_jobs_of_other_records_is_restarted_all_the_same(
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise RayRefused("submit `runtime-restart-1`", 500, "no room")
+
+    monkeypatch.setattr(cluster_restart, "note_asked", refuse)
+    start(settings, "else")
+    said: list[str] = []
+
+    restart(make(place, settings, head.restart, said=said), token="one")
+
+    assert head.session == 2
+    assert "ray refuses to submit `runtime-restart-1`: no room; until the restart 1 job may look cancelled" in said
+
+
+@pytest.mark.parametrize(
+    ("killed", "given_up_at"),
+    [
+        *((step, "") for step in (Step.HOLD, Step.AWAIT_ENDS, Step.FORGET, Step.RESTART, Step.TAKE_UP)),
+        *((Step.ASK, step) for step in ("hold", "await_ends", "forget", "take_up", "release")),
+    ],
+)
+def test_restart_that_was_begun_is_given_up_and_its_jobs_go_on_once(
+    killed: Step,
+    given_up_at: str,
+    head: RayHead,
+    settings: Settings,
+    place: OpenTarget,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = [start(settings, "tpu"), start(settings, "else")]
+    cut_off(make(place, settings, head.restart), killed, monkeypatch)
+    session = head.session
+    if given_up_at:
+        monkeypatch.setenv("RUNTIME_FAULTS", f"give_up.{given_up_at}=raise")
+        faults.arm()
+        with contextlib.suppress(FaultReached):
+            give_up(make(place, settings, head.restart, token="two", gives_up=True), token="two")
+        monkeypatch.delenv("RUNTIME_FAULTS")
+        faults.arm()
+
+    give_up(make(place, settings, head.restart, token="three", gives_up=True), token="three")
+
+    assert hold.read_hold(place.files) is None
+    assert head.session == session
+    again = [1] if killed is Step.HOLD else [1, 2]
+    assert (epochs(jobs[0]), jobs[0].state()) == (again, JobState.RUNNING)
+    assert epochs(start(settings, "else")) == again
+    assert len(head.submitted) == 2 * len(again) + (killed is not Step.HOLD)  # with the note of the other root's job
+
+
+def test_restart_that_is_not_under_way_is_not_given_up(head: RayHead, settings: Settings, place: OpenTarget) -> None:
+    start(settings, "tpu")
+
+    assert give_up(make(place, settings, head.restart, gives_up=True), token="one") == set()
+    assert (head.session, len(head.submitted)) == (1, 1)
+
+
+def test_restart_of_a_silent_head_is_given_up_only_if_no_job_would_count_as_cancelled(
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_restart, "SILENT_S", 0)
+    job = start(settings, "tpu")
+    cut_off(make(place, settings, head.restart), "ask", monkeypatch)
+    head.broken = 503
+
+    with pytest.raises(HeadSilent):
+        give_up(make(place, settings, head.restart, token="two", gives_up=True), token="two")
+
+    held = hold.read_hold(place.files)
+    assert held is not None
+    hold.write_hold(place.files, replace(held, commanded=True))
+    done = give_up(make(place, settings, head.restart, token="three", gives_up=True), token="three")
+    assert (done, hold.read_hold(place.files)) == ({Step.HOLD, Step.RELEASE}, None)
+    head.restart()
+    assert [each.done for each in keep_cluster(place, settings).jobs] == ["taken_up"]
+    assert epochs(job) == [1, 2]
 
 
 def test_while_the_cluster_is_held_keepers_and_launches_wait_and_after_an_hour_they_do_not(

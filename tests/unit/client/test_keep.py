@@ -123,6 +123,13 @@ def test_decision_on_an_open_job(
     assert decide_keep(given, states, takes_up=takes_up, in_vain=in_vain).act is act
 
 
+def test_launch_that_was_cut_off_lost_nothing_unless_a_run_has_begun() -> None:
+    verdicts = [decide_keep(entry(natives=0), [], takes_up=True, begun=begun) for begun in (False, True)]
+
+    assert [(each.act, each.submitted) for each in verdicts] == [(Act.LEAVE, False), (Act.LEAVE, True)]
+    assert decide_keep(entry(natives=1, parts=2), [LOST], takes_up=True).submitted
+
+
 def test_only_a_job_that_is_given_up_gets_a_result_from_a_keeper() -> None:
     given_up = decide_keep(entry(), [LOST], takes_up=True, in_vain=3)
     cancelled = decide_keep(entry(cancelled=True), [LOST], takes_up=True)

@@ -80,6 +80,17 @@ def test_find_dead_leaves_the_head_and_other_clusters_and_nodes_without_labels()
     ]
 
 
+@pytest.mark.parametrize(("until", "dead"), [(MINUTE, False), (timedelta(), True), (-MINUTE, True), (None, True)])
+def test_find_dead_leaves_a_member_in_creation_to_the_call_that_still_waits_for_it(
+    until: timedelta | None, dead: bool
+) -> None:
+    signed = {} if until is None else {"runtime-maker-until": str(int((NOW + until).timestamp()))}
+    made = member("CREATING", age=2 * HOUR, labels={**member_labels("eval"), **signed})
+    pool = node("CREATING", age=2 * HOUR, labels=labels(**signed))
+
+    assert [each.name for each in find_dead([made, pool], "marin-main", NOW)] == ["eval"] * dead + ["n"]
+
+
 @pytest.mark.parametrize(
     ("age", "why"),
     [(timedelta(minutes=59), None), (HOUR, None), (HOUR + MINUTE, "creating for 1h1m")],

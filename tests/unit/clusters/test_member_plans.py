@@ -9,6 +9,7 @@ import pytest
 
 from infra.machine import machine as machine_module
 from infra.render.autoscaler import autoscaler_fields
+from runtime.clusters import joining as joining_module
 from runtime.clusters import members as members_module
 from runtime.clusters.members import (
     Capacity,
@@ -38,7 +39,7 @@ SPEC = MemberSpec(name="eval", accelerator="v4-16")
 
 def test_machine_program_and_members_name_the_same_things() -> None:
     assert members_module.METADATA_KEY == machine_module.MEMBER_KEY
-    assert members_module.AUTOSCALER_KEY == machine_module.AUTOSCALER_KEY
+    assert joining_module.AUTOSCALER_KEY == machine_module.AUTOSCALER_KEY
     assert members_module.KEY_MARK == machine_module.PUBLIC_KEY_MARK
 
 

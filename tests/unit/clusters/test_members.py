@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,11 +12,10 @@ import pytest
 
 from infra.components.ray_head import REAPER_PERMISSIONS
 from infra.render.autoscaler import autoscaler_fields, render_autoscaler
+from runtime.clusters.joining import Joining, Outcome
 from runtime.clusters.members import (
     HeadFacts,
-    Joining,
     MemberSpec,
-    Outcome,
     make_specs,
     render_member,
 )
@@ -24,7 +24,7 @@ from runtime.clusters.reaper import Reaper
 from runtime.errors import NotPossible
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 from runtime.values import replace
-from tests.cluster_support import CLUSTER, labels, member_labels
+from tests.cluster_support import CLUSTER, NOW, labels, member_labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import sample_cluster
@@ -71,6 +71,7 @@ def new_joining(server: TpuServer) -> Callable[..., Joining]:
             cluster="marin-main",
             clock=lambda: now[0],
             sleep=sleep,
+            now=lambda: NOW + timedelta(seconds=now[0]),
         )
 
     return make
@@ -102,7 +103,11 @@ def test_join_makes_a_slice_and_ends_when_all_its_hosts_are_there(
         name="eval", accelerator="v4-16", capacity="reserved", state="READY", hosts=2, created=True, joined=True
     )
     assert said == ["eval: READY, 2 of 2 hosts"]
-    assert [each["labels"] for each in server.created] == [member_labels("eval")]
+    [made] = server.created
+    maker = made["labels"]["runtime-maker"]
+    until = str(int((NOW + MINUTE).timestamp()))
+    assert made["labels"] == {**member_labels("eval"), "runtime-maker": maker, "runtime-maker-until": until}
+    assert re.fullmatch("[0-9a-f]{16}", maker)
 
 
 def test_join_waits_until_ray_counts_every_host(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
@@ -375,6 +380,89 @@ def test_join_does_not_remove_a_whole_member_that_another_call_made_at_that_mome
     [outcome] = join(new_joining(), SPEC, look_ray=lambda: RayView(alive=frozenset()))
 
     assert (outcome.created, outcome.removed, names_of(server.nodes)) == (False, False, ["eval"])
+
+
+def test_join_that_waits_for_a_shorter_time_leaves_a_member_to_the_call_that_makes_it(
+    server: TpuServer, new_joining: Callable[..., Joining]
+) -> None:
+    server.slow_creation = True
+    during: list[Outcome] = []
+
+    def second_comes_and_goes() -> None:
+        if not during:
+            during.extend(join(new_joining(), SPEC))
+
+    def google_goes_on() -> None:
+        second_comes_and_goes()
+        server.nodes[f"{server.parent}/nodes/eval"]["state"] = "READY"
+
+    [first] = join(new_joining(google_goes_on), SPEC, within=30 * MINUTE)
+
+    [second] = during
+    assert (first.joined, first.created, second.removed, second.created) == (True, True, False, False)
+    assert second.error == (
+        "not whole within 1m: CREATING, 2 of 2 hosts; another call makes it, and waits until 2026-11-20T12:30:00.000Z"
+    )
+    assert second.next == "run the same command then; `runtime cluster remove eval` ends it now"
+
+
+@pytest.mark.parametrize("until", ["0", "", "soon", "9" * 20])
+def test_join_removes_a_member_whose_maker_s_time_is_over_or_not_known(
+    server: TpuServer, new_joining: Callable[..., Joining], until: str
+) -> None:
+    signed = {**member_labels("eval"), "runtime-maker": "0", "runtime-maker-until": until}
+    server.add_node("eval", "CREATING", labels=signed, acceleratorType="v4-16")
+
+    [outcome] = join(new_joining(), SPEC)
+
+    assert (outcome.created, outcome.removed) == (False, True)
+
+
+def test_time_of_a_maker_is_googles_and_not_this_machines(
+    server: TpuServer, new_joining: Callable[..., Joining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = timedelta(hours=2)
+    monkeypatch.setattr(Reaper, "skew", lambda self: ahead)
+    server.slow_creation = True
+
+    join(new_joining(), SPEC, within=MINUTE, keep=True)
+    signed = dict(server.created[0]["labels"])
+    server.nodes.clear()
+    until = int((NOW - ahead + 30 * MINUTE).timestamp())
+    others = {**member_labels("eval"), "runtime-maker": "0", "runtime-maker-until": str(until)}
+    server.add_node("eval", "CREATING", labels=others, acceleratorType="v4-16")
+    [outcome] = join(new_joining(), SPEC)
+
+    assert signed["runtime-maker-until"] == str(int((NOW - ahead + MINUTE).timestamp()))
+    assert (outcome.others_until, outcome.removed) == (NOW - ahead + 30 * MINUTE, False)
+
+
+@pytest.mark.parametrize(("more", "slow"), [({}, True), ({}, False), ({"keep": True}, True), ({"wait": False}, True)])
+def test_join_of_a_cluster_that_is_stopped_meanwhile_removes_what_it_made_and_nothing_else(
+    server: TpuServer, new_joining: Callable[..., Joining], more: dict[str, Any], slow: bool
+) -> None:
+    server.slow_creation = slow
+    endpoints = [{"ipAddress": "10.0.0.1"}, {"ipAddress": "10.0.0.2"}]
+    server.add_node("old", labels=member_labels("old"), acceleratorType="v4-16", networkEndpoints=endpoints)
+
+    outcomes = join(new_joining(), SPEC, replace(SPEC, name="old"), has_stopped=lambda: True, **more)
+
+    assert [(each.created, each.removed, each.joined) for each in outcomes] == [
+        (True, True, False),
+        (False, False, False),
+    ]
+    assert {each.error for each in outcomes} == {"the cluster was stopped by `runtime cluster stop` meanwhile"}
+    assert names_of(server.nodes) == ["old"]
+
+
+def test_head_says_whether_it_was_stopped(server: TpuServer, new_joining: Callable[..., Joining]) -> None:
+    joining = new_joining()
+    before = joining.is_stopped(CLUSTER.head)
+    server.guest_attributes[CLUSTER.head] = {"state": "stopped"}
+
+    assert (before, joining.is_stopped(CLUSTER.head), joining.read_head(CLUSTER.head).stopped) == (False, True, True)
+    server.refusals["compute.instances.getGuestAttributes"] = Refusal(503, "backendError", "no")
+    assert not joining.is_stopped(CLUSTER.head)
 
 
 def test_join_outlives_a_time_without_answers(server: TpuServer, new_joining: Callable[..., Joining]) -> None:

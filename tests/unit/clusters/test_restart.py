@@ -7,7 +7,20 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from runtime import faults
-from runtime.clusters.restart import ForeignJobs, HeadJob, RestartView, Step, TakenOver, decide_step, foresee, restart
+from runtime.clusters.restart import (
+    ForeignJobs,
+    HeadJob,
+    HeadSilent,
+    RestartView,
+    Step,
+    TakenOver,
+    decide_give_up,
+    decide_step,
+    foresee,
+    foresee_give_up,
+    restart,
+    tell_standing,
+)
 from runtime.faults import FaultReached
 from runtime.jobs.hold import Hold
 from runtime.values import replace
@@ -107,6 +120,64 @@ def test_command_whose_mark_is_gone_does_nothing_more(hold: Hold | None) -> None
     assert (ended.value.holder, ended.value.exit_code) == ("ada@desk" if hold else None, 3)
 
 
+STOPPED = replace(OURS, state="STOPPED")
+
+
+@pytest.mark.parametrize(
+    ("seen", "done", "step"),
+    [
+        (view(None, "old", OURS), (), Step.DONE),
+        (view(None, None), (), Step.DONE),
+        (view(replace(ASKED, token="other"), "old", OURS), (), Step.HOLD),
+        (view(ASKED, "old", OURS), (Step.HOLD,), Step.AWAIT_ENDS),
+        (view(ASKED, "old", OURS), (Step.HOLD, Step.AWAIT_ENDS), Step.TAKE_UP),
+        (view(ASKED, "old", STOPPED), (Step.HOLD, Step.AWAIT_ENDS), Step.FORGET),
+        # what the head refuses to delete does not keep it from ending
+        (view(ASKED, "old", STOPPED), (Step.HOLD, Step.AWAIT_ENDS, Step.FORGET), Step.TAKE_UP),
+        (view(HOLD, "old", OURS), (Step.HOLD,), Step.TAKE_UP),
+        (view(ASKED, "new", OURS), (Step.HOLD,), Step.TAKE_UP),
+        (view(HOLD, "old"), (Step.HOLD, Step.TAKE_UP), Step.RELEASE),
+        # a silent head that was told to restart forgets what was stopped
+        (view(replace(ASKED, commanded=True), None), (Step.HOLD,), Step.RELEASE),
+        (view(HOLD, None), (Step.HOLD,), Step.RELEASE),
+        (view(None, "old"), (Step.HOLD, Step.TAKE_UP, Step.RELEASE), Step.DONE),
+    ],
+)
+def test_next_step_of_giving_up_follows_from_what_is_there(
+    seen: RestartView, done: tuple[Step, ...], step: Step
+) -> None:
+    assert decide_give_up(seen, token="t", done=done) is step
+
+
+def test_restart_of_a_silent_head_that_may_know_jobs_as_stopped_is_not_given_up() -> None:
+    with pytest.raises(HeadSilent) as silent:
+        decide_give_up(view(ASKED, None), token="t", done=(Step.HOLD,))
+
+    assert (silent.value.hold, silent.value.exit_code) == (ASKED, 3)
+
+
+@pytest.mark.parametrize("hold", [None, replace(HOLD, token="other")])
+def test_giving_up_ends_when_the_mark_is_gone(hold: Hold | None) -> None:
+    with pytest.raises(TakenOver):
+        decide_give_up(view(hold, "old", OURS), token="t", done=(Step.HOLD,))
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (view(HOLD, "old"), "no job asked to end, Ray not restarted"),
+        (view(ASKED, "old"), "1 job asked to end, Ray not restarted"),
+        (
+            view(replace(ASKED, commanded=True), None),
+            "1 job asked to end, the head told to restart Ray, which it may still do",
+        ),
+        (view(replace(ASKED, commanded=True), "new"), "1 job asked to end, Ray restarted"),
+    ],
+)
+def test_what_a_restart_has_done_is_told(seen: RestartView, said: str) -> None:
+    assert tell_standing(seen).rpartition("Z: ")[2] == said
+
+
 class Lab:
     """A cluster in memory; what it does is written down."""
 
@@ -117,6 +188,9 @@ class Lab:
 
     def look(self) -> RestartView:
         return self.seen
+
+    def answers_again(self) -> bool:
+        return False
 
     def act(self, step: Step, view: RestartView) -> None:
         self.did.append(step)
@@ -210,6 +284,20 @@ def test_plan_says_what_each_step_would_do_now() -> None:
         (Step.TAKE_UP, "take up 3 open jobs"),
         (Step.RELEASE, "remove the mark"),
     ]
+
+
+def test_plan_of_giving_up_says_what_each_step_would_do_now() -> None:
+    before = f"take the mark over, unless its maker is at work; {tell_standing(view(ASKED))}"
+
+    assert list(foresee_give_up(view(ASKED, "old", OURS), open_jobs=2)) == [
+        (Step.HOLD, before),
+        (Step.AWAIT_ENDS, "wait for 1 job asked to end"),
+        (Step.FORGET, "delete 1 job on the head, so that none counts as cancelled"),
+        (Step.TAKE_UP, "take up 2 open jobs"),
+        (Step.RELEASE, "remove the mark"),
+    ]
+    assert [step for step, _ in foresee_give_up(view(HOLD, None), open_jobs=2)] == [Step.HOLD, Step.RELEASE]
+    assert list(foresee_give_up(view(None), open_jobs=2)) == []
 
 
 def test_plan_beside_a_mark_that_counts_no_more_begins_anew() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +29,25 @@ port = int(re.search(r"-L 127.0.0.1:([0-9]+):127.0.0.1:8265", " ".join(sys.argv)
 with socket.create_server(("127.0.0.1", port)) as listening:
     while True:
         listening.accept()[0].close()
+"""
+
+
+# Ends with its input, as ssh does once the command on the other side has ended.
+OBEDIENT = """
+import os, pathlib, re, socket, sys, threading
+pathlib.Path({pid!r}).write_text(str(os.getpid()))
+assert sys.argv[-1] == "cat" and "-N" not in sys.argv
+port = int(re.search(r"-L 127.0.0.1:([0-9]+):127.0.0.1:8265", " ".join(sys.argv))[1])
+listening = socket.create_server(("127.0.0.1", port))
+threading.Thread(target=lambda: [listening.accept()[0].close() for _ in iter(int, 1)], daemon=True).start()
+sys.stdin.read()
+"""
+KILLED = """
+import os, signal
+from runtime.stack.forward import open_forward
+from runtime.stack.head_way import HeadWay
+with open_forward(HeadWay(head="h", project="p", zone="z")):
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -94,4 +115,14 @@ def test_forward_whose_ssh_does_not_end_is_killed(
         assert url.startswith("http://127.0.0.1:")
         ssh = int(pid.read_text())
 
-    wait_until(lambda: not is_alive(ssh))
+    assert wait_until(lambda: not is_alive(ssh))
+
+
+def test_forward_ends_with_a_process_that_is_killed(programs: Path, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    add_program(programs / "ssh", f"#!{sys.executable}\n{OBEDIENT.format(pid=str(pid))}")
+
+    done = subprocess.run([sys.executable, "-c", KILLED], check=False)
+
+    assert done.returncode == -signal.SIGKILL
+    assert wait_until(lambda: not is_alive(int(pid.read_text())))
