@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict
 from typing import Any, Final
 
 from runtime.jobs.hosts.bucket import is_bucket
@@ -341,10 +340,7 @@ class Driver:
 
     def _encode_note(self) -> str:
         with self.lock:
-            found = {"runs": self.shown, "wants": self.wants, "why": self.why}
-            if better := self.gate.behind:
-                found["behind"] = asdict(better)
-            return json.dumps(found, sort_keys=True)
+            return json.dumps({"runs": self.shown, "wants": self.wants, "why": self.why}, sort_keys=True)
 
     def _write_note(self) -> None:
         self.record.write(self.note, self._encode_note())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, Protocol, TypeVar
 
 from runtime.launchers.ray import turns
@@ -111,10 +112,12 @@ class Gate:
         with self._lock:
             return self._spots.pop() if self._spots else None
 
-    def tell(self) -> list[str]:
-        """Lines on who waits before our runs."""
+    def tell(self) -> dict[str, Any]:
+        """Who waits before our runs, for the driver's note: the one `behind` which they wait if the gate is closed, and lines on
+        those that go `before` them."""
         with self._lock:
-            return self._try(lambda board: turns.tell_order(self._claim(), board.read())) or []
+            before = self._try(lambda board: turns.tell_order(self._claim(), board.read())) or []
+            return {"before": before, **({"behind": asdict(self.behind)} if self.behind else {})}
 
     def close(self) -> None:
         self._try(lambda board: board.close())

@@ -97,8 +97,9 @@ def explain_waiting(
         )
     why = (note or {}).get("why") or {}
     asks = f"each node asks for {_tell_wants(note)}"
+    found = (*why.get("evidence", ()), *why.get("before", ()))
     if (better := tell_better(note)) is not None:
-        return Explanation(sentence=better, evidence=(asks, *why.get("evidence", ())), hint=_NEXT_TURN)
+        return Explanation(sentence=better, evidence=(asks, *found), hint=_NEXT_TURN)
     if "sentence" not in why:
         return Explanation(
             sentence="it waits for room on the cluster",
@@ -109,14 +110,14 @@ def explain_waiting(
     waited = f" {format_duration((now or datetime.now(UTC)).timestamp() - since)}" if since else ""
     return Explanation(
         sentence=f"it has waited{waited} for {why['for']}: {why['sentence']}",
-        evidence=(asks, *why.get("evidence", ())),
+        evidence=(asks, *found),
         hint=why.get("hint"),
     )
 
 
 def tell_better(note: Mapping[str, Any] | None) -> str | None:
     """`it lets j-… of ada (priority high) go first`; None if the driver's runs let nobody go first."""
-    better = (note or {}).get("behind")
+    better = ((note or {}).get("why") or {}).get("behind")
     if not better:
         return None
     whose = f" of {better['owner']}" if better["owner"] else ""

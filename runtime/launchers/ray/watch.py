@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,18 +26,18 @@ class Watch:
         self._looked = -math.inf
         self._why: dict[str, Any] = {}
 
-    def look(self, tell_order: Callable[[], Sequence[str]]) -> dict[str, Any]:
-        """Why runs wait, at most `PAUSE_S` old: what they wait for, sentence, evidence and hint. `tell_order` has lines on
-        who waits before them."""
+    def look(self, tell_order: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Why runs wait, at most `PAUSE_S` old: what they wait for, sentence, evidence and hint, with what
+        `tell_order` says of the runs before them."""
         if time.monotonic() - self._looked >= PAUSE_S:
             try:
-                self._why = self._explain(tell_order())
+                self._why = {**self._explain(), **tell_order()}
             except Exception as problem:  # Ray's errors have no common base, and nothing here may end a driver
                 self._why = {"for": self.for_what, "error": type(problem).__name__}
             self._looked = time.monotonic()
         return self._why
 
-    def _explain(self, order: Sequence[str]) -> dict[str, Any]:
+    def _explain(self) -> dict[str, Any]:
         import ray
         from ray._private.state import available_resources_per_node
         from ray.experimental.internal_kv import _internal_kv_get
@@ -56,7 +56,7 @@ class Watch:
         return {
             "for": self.for_what,
             "sentence": found.sentence,
-            "evidence": [*found.evidence, *order],
+            "evidence": list(found.evidence),
             "hint": found.hint,
         }
 

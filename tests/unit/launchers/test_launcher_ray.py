@@ -19,7 +19,19 @@ import pytest
 from runtime.config import Project, Settings
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, PlanContext, Target
-from runtime.jobs.spec import Array, Code, CodeMode, Gpus, JobResources, JobSpec, JobState, Range, SecretRef, Tpu
+from runtime.jobs.spec import (
+    Array,
+    Code,
+    CodeMode,
+    Gpus,
+    JobResources,
+    JobSpec,
+    JobState,
+    Priority,
+    Range,
+    SecretRef,
+    Tpu,
+)
 from runtime.launchers.ray import client, decide, guard, starting
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
 from runtime.launchers.ray.demand import count_hosts
@@ -27,6 +39,7 @@ from runtime.launchers.ray.launcher import RayHost, RayLauncher, set_epoch
 from runtime.launchers.ray.names import note_name, split_name, submission_name
 from runtime.launchers.ray.settings import Place, read_place
 from runtime.launchers.ray.states import read_states
+from runtime.launchers.ray.turns import make_demand
 from runtime.reasons import EndReason
 from runtime.stack.head_way import HeadWay
 from runtime.values import replace
@@ -119,6 +132,15 @@ def test_plan_asks_for_the_resources_of_each_node(context: PlanContext) -> None:
     }
     assert (planned.order["nodes"], planned.order["meet"]) == (3, {"start_s": 300.0})
     assert [(part.offset, part.count) for part in planned.parts] == [(4, 9)]
+
+
+def test_order_says_whose_runs_these_are_and_how_important(context: PlanContext) -> None:
+    plain, urgent = plan(context), plan(context, priority=Priority.URGENT)
+
+    assert plain.order["turn"] == {"owner": "ada", "priority": "normal"}
+    assert urgent.order["turn"] == {"owner": "ada", "priority": "urgent"}
+    assert make_demand(urgent.order, JOB.id).priority is Priority.URGENT
+    assert urgent.fidelity["priority"].fidelity == "shim"
 
 
 @pytest.mark.parametrize(

@@ -400,3 +400,14 @@ def test_fleet_of_a_thousand_shows_its_counts_alone() -> None:
     gate.leave(2)
 
     assert list(shown.values()) == [Claim(demand=gate.demand, waiting=997, since=7.0, holding=2, taken=3)]
+
+
+def test_driver_tells_whom_its_runs_let_go_first_and_how_many_are_before_them() -> None:
+    lab = Lab(0, tpus(2))
+    lab.launch("bob", "high", runs=3).stuck = True
+    low = lab.launch("ada", runs=2)
+    assert low.gate.tell() == {"before": ["3 runs of higher priority than normal ask for TPU v4-8 too"]}
+    lab.world.go(10)
+
+    told = low.gate.tell()
+    assert (told["behind"]["job"], told["behind"]["cause"], len(told["before"])) == ("bob-high", "priority", 1)
