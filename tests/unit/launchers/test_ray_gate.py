@@ -154,7 +154,8 @@ class Driver:
 
 class Lab:
     def __init__(self, seed: int, nodes: Mapping[str, Mapping[str, float]]) -> None:
-        self.world, self.shown = World(seed, nodes), {}  # type: dict[int, Claim]
+        self.world = World(seed, nodes)
+        self.shown: dict[int, Claim] = {}
 
     def launch(
         self,

@@ -51,7 +51,7 @@ def better(
 ) -> tuple[str, Cause] | None:
     """The job and cause of the better claim to a place of our run."""
     found = find_better(mine, others, [place], nodes or hosts(1, 3), Chances(), now=0, spare=spare)
-    return found and (found.job, found.cause)
+    return None if found is None else (found.job, found.cause)
 
 
 # priority and shares
