@@ -78,6 +78,16 @@ def sort_nodes(places: Sequence[Mapping[str, Any]], slices: int = 1) -> list[int
     return order
 
 
+def list_firsts(wants: Mapping[str, Any], nodes: int) -> list[tuple[dict[str, float], dict[str, Any]]]:
+    """What a run asks for first, in the form of `list_rooms`: all its nodes, or the first host of each slice of a TPU with
+    several hosts. That host has a resource of its own, and its name leads to the others."""
+    tpu = wants.get("tpu")
+    if tpu is None or tpu.get("hosts", nodes) == 1:
+        return list_rooms(wants, nodes)
+    first = {head_of(tpu["type"]): 1.0}
+    return [(first, {"num_cpus": 0, "resources": first})] * int(tpu.get("slices", 1))
+
+
 def list_rooms(
     wants: Mapping[str, Any], nodes: int, names: Sequence[str] = ()
 ) -> list[tuple[dict[str, float], dict[str, Any]]]:

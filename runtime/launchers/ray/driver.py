@@ -17,15 +17,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.launchers.ray import decide, losses
+from runtime.launchers.ray.board import Board
+from runtime.launchers.ray.gate import SETTLE_S, Gate
 from runtime.launchers.ray.names import note_name, submission_name
 from runtime.launchers.ray.node import Node
 from runtime.launchers.ray.runs import BUCKET_S, DriversRun
+from runtime.launchers.ray.turns import make_demand
+from runtime.launchers.ray.view import NodeView
 from runtime.launchers.ray.watch import Watch
 from runtime.shim.record import FolderRecord
 from runtime.shim.retry import decide as after_attempt
@@ -36,6 +40,8 @@ LOST_S: Final = 30.0
 SEND_S: Final = 90.0
 """How much longer than its grace a shim may take, to send its logs and outputs."""
 _TURN_S: Final = 1.0
+_SPOT_S: Final = 10.0
+"""How long a run waits for room on a node that seemed to have it."""
 _WARNING: Final = 30
 """The level of Ray's own log, as in `logging`."""
 _NOTE_S: Final = 2.0
@@ -55,6 +61,7 @@ class Driver:
         self.note = note_name(epoch, part)
         self.wants: Mapping[str, Any] = self.order["ray"]
         self.watch = Watch(self.wants, int(self.order["nodes"]))
+        self.gate = Gate(make_demand(self.order, job), None, _view_nodes, say)
         self.stopping = threading.Event()
         self.shown: dict[str, dict[str, Any]] = {}
         self.why: dict[str, Any] = {}
@@ -70,24 +77,33 @@ class Driver:
             self.shown[str(index)] = {"state": "waiting", "since": round(time.time())}
         self._write_note()
         ray.init(log_to_driver=False, logging_level=_WARNING)
+        self.gate.open(lambda: Board(ray.get_runtime_context().gcs_address))
         at_once = decide.count_at_once(len(runs), self.wants.get("max_parallel"))
         with ThreadPoolExecutor(at_once) as pool:
             going = [pool.submit(self._carry_out, index) for index in runs]
             written = self._encode_note()
             while wait(going, _NOTE_S).not_done:
                 waits = any(each["state"] == "waiting" for each in list(self.shown.values()))
-                self.why = self.watch.look() if waits else {}
+                self.gate.look()
+                self.why = self.watch.look(self.gate.tell) if waits else {}
                 if (text := self._encode_note()) != written:
                     with contextlib.suppress(OSError):
                         self._write_note()
                         written = text
         codes = [each.result() for each in going]
+        self.gate.close()
         self._write_note()
         return decide.worst_code(codes)
 
     # one run
 
     def _carry_out(self, index: int) -> int:
+        try:
+            return self._place_until_ended(index)
+        finally:
+            self.gate.leave(index)
+
+    def _place_until_ended(self, index: int) -> int:
         idle, pause = (0, 0), 0.0
         run = DriversRun(_open_record(self.root, self.job), index, look_s=BUCKET_S if self.bucket else 0.0)
         while True:
@@ -100,7 +116,7 @@ class Driver:
             lingers = False
             begun = max((number for number, _ in run.attempts()), default=0)
             try:
-                with self._placed(index, run) as actors:
+                with self._placed(index, run, self._await_turn(index, run)) as actors:
                     if actors is None:
                         if run.cancelled():
                             return self._show(index, "ended", FAILED)
@@ -110,6 +126,7 @@ class Driver:
                     lingers = self._hand_on_losses(run, begun, codes, [place for _, place in actors])
             except _ray_error() as problem:
                 say(f"index {index} is placed again: {type(problem).__name__}")
+            self.gate.leave(index)
             code = decide.judge_codes(codes)
             if code is not None:
                 return self._show(index, "ended", code)
@@ -127,13 +144,31 @@ class Driver:
         # The shim of an actor that was lost on a living node has its grace yet.
         return (attempts, row), max(pause, self.order["grace_s"]) if lingers else pause
 
+    def _await_turn(self, index: int, run: Any) -> str | None:
+        """Wait while the runs of this driver let another go first; returns a node if only that one has room for this run."""
+        self.gate.ask(index)
+        while self.gate.behind and not self._is_unwanted(run):
+            if spot := self.gate.take_spot():
+                return spot
+            self.stopping.wait(_TURN_S)
+        return None
+
     @contextlib.contextmanager
-    def _placed(self, index: int, run: Any) -> Iterator[list[tuple[Any, dict[str, Any]]] | None]:
-        """Actors of all nodes of a run with their places, in the order of the nodes; None after a cancel or TERM."""
+    def _placed(self, index: int, run: Any, spot: str | None) -> Iterator[list[tuple[Any, dict[str, Any]]] | None]:
+        """Actors of all nodes of a run with their places, in the order of the nodes; None after a cancel or TERM, and if the
+        run lets another go first."""
         with contextlib.ExitStack() as held:
-            options = self._reserve(run, held) if self.order["nodes"] > 1 else [dict(self.wants["options"])]
-            actors = [self._make_actor(each, held) for each in options or ()]
-            places = self._await_all([actor.where.remote() for actor in actors], run) if actors else None
+            places = None
+            if self.order["nodes"] > 1:
+                options = self._reserve(index, run, held)
+                actors = [self._make_actor(each, held) for each in options or ()]
+                places = self._await_all(actors, run) if actors else None
+            else:
+                actors = [self._make_actor({**self.wants["options"], **_pin(spot)}, held)]
+                with contextlib.suppress(*[_ray_error()] if spot else ()):  # the node may have gone meanwhile
+                    places = self._await_all(actors, run, _SPOT_S if spot else math.inf, asks=spot is None)
+                if places and not self._may_take(index, [places[0]["node"]]):
+                    places = None
             if places is None:
                 yield None
                 return
@@ -143,6 +178,15 @@ class Driver:
             self._show(index, "running", DONE, hosts=[places[at]["host"] for at in order])
             yield [(actors[at], places[at]) for at in order]
 
+    def _may_take(self, index: int, nodes: Sequence[str]) -> bool:
+        """Whether a run takes the place that Ray has given it on these nodes."""
+        if self.gate.receive(index):
+            self.stopping.wait(SETTLE_S)
+        taken = self.gate.decide(index, nodes)
+        if not taken and (better := self.gate.behind):
+            say(f"index {index} lets {better.job} of {better.owner} go first: {better.cause.value}")
+        return taken
+
     def _make_actor(self, options: Mapping[str, Any], held: contextlib.ExitStack) -> Any:
         import ray
 
@@ -150,20 +194,21 @@ class Driver:
         held.callback(ray.kill, actor)
         return actor
 
-    def _reserve(self, run: Any, held: contextlib.ExitStack) -> list[dict[str, Any]] | None:
+    def _reserve(self, index: int, run: Any, held: contextlib.ExitStack) -> list[dict[str, Any]] | None:
         """Options of the actors of all nodes, which have room at once on as many machines; None after a cancel or TERM,
-        and if slices do not come together in time."""
+        if slices do not come together in time, and if the run lets another go first."""
+        # Runs that took the first hosts of their slices one by one would wait for each other.
+        firsts = decide.list_firsts(self.wants, self.order["nodes"])
+        options = self._gather(run, held, firsts, asks=True)
+        if options is None:
+            return None
+        nodes = _nodes_of(options)
+        if not self._may_take(index, nodes):
+            return None
         tpu = self.wants.get("tpu")
         if tpu is None or tpu.get("hosts", self.order["nodes"]) == 1:
-            return self._gather(run, held, decide.list_rooms(self.wants, self.order["nodes"]))
-        # The first host of a slice has a resource of its own. Runs that took first hosts one by one would wait for each other.
-        first = {decide.head_of(tpu["type"]): 1.0}
-        options = self._gather(run, held, [(first, {"num_cpus": 0, "resources": first})] * tpu.get("slices", 1))
-        actors = [self._make_actor(each, held) for each in options or ()]
-        found = self._await_all([actor.where.remote() for actor in actors], run) if actors else None
-        if found is None:
-            return None
-        names = [decide.find_slice(_resources_of(each["node"]), tpu["type"]) for each in found]
+            return options
+        names = [decide.find_slice(_resources_of(node), tpu["type"]) for node in nodes]
         known = sorted(name for name in names if name is not None)
         if len(known) < len(names):
             say(f"the first host of a {tpu['type']} names no slice")
@@ -177,8 +222,11 @@ class Driver:
         held: contextlib.ExitStack,
         rooms: Sequence[tuple[Mapping[str, float], Mapping[str, Any]]],
         seconds: float = math.inf,
+        *,
+        asks: bool = False,
     ) -> list[dict[str, Any]] | None:
-        """Options of actors that have these rooms at once, on as many machines; None after a cancel, TERM or `seconds`."""
+        """Options of actors that have these rooms at once, on as many machines; None after a cancel, TERM or `seconds`, and
+        for a run that `asks` for its turn once the gate is closed."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -188,21 +236,26 @@ class Driver:
         held.callback(ray.util.remove_placement_group, group)
         # A group that waits holds nothing.
         while not group.wait(_TURN_S):
-            if self._is_unwanted(run) or time.monotonic() >= until:
+            if self._is_unwanted(run) or time.monotonic() >= until or (asks and self.gate.behind):
                 return None
         return [
             {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=at)}
             for at, (_, options) in enumerate(rooms)
         ]
 
-    def _await_all(self, refs: Sequence[Any], run: Any) -> list[dict[str, Any]] | None:
+    def _await_all(
+        self, actors: Sequence[Any], run: Any, seconds: float = math.inf, *, asks: bool = False
+    ) -> list[dict[str, Any]] | None:
+        """Where the actors are; None as `_gather`."""
         import ray
 
+        until = time.monotonic() + seconds
+        refs = [actor.where.remote() for actor in actors]
         while True:
-            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_TURN_S)
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=_TURN_S)
             if len(ready) == len(refs):
-                return list(ray.get(list(refs)))
-            if self._is_unwanted(run):
+                return list(ray.get(refs))
+            if self._is_unwanted(run) or time.monotonic() >= until or (asks and self.gate.behind):
                 return None
 
     def _is_unwanted(self, run: Any) -> bool:
@@ -307,6 +360,32 @@ def _list_nodes() -> list[dict[str, Any]]:
     import ray
 
     return list(ray.nodes())
+
+
+def _view_nodes() -> dict[str, NodeView]:
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    return {
+        each["NodeID"]: NodeView(total=dict(each["Resources"]), free=dict(free.get(each["NodeID"], {})))
+        for each in _list_nodes()
+        if each["Alive"]
+    }
+
+
+def _nodes_of(options: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The nodes on which a placement group with these options has its room."""
+    import ray
+
+    group = next(iter(options))["scheduling_strategy"].placement_group
+    return list(ray.util.placement_group_table(group)["bundles_to_node_id"].values())
+
+
+def _pin(node: str | None) -> dict[str, Any]:
+    """Options of an actor that gets room on no other node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
 
 
 def _resources_of(node: str) -> dict[str, float]:

@@ -44,7 +44,9 @@ KEEPS: Final[Mapping[str, FieldSupport]] = {
         fields_of("placement"), refused("Ray places by resources: resources.gpus.type names a kind of node")
     ),
     "placement.on": COMMON["placement.on"],
-    "priority": refused("Ray has no priorities"),
+    "priority": by_shim(
+        "the driver gives a place that Ray gave it back, before the shim starts, if a higher run waits"
+    ),
     "account": refused("Ray has no accounts"),
     "start_deadline": refused("a run that does not fit waits until it does"),
     "retry.failure": by_shim("the shim's count in the record root; the driver places the run again"),

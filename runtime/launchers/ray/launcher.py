@@ -92,7 +92,10 @@ class RayLauncher:
         place = read_place(target, context)
         _check(spec)
         indices = read_indices(spec.array, context.base)
-        backend: dict[str, Any] = {"ray": render_demand(spec)}
+        backend: dict[str, Any] = {
+            "ray": render_demand(spec),
+            "turn": {"owner": job.owner, "priority": spec.priority.value},
+        }
         if spec.array and spec.array.max_parallel:
             backend["ray"]["max_parallel"] = spec.array.max_parallel
         if spec.resources.cpus:

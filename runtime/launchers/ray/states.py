@@ -24,6 +24,11 @@ _FAULTS_OF_HEAD: Final = (
 )
 """Kinds of errors that a head has just after its start. A submission of ours names no runtime environment that could fail."""
 
+_NEXT_TURN: Final = (
+    "it asks again once that run has begun, or has not taken what is kept for it; only a launch with a higher `priority` "
+    "would go before it"
+)
+
 
 def has_ended(info: Mapping[str, Any]) -> bool:
     return info.get("status") in _ENDED
@@ -59,6 +64,7 @@ def read_states(
         waiting = [int(index) for index, run in runs.items() if run["state"] == "waiting"]
         why = (note or {}).get("why") or {}
         message = f"{why['for']}: {why['sentence']}" if "sentence" in why else _tell_wants(note)
+        message = tell_better(note) or message
         whole = _state(native, JobState.RUNNING, raw=status, started_at=started, where=_tell_hosts(runs))
         return [
             whole,
@@ -97,6 +103,9 @@ def explain_waiting(
         )
     why = (note or {}).get("why") or {}
     asks = f"each node asks for {_tell_wants(note)}"
+    found = (*why.get("evidence", ()), *why.get("before", ()))
+    if (better := tell_better(note)) is not None:
+        return Explanation(sentence=better, evidence=(asks, *found), hint=_NEXT_TURN)
     if "sentence" not in why:
         return Explanation(
             sentence="it waits for room on the cluster",
@@ -107,9 +116,21 @@ def explain_waiting(
     waited = f" {format_duration((now or datetime.now(UTC)).timestamp() - since)}" if since else ""
     return Explanation(
         sentence=f"it has waited{waited} for {why['for']}: {why['sentence']}",
-        evidence=(asks, *why.get("evidence", ())),
+        evidence=(asks, *found),
         hint=why.get("hint"),
     )
+
+
+def tell_better(note: Mapping[str, Any] | None) -> str | None:
+    """`it lets j-… of ada (priority high) go first`; None if the driver's runs let nobody go first."""
+    better = ((note or {}).get("why") or {}).get("behind")
+    if not better:
+        return None
+    whose = f" of {better['owner']}" if better["owner"] else ""
+    if better["cause"] == "priority":
+        return f"it lets {better['job']}{whose} (priority {better['priority']}) go first"
+    holds = f"{better['owner'] or 'its owner'} holds {better['theirs']:g} {better['what']}"
+    return f"it lets {better['job']}{whose} go first: {holds}, and the owner of this job {better['ours']:g}"
 
 
 def _tell_wants(note: Mapping[str, Any] | None) -> str:

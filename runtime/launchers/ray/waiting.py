@@ -105,11 +105,11 @@ def _explain_impossible(
         if amount > largest:
             has = f"the largest offers {_amount(name, largest)}" if largest else "none offers any"
             return Explanation(f"{ever}: it asks for {_amount(name, amount)}, and {has}", tuple(lines), hint)
-    if not any(_fits(needs, host) for host in hosts):
+    if not any(fits(needs, host) for host in hosts):
         return Explanation(f"{ever}: each part of it is there, but not all of them on one node", tuple(lines), hint)
     if "TPU" in needs:
         return None
-    room = sum(_fits(needs, node.total) for node in view.nodes) if view.pools is None else _most(needs, view)
+    room = sum(fits(needs, node.total) for node in view.nodes) if view.pools is None else _most(needs, view)
     if room >= nodes:
         return None
     most = "are there" if view.pools is None else "can be there"
@@ -118,9 +118,9 @@ def _explain_impossible(
 
 
 def _explain_busy(needs: Mapping[str, float], nodes: int, view: ClusterView, lines: list[str]) -> Explanation:
-    able = [node for node in view.nodes if _fits(needs, node.total)]
-    pools = {pool.name for pool in view.pools or () if _fits(needs, pool.host)}
-    busy = sum(not _fits(needs, node.free) for node in able)
+    able = [node for node in view.nodes if fits(needs, node.total)]
+    pools = {pool.name for pool in view.pools or () if fits(needs, pool.host)}
+    busy = sum(not fits(needs, node.free) for node in able)
     if view.pools:
         there = f"{len(able)} of at most {_most(needs, view)} nodes are there"
     else:
@@ -182,11 +182,12 @@ def _tell_cluster(view: ClusterView) -> list[str]:
 
 def _most(needs: Mapping[str, float], view: ClusterView) -> int:
     """How many nodes that could hold it the pools allow, and those that are there beyond them, such as added ones."""
-    pools = sum(pool.most for pool in view.pools or () if _fits(needs, pool.host))
-    return max(pools, sum(_fits(needs, node.total) for node in view.nodes))
+    pools = sum(pool.most for pool in view.pools or () if fits(needs, pool.host))
+    return max(pools, sum(fits(needs, node.total) for node in view.nodes))
 
 
-def _fits(needs: Mapping[str, float], host: Mapping[str, float]) -> bool:
+def fits(needs: Mapping[str, float], host: Mapping[str, float]) -> bool:
+    """Whether a node with these resources could hold it. Memory counts only if it is known."""
     known = needs if "memory" in host else {name: amount for name, amount in needs.items() if name != "memory"}
     return all(host.get(name, 0.0) >= amount - 1e-6 for name, amount in known.items())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +26,12 @@ class Watch:
         self._looked = -math.inf
         self._why: dict[str, Any] = {}
 
-    def look(self) -> dict[str, Any]:
-        """Why runs wait, at most `PAUSE_S` old: what they wait for, sentence, evidence and hint. Empty if nothing is known."""
+    def look(self, tell_order: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Why runs wait, at most `PAUSE_S` old: what they wait for, sentence, evidence and hint, with what
+        `tell_order` says of the runs before them."""
         if time.monotonic() - self._looked >= PAUSE_S:
             try:
-                self._why = self._explain()
+                self._why = {**self._explain(), **tell_order()}
             except Exception as problem:  # Ray's errors have no common base, and nothing here may end a driver
                 self._why = {"for": self.for_what, "error": type(problem).__name__}
             self._looked = time.monotonic()

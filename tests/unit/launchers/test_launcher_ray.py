@@ -30,6 +30,7 @@ from runtime.jobs.spec import (
     JobResources,
     JobSpec,
     JobState,
+    Priority,
     Range,
     SecretRef,
     Tpu,
@@ -41,6 +42,7 @@ from runtime.launchers.ray.launcher import RayHost, RayLauncher, set_epoch
 from runtime.launchers.ray.names import note_name, split_name, submission_name
 from runtime.launchers.ray.settings import Place, read_place
 from runtime.launchers.ray.states import read_states
+from runtime.launchers.ray.turns import make_demand
 from runtime.reasons import EndReason
 from runtime.stack.head_way import HeadWay
 from runtime.values import replace
@@ -133,6 +135,15 @@ def test_plan_asks_for_the_resources_of_each_node(context: PlanContext) -> None:
     }
     assert (planned.order["nodes"], planned.order["meet"]) == (3, {"start_s": 300.0})
     assert [(part.offset, part.count) for part in planned.parts] == [(4, 9)]
+
+
+def test_order_says_whose_runs_these_are_and_how_important(context: PlanContext) -> None:
+    plain, urgent = plan(context), plan(context, priority=Priority.URGENT)
+
+    assert plain.order["turn"] == {"owner": "ada", "priority": "normal"}
+    assert urgent.order["turn"] == {"owner": "ada", "priority": "urgent"}
+    assert make_demand(urgent.order, JOB.id).priority is Priority.URGENT
+    assert urgent.fidelity["priority"].fidelity == "shim"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,17 @@ def test_slices_of_one_host_and_plain_nodes_need_no_names() -> None:
     assert plain == [({"CPU": 1}, {"num_cpus": 1})] * 2
 
 
+def test_first_request_is_for_all_nodes_or_for_the_first_host_of_each_slice() -> None:
+    wants = {"bundle": {"CPU": 2}, "options": {"num_cpus": 2}}
+    first = {"TPU-v4-16-head": 1.0}
+
+    assert decide.list_firsts(wants, 2) == decide.list_rooms(wants, 2)
+    one = {**wants, "tpu": {"type": "v4-8", "chips": 4, "hosts": 1, "slices": 2}}
+    assert decide.list_firsts(one, 2) == decide.list_rooms(one, 2)
+    several = {**wants, "tpu": {"type": "v4-16", "chips": 4, "hosts": 2, "slices": 2}}
+    assert decide.list_firsts(several, 4) == [(first, {"num_cpus": 0, "resources": first})] * 2
+
+
 def test_nodes_are_numbered_slice_by_slice() -> None:
     workers = ["1", "0", "1", "0", None, "0"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
-from runtime.launchers.ray.states import explain_waiting, read_states
+from runtime.launchers.ray.states import explain_waiting, read_states, tell_better
 from runtime.launchers.ray.view import ClusterView, NodeView, PoolView, Refusal, read_log, read_pools, read_view
 from runtime.launchers.ray.waiting import describe_demand, explain_wait, find_nearest, warn_of_type
 
@@ -305,3 +305,29 @@ def test_waiting_run_says_since_when_for_what_and_why() -> None:
     assert said is not None
     assert (said.sentence, said.hint) == ("it has waited 12m for 1 host of TPU v4-8: all busy", "wait")
     assert said.evidence == ("each node asks for 1 CPU, 4 chips of a TPU v4-8", "more")
+
+
+def test_run_that_lets_another_go_first_says_which_and_why() -> None:
+    better = {"job": "j-2", "owner": "ada", "priority": "high", "cause": "priority", "theirs": 8, "ours": 0}
+    why: dict[str, Any] = {
+        "for": "1 host of TPU v4-8",
+        "sentence": "1 busy",
+        "evidence": ["more"],
+        "hint": "wait",
+        "before": ["2 runs"],
+    }
+    why["behind"] = {**better, "what": "chips of TPU v4-8"}
+    note = {"runs": {"0": {"state": "waiting", "since": TEN}}, "wants": wants("v4-8"), "why": why}
+
+    states = read_states("j-1-e1-p0-abc", {"status": "RUNNING"}, note)
+    said = explain_waiting(states[1], note)
+
+    assert said is not None
+    assert states[1].message == said.sentence == "it lets j-2 of ada (priority high) go first"
+    assert said.evidence == ("each node asks for 1 CPU, 4 chips of a TPU v4-8", "more", "2 runs")
+    assert said.hint is not None
+    assert "a launch with a higher `priority`" in said.hint
+    why["behind"] = {**better, "cause": "share", "theirs": 8.0, "ours": 16.0, "what": "chips of TPU v4-8"}
+    assert tell_better(note) == (
+        "it lets j-2 of ada go first: ada holds 8 chips of TPU v4-8, and the owner of this job 16"
+    )
