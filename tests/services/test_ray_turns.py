@@ -39,7 +39,7 @@ def ray_cluster() -> Iterator[RayCluster]:
 def bench(ray_cluster: RayCluster, tmp_path: Path) -> Iterator[Bench]:
     settings = {"address": ray_cluster.address, "python": sys.executable}
     case = LauncherCase(
-        kind="ray", settings=settings, records=str(tmp_path / "records"), patience_s=120, tell=ray_cluster.tell
+        kind="ray", settings=settings, records=str(tmp_path / "records"), patience_s=400, tell=ray_cluster.tell
     )
     made = Bench(case, tmp_path / "bench")
     yield made
