@@ -480,7 +480,7 @@ def _refuse_unless_enabled(world: World, type_: str, inputs: Values) -> None:
     if api in ALREADY_ENABLED or not project or f"{project}/{api}" in world.resources:
         return
     raise Refused(
-        f"Error 403: {api} API has not been used in project {_number(project)} before or it is disabled. Enable it, "
+        f"Error 403: {api} API has not been used in project {project_number(project)} before or it is disabled. Enable it, "
         "then retry. If you enabled this API recently, wait a few minutes for the action to propagate to our systems "
         "and retry. Reason: SERVICE_DISABLED",
         grpc.StatusCode.PERMISSION_DENIED,
@@ -506,7 +506,7 @@ def _refuse_unless_encrypted(world: World, type_: str, inputs: Values) -> None:
         for each in world.resources.values()
         if each["type"] == KEY_GRANT
     }
-    refuse_key(type_, inputs, _number(str(inputs.get("project") or "")), granted)
+    refuse_key(type_, inputs, project_number(str(inputs.get("project") or "")), granted)
 
 
 def _refuse_unless_possible(type_: str, inputs: Values) -> None:
@@ -639,14 +639,14 @@ def _disables(state: Values) -> bool:
 # values that Google adds
 
 
-def _number(project: str) -> str:
+def project_number(project: str) -> str:
     """Derive a project number from the project id, so that tests can compute it."""
     return str(int(hashlib.sha256(project.encode()).hexdigest(), 16))[:NUMBER_DIGITS].replace("0", "1")
 
 
 def _made_up(wanted: Resource, inputs: Values, serial: int) -> dict[str, Any]:
     project = str(inputs.get("project") or "")
-    number = _number(project) if project else ""
+    number = project_number(project) if project else ""
     digits = _invent("id", wanted.urn, serial)
     match wanted.type.rpartition(":")[2]:
         case "ServiceIdentity":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.engine.google_plugin import project_number
 from tests.engine.google_refusals import KEY_USERS
 from tests.engine.harness import PACK, Lab
 from tests.engine.test_adoption import seed
@@ -41,12 +42,7 @@ def test_key_of_another_project_is_refused_until_its_owner_has_granted_it(lab: L
     assert "Error 403: Permission denied on Cloud KMS key" in said.text
     assert lab.cloud.ids(":Topic") == []
 
-    (agent,) = (
-        each["outputs"]["email"]
-        for each in lab.cloud.world().resources.values()
-        if each["type"].endswith("ServiceIdentity") and "pubsub" in each["outputs"]["email"]
-    )
-    number = agent.partition("-")[2].partition("@")[0]
+    number = project_number("my-lab-dev")
     for domain in KEY_USERS.values():
         member = f"serviceAccount:service-{number}@{domain}.iam.gserviceaccount.com"
         seed(lab.cloud, GRANT, f"{key}/{domain}", cryptoKeyId=key, role=ROLE, member=member)
