@@ -26,7 +26,7 @@ from runtime.values import replace
 FOLDER: Final = "/tmp/runtime-ray-turns"
 MOST_BYTES: Final = 1 << 14
 SILENT_S: Final = 60.0
-"""A driver that has not renewed its file for so long is stopped, and its runs do not wait before others."""
+"""A driver that has not written its file for so long is stopped, and its runs do not wait before others."""
 _READS: Final = 3
 
 
@@ -35,22 +35,32 @@ class Board:
 
     def __init__(self, cluster: str, folder: str | None = None) -> None:
         """`cluster` is the address of Ray's store: heads of one machine have different ones."""
-        self.folder = Path(private_folder(folder or f"{FOLDER}-{os.geteuid()}"))
+        self._wanted = folder or f"{FOLDER}-{os.geteuid()}"
         self._prefix = hashlib.sha256(cluster.encode()).hexdigest()[:16]
         self._version = 0
+        self._make_file()
+
+    def _make_file(self) -> None:
+        self.folder = Path(private_folder(self._wanted))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
-            self._path = self.folder / f"{self._prefix}.{secrets.token_hex(8)}"
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o600)
+            path = self.folder / f"{self._prefix}.{secrets.token_hex(8)}"
+            opened = os.open(path, flags, 0o600)
             with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(self._file).st_nlink:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(opened).st_nlink:
+                    self._path, self._file = path, opened
                     return
             # Another driver took it for a dead one's before it was locked.
-            os.close(self._file)
+            os.close(opened)
 
     def write(self, claim: Claim) -> None:
-        """Show a claim in place of the last one. After an error none is shown, rather than an old one."""
+        """Show a claim in place of the last one, and that the driver is alive. After an error none is shown, rather than an
+        old one. A file that somebody has removed, as what cleans `/tmp` does, is made again."""
+        if not self._is_there():
+            removed = self._file
+            self._make_file()
+            os.close(removed)
         self._version += 1
         content = encode_claim(claim, self._version)
         try:
@@ -61,10 +71,6 @@ class Board:
                 os.ftruncate(self._file, 0)
             raise
 
-    def renew(self) -> None:
-        """Show that the driver is alive."""
-        os.utime(self._file)
-
     def read(self) -> list[Claim]:
         """The claims of the other drivers that live."""
         paths = [path for path in self.folder.iterdir() if path != self._path]
@@ -73,6 +79,12 @@ class Board:
     def close(self) -> None:
         self._path.unlink(missing_ok=True)
         os.close(self._file)
+
+    def _is_there(self) -> bool:
+        """Whether the others find our file under its name."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.lstat(self._path), os.fstat(self._file))
+        return False
 
     def _read(self, path: Path) -> Claim | None:
         try:

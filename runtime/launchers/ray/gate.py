@@ -23,8 +23,6 @@ class Claims(Protocol):
 
     def write(self, claim: Claim) -> None: ...
 
-    def renew(self) -> None: ...
-
     def read(self) -> list[Claim]: ...
 
     def close(self) -> None: ...
@@ -42,12 +40,13 @@ class Gate:
         board: Claims | None,
         view: Callable[[], Mapping[str, NodeView]],
         say: Callable[[str], object],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.demand = demand
         self.behind: Better | None = None
         """The run that goes first while the gate is closed."""
         self._board, self._view, self._say, self._clock = board, view, say, clock
+        self._make: Callable[[], Claims] | None = None
         self._chances = Chances()
         self._asking: dict[int, float] = {}
         self._granted: set[int] = set()
@@ -60,7 +59,8 @@ class Gate:
         self._lock = threading.RLock()
 
     def open(self, make: Callable[[], Claims]) -> None:
-        """Take part in the turns of a board."""
+        """Take part in the turns of a board, from now or as soon as it can be made."""
+        self._make = make
         self._board = self._guard(make)
 
     def ask(self, index: int) -> None:
@@ -101,9 +101,14 @@ class Gate:
             return better is None
 
     def look(self) -> None:
-        """Look whether a closed gate may open; to be called every few seconds, also to show that the driver is alive."""
+        """Look whether a closed gate may open, and show the claim again; to be called every few seconds.
+
+        A claim that is shown once would be lost with a file that was removed, or that a full disk refused.
+        """
         with self._lock:
-            self._try(lambda board: board.renew())
+            if self._board is None and self._make is not None:
+                self._board = self._guard(self._make)
+            self._write()
             if self.behind is not None:
                 self.behind, self._spots = self._try(self._look_again) or (None, [])
 
@@ -121,7 +126,7 @@ class Gate:
 
     def close(self) -> None:
         self._try(lambda board: board.close())
-        self._board = None
+        self._board = self._make = None
 
     def _judge(self, others: Sequence[Claim], place: Sequence[str]) -> Better | None:
         mine, spare = self._claim(), len(self._granted)

@@ -6,6 +6,7 @@ the same one and an owner who holds less. docs/decisions/turns-on-ray.md has the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -63,7 +64,7 @@ class Claim:
     waiting: int = 0
     """Runs that ask Ray for a place, or let another run go first."""
     since: float = 0.0
-    """When the first of them began to wait, in seconds since 1970."""
+    """When the first of them began to wait, in seconds of the machine's monotonic clock: nobody sets it."""
     holding: int = 0
     taken: int = 0
     """Places that its runs have taken so far."""
@@ -176,29 +177,67 @@ def find_better(
     `place` names the nodes of the place, which counts as free in `nodes`. A claim that the living nodes could not serve, even
     if all were free, keeps no place, nor does one that enough better nodes are becoming free for.
     """
-    held = count_held(mine.demand.kind, [mine, *others])
-    wanted = 0
+    found = _find_keeper(_list_keepers(mine, others, nodes, spare), place, chances, now)
+    if found is None:
+        return None
+    them, held = found.claim.demand, count_held(mine.demand.kind, [mine, *others])
+    return Better(
+        job=them.job,
+        owner=them.owner,
+        priority=them.priority.value,
+        cause=found.cause,
+        theirs=held.get(them.owner, 0.0),
+        ours=held.get(mine.demand.owner, 0.0),
+        what=name_units(them.kind),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keeper:
+    """A better claim that the nodes could serve."""
+
+    claim: Claim
+    cause: Cause
+    able: Mapping[str, float]
+    """Node → how much of what a place needs is free there, of the nodes that could hold one."""
+    sorted: Sequence[float]
+    """The values of `able`, rising."""
+    taken: int
+    """Places that the claims like this one have taken."""
+
+    def wants(self, name: str, wanted: int) -> bool:
+        """Whether a node is among the best for this claim, after `wanted` nodes for others."""
+        if name not in self.able:
+            return False
+        better = len(self.sorted) - bisect_right(self.sorted, self.able[name])
+        return better < wanted + self.count
+
+    @property
+    def count(self) -> int:
+        return self.claim.waiting * self.claim.demand.places
+
+
+def _list_keepers(mine: Claim, others: Sequence[Claim], nodes: Mapping[str, NodeView], spare: int) -> list[_Keeper]:
+    """The best first."""
+    found = []
     for rival, cause in list_rivals(mine, others, spare):
         them = rival.demand
         able = {name: _readiness(them.need, node.free) for name, node in nodes.items() if fits(them.need, node.total)}
-        if len(able) < them.places:
-            continue
-        needed = wanted + rival.waiting * them.places
-        kept = any(name in able and sum(each > able[name] for each in able.values()) < needed for name in place)
-        taken = sum(each.taken for each in others if each.demand.key == them.key)
-        ready = min(them.places, sum(each >= 1 for each in able.values()))
-        if kept and chances.has(them.key, cause, taken=taken, ready=ready, now=now):
-            ours, theirs = held.get(mine.demand.owner, 0.0), held.get(them.owner, 0.0)
-            return Better(
-                job=them.job,
-                owner=them.owner,
-                priority=them.priority.value,
-                cause=cause,
-                theirs=theirs,
-                ours=ours,
-                what=name_units(them.kind),
-            )
-        wanted = wanted if kept else needed
+        if len(able) >= them.places:
+            taken = sum(each.taken for each in others if each.demand.key == them.key)
+            found.append(_Keeper(claim=rival, cause=cause, able=able, sorted=sorted(able.values()), taken=taken))
+    return found
+
+
+def _find_keeper(keepers: Sequence[_Keeper], place: Sequence[str], chances: Chances, now: float) -> _Keeper | None:
+    wanted = 0
+    for each in keepers:
+        them = each.claim.demand
+        ready = min(them.places, sum(share >= 1 for share in each.sorted[-them.places :]))
+        if not any(each.wants(name, wanted) for name in place):
+            wanted += each.count
+        elif chances.has(them.key, each.cause, taken=each.taken, ready=ready, now=now):
+            return each
     return None
 
 
@@ -217,9 +256,10 @@ def find_spots(
 ) -> list[str]:
     """Nodes that have room for one of our runs and are kept for nobody, each as often as it has room."""
     need, found = mine.demand.need, []
+    keepers = _list_keepers(mine, others, nodes, spare=0)
     for name, node in nodes.items():
         room = min(int(node.free.get(each, 0.0) / amount + _EPSILON) for each, amount in need.items())
-        if room and find_better(mine, others, [name], nodes, chances, now=now) is None:
+        if room and _find_keeper(keepers, [name], chances, now) is None:
             found += [name] * min(room, mine.waiting)
     return found
 

@@ -109,8 +109,25 @@ def test_runs_of_a_driver_that_stands_still_do_not_wait_before_others(make: Call
     os.utime(path, (0, path.stat().st_mtime - 2 * SILENT_S))
 
     assert ours.read() == [replace(CLAIM, waiting=0)]
-    stopped.renew()
+    stopped.write(CLAIM)
     assert ours.read() == [CLAIM]
+
+
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_claim_whose_file_was_removed_is_shown_again(make: Callable[..., Board], all_of_it: bool) -> None:
+    """Programs that clean `/tmp` remove what nobody has read for days."""
+    ours, theirs = make(), make()
+    for each in (ours, theirs):
+        each.write(CLAIM)
+    for path in list(ours.folder.iterdir()):
+        path.unlink()
+    if all_of_it:
+        ours.folder.rmdir()
+    for each in (ours, theirs):
+        each.write(CLAIM)
+
+    assert (ours.read(), theirs.read()) == ([CLAIM], [CLAIM])
+    assert len(names(ours)) == 2
 
 
 # what is damaged or foreign

@@ -79,8 +79,6 @@ class Memory:
     def write(self, claim: Claim) -> None:
         self.shown[id(self)] = claim
 
-    def renew(self) -> None: ...
-
     def read(self) -> list[Claim]:
         return [claim for who, claim in self.shown.items() if who != id(self)]
 
@@ -369,6 +367,36 @@ def test_board_that_cannot_be_made_is_named_once() -> None:
 
     assert gate.decide(0, ["n0"])
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("refuses", ["to make a file", "to write"])
+def test_claim_that_the_disk_refused_is_shown_once_the_disk_has_room(refuses: str) -> None:
+    shown: dict[int, Claim] = {}
+    full = True
+
+    class Disk(Memory):
+        def write(self, claim: Claim) -> None:
+            if full:
+                raise OSError(28, "No space left on device")
+            super().write(claim)
+
+    def make() -> Memory:
+        if full and refuses == "to make a file":
+            raise OSError(28, "No space left on device")
+        return Disk(shown)
+
+    gate = Gate(Demand(job="j-1", owner="ada", kind="CPU", need={"CPU": 1.0}), None, dict, lambda text: None)
+    gate.open(make)
+    gate.ask(0)
+    gate.look()
+    assert shown == {}
+    full = False
+    gate.look()
+
+    assert [claim.waiting for claim in shown.values()] == [1]
+    gate.close()
+    gate.look()
+    assert shown == {}
 
 
 def test_ray_that_does_not_tell_its_nodes_stops_nobody() -> None:

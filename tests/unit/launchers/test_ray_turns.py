@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.jobs.spec import Priority
+from runtime.launchers.ray import turns
 from runtime.launchers.ray.turns import (
     CHANCE_S,
     REST,
@@ -169,6 +170,19 @@ def test_room_that_is_kept_for_nobody_is_found_while_places_are_kept() -> None:
     spots = find_spots(mine, [high], gpus(a=5, b=2, c=0, d=4), Chances(), now=0)
 
     assert spots == ["b", "b", "d", "d", "d"]
+
+
+def test_nodes_are_looked_at_once_for_each_claim_while_spots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers look every two seconds: each node once more for each node would take minutes with a thousand nodes."""
+    looks, fits = [], turns.fits
+    monkeypatch.setattr(turns, "fits", lambda need, total: looks.append(need) or fits(need, total))
+    rivals = [claim(f"u{number}", "high", kind="GPU", need={"GPU": 8.0}) for number in range(5)]
+    mine = claim(kind="GPU", need={"GPU": 1.0}, units=1.0, waiting=3)
+
+    spots = find_spots(mine, rivals, gpus(**{f"n{free}": free % 8 for free in range(40)}), Chances(), now=0)
+
+    assert len(set(spots)) == 30
+    assert len(looks) == 5 * 40
 
 
 # chances
