@@ -159,7 +159,9 @@ class Driver:
         run lets another go first."""
         with contextlib.ExitStack() as held:
             places = None
-            if self.order["nodes"] > 1:
+            if self._is_unwanted(run):
+                pass  # while it let another go first: asking Ray now could take the other's place
+            elif self.order["nodes"] > 1:
                 options = self._reserve(index, run, held)
                 actors = [self._make_actor(each, held) for each in options or ()]
                 places = self._await_all(actors, run) if actors else None
