@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from runtime.errors import NotPossible
@@ -100,7 +102,8 @@ def environment_order(spec: JobSpec, build_on: BuildOn | None = None, *, local: 
     """The order's `environment`, which the shim makes of a lock file; empty if none is to be made.
 
     `build_on` is the backend's choice if the spec has none, and None if only nodes can make it. `local` keeps it on the
-    machine that made it, rather than in the record root. Raises `NotPossible` without a tree to find the lock in.
+    machine that made it, rather than in the record root. Raises `NotPossible` without a tree to find the lock in, and for a
+    lock that is not in the tree or that the manager would not read.
     """
     wanted = spec.environment
     if wanted.manager is EnvironmentManager.NONE or wanted.name is not None:
@@ -115,13 +118,29 @@ def environment_order(spec: JobSpec, build_on: BuildOn | None = None, *, local: 
             "`environment.build_on: submit` makes the environment before the job starts, and only the job is on its machines",
             hint="environment.build_on: node, or leave it out",
         )
+    lock = wanted.lock or _LOCKS[wanted.manager]
+    _check_lock(lock, spec)
     return {
         "manager": wanted.manager.value,
-        "lock": wanted.lock or _LOCKS[wanted.manager],
+        "lock": lock,
         "extras": list(wanted.extras),
         "build_on": (wanted.build_on or build_on or BuildOn.NODE).value,
         **({"local": True} if local else {}),
     }
+
+
+def _check_lock(lock: str, spec: JobSpec) -> None:
+    path = PurePosixPath(posixpath.normpath(lock))
+    if spec.code.mode is CodeMode.SNAPSHOT and (path.is_absolute() or ".." in path.parts):
+        raise NotPossible(
+            f"`environment.lock` is `{lock}`, and the job takes only the folder of `code.path` along",
+            hint="name a file in that folder, by its path from there",
+        )
+    if spec.environment.manager is EnvironmentManager.UV and path.name != "uv.lock":
+        raise NotPossible(
+            f"`environment.lock` is `{lock}`, and uv reads no other file than `uv.lock`",
+            hint="name a file `uv.lock`, such as `train/uv.lock`, or leave `environment.lock` out",
+        )
 
 
 def activation_lines(spec: JobSpec) -> list[str]:

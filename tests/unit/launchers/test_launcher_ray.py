@@ -192,6 +192,15 @@ def test_environment_is_made_by_the_nodes_and_stays_there_if_the_record_root_is_
         plan(context, target(records), environment=replace(wanted, build_on=BuildOn.SUBMIT))
 
 
+@pytest.mark.parametrize("lock", ["../../etc/passwd", "/etc/passwd", "train/../../uv.lock", "train/uv-gpu.lock"])
+def test_lock_that_the_job_does_not_take_along_or_uv_does_not_read_is_refused(context: PlanContext, lock: str) -> None:
+    wanted = Environment(manager=EnvironmentManager.UV, lock="train/uv.lock")
+
+    assert plan(context, environment=wanted).order["environment"]["lock"] == "train/uv.lock"
+    with pytest.raises(NotPossible, match=r"`environment\.lock` is"):
+        plan(context, environment=replace(wanted, lock=lock))
+
+
 def test_live_tree_is_refused(context: PlanContext) -> None:
     with pytest.raises(NotPossible, match="no node of the cluster can see"):
         plan(context, code=Code(mode=CodeMode.NONE))
