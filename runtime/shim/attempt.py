@@ -108,8 +108,12 @@ class Attempt(object):
                 from runtime.shim.gpus import check_gpus
 
                 self.binding = dict(self.binding, **check_gpus(self.order["gpu_check"]))
-            command = self._prepare()
+            command = self._prepare(self._gives_up)
         except SetupFailed as problem:
+            if self.asked.stop or self.asked.notice is not None:
+                return self.asked.end()
+            if self._is_late():
+                return self._timed_out()
             return "setup_failed", 1, {"message": str(problem)}
         except NoCapacity as problem:
             return "no_capacity", 1, {"message": str(problem)}
@@ -143,10 +147,18 @@ class Attempt(object):
                 self.deadline = keep_native_limit(self.order, self.meeting.deadline)
         return missed
 
-    def _prepare(self):
+    def _prepare(self, gives_up):
         return make_command(
-            self.order, self.run, self.number, self.scratch, self.checkpoints, self.deadline, self.binding
+            self.order, self.run, self.number, self.scratch, self.checkpoints, self.deadline, self.binding, gives_up
         )
+
+    def _gives_up(self):
+        """Whether the command that is being prepared is not wanted any more."""
+        gone = self.asked.stop or self.asked.notice is not None or self._is_late()
+        return gone or (self._leads() and self.run.cancelled())
+
+    def _is_late(self):
+        return bool(self.deadline) and time.time() >= self.deadline
 
     def _start_elsewhere(self):
         """Start the ranks on several machines; returns a result like `_start`."""
@@ -160,14 +172,14 @@ class Attempt(object):
     def run_rank(self, rank):
         """Run one rank of an attempt that another shim watches; returns the command's exit code."""
         try:
-            self.ranks.start(rank, self._prepare())
+            self.ranks.start(rank, self._prepare(self._is_stopped))
         except (SetupFailed, OSError) as problem:
             write_whole(os.path.join(self.folder, SETUP_FAILED), str(problem))
             return 1
         stopped = False
         child = self.ranks.children[0]
         while child.poll() is None:
-            if self.asked.stop or os.path.exists(os.path.join(self.folder, "stop")):
+            if self._is_stopped():
                 self.ranks.end(self.order["grace_s"])
                 stopped = True
                 break
@@ -193,6 +205,10 @@ class Attempt(object):
             except (Taken, IOError, OSError):
                 pass  # another rank failed before; without the file the starter's own exit code counts
         return shell_code(code)
+
+    def _is_stopped(self):
+        """Whether a rank of an attempt that another shim watches has to end."""
+        return self.asked.stop or os.path.exists(os.path.join(self.folder, "stop"))
 
     def _watch(self):
         """Watch the command and everything that may end it sooner; returns the attempt's result."""

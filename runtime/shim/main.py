@@ -132,7 +132,7 @@ def follow(record, options, asked):
         if options.prepare:
             from runtime.shim.environment import prepare
 
-            return prepare(order, folder, options)
+            return prepare(order, folder, options, asked)
         if options.rank_of:
             return serve_rank(order, folder, options, asked)
         part = order.get("part", 0) if options.part is None else options.part

@@ -267,7 +267,7 @@ def find_marked(job, index, attempts):
         spared.add(pid)
         pid = table[pid][0]
     wanted = {"RUNTIME_JOB_ID": [job], "RUNTIME_ARRAY_INDEX": [str(index)], "RUNTIME_ATTEMPT": attempts}
-    marked = {pid for pid in table if pid not in spared and table[pid][2] != "Z" and _bears(pid, wanted)}
+    marked = {pid for pid in table if pid not in spared and table[pid][2] != "Z" and bears(pid, wanted)}
     return [pid for pid in table if marked and _is_left(pid, table, marked, spared)]
 
 
@@ -281,7 +281,7 @@ def _is_left(pid, table, marked, spared):
     return not any(is_shim(each) for each in line)
 
 
-def _bears(pid, wanted):
+def bears(pid, wanted):
     """Whether a process was started with these values of variables."""
     pairs = [each.partition("=") for each in read_system("/proc/%d/environ" % pid).split("\0")]
     borne = {name: value for name, _, value in pairs}

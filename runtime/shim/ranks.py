@@ -92,8 +92,9 @@ class Command(object):
         self.has_setup = has_setup
 
 
-def make_command(order, run, number, scratch, checkpoints, deadline, binding):
-    """Prepare the command's tree, environment and variables on this machine. Raises `SetupFailed`."""
+def make_command(order, run, number, scratch, checkpoints, deadline, binding, gives_up):
+    """Prepare the command's tree, environment and variables on this machine. Raises `SetupFailed`, also once `gives_up()` is
+    true while an environment is made."""
     work = order["runs"][str(run.index)]
     folder = make_tree(order, run.job, scratch)
     environment = make_variables(order, run, number, checkpoints, deadline, binding)
@@ -101,7 +102,7 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding):
         from runtime.shim.environment import enter_environment, find_environment
 
         made = order["environment"]
-        place = find_environment(made, run.job, folder, build=made["build_on"] == "node")
+        place = find_environment(made, run.job, folder, made["build_on"] == "node", gives_up)
         environment.update(enter_environment(made, place, folder, environment))
     words = list(work["command"])
     if order.get("shell"):

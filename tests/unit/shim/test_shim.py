@@ -30,7 +30,7 @@ from runtime.shim.gpus import check_gpus
 from runtime.shim.logs import Log, Logs, render_gap
 from runtime.shim.main import parse_indices
 from runtime.shim.pack import share_out
-from runtime.shim.processes import Asked, boot_id, list_processes
+from runtime.shim.processes import Asked, boot_id, is_alive, list_processes
 from runtime.shim.program import build_shim, list_shipped
 from runtime.shim.ranks import setup_script
 from runtime.shim.record import FolderRecord, Run
@@ -2292,6 +2292,62 @@ def test_shim_takes_over_from_a_maker_of_the_environment_that_died(
 
     assert link.is_symlink()
     assert (tmp_path / "made").read_text() == "made\nmade\n"
+
+
+SLOW_CONDA = """#!/bin/sh
+mkdir -p "$5/bin"
+sleep 1000 &
+echo $! >> "$RECORD.new"
+mv "$RECORD.new" "$RECORD"
+wait
+"""
+
+
+@pytest.mark.parametrize(
+    ("why", "code", "end"),
+    [("TERM", 10, "stopped"), ("a cancel mark", 1, "cancelled"), ("the time limit", 1, "timeout")],
+)
+def test_environment_that_is_being_made_ends_with_its_attempt_and_leaves_nothing(
+    job: MakeJob, tmp_path: Path, conda: dict[str, str], why: str, code: int, end: str
+) -> None:
+    (tmp_path / "conda" / "conda").write_text(SLOW_CONDA)
+    made = with_environment(job, tmp_path, "true")
+    made.order["time_limit_s"] = 3600
+    made.write()
+    made.clock = tmp_path / "clock"
+    made.clock.touch()
+    shim = made.start("--index", "0", **conda)
+    wait_for((tmp_path / "made").exists, "the manager")
+
+    if why == "TERM":
+        shim.terminate()
+    elif why == "a cancel mark":
+        (made.folder / "cancel").touch()
+    else:
+        made.pass_time(3700)
+
+    assert made.finish(shim) == code
+    if why == "TERM":
+        assert made.ends() == [end]
+    else:
+        assert made.results()[0][0] == end
+    assert not is_alive({"boot": boot_id(), "pid": int((tmp_path / "made").read_text())})
+    assert list((tmp_path / "environments").iterdir()) == []
+
+
+def test_launch_that_makes_an_environment_ends_with_its_manager_once_it_is_asked_to(
+    job: MakeJob, tmp_path: Path, conda: dict[str, str]
+) -> None:
+    (tmp_path / "conda" / "conda").write_text(SLOW_CONDA)
+    made = with_environment(job, tmp_path, "true", build_on="submit")
+    shim = made.start("--prepare", **conda)
+    wait_for((tmp_path / "made").exists, "the manager")
+
+    shim.terminate()
+
+    assert made.finish(shim) == 1
+    assert not is_alive({"boot": boot_id(), "pid": int((tmp_path / "made").read_text())})
+    assert list((tmp_path / "environments").iterdir()) == []
 
 
 @pytest.mark.service

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from runtime.client.jobs.gc import LIST_TREES
+from runtime.shim import environment
 from runtime.shim.environment import find_environment, prepare, renewed
 from runtime.shim.gpus import GpuShare, is_held, read_claim
 from runtime.shim.processes import boot_id, owner_of, started_at
@@ -170,7 +172,7 @@ def test_builder_on_another_machine_is_waited_for_while_it_beats(
         elif beats:
             os.utime(builder, (looks, looks))
 
-    monkeypatch.setattr("time.sleep", look)
+    monkeypatch.setattr("runtime.shim.environment.time", SimpleNamespace(time=time.time, sleep=look))
 
     found = find(job)
 
@@ -188,6 +190,60 @@ def test_builder_renews_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         mark.unlink()
 
     assert not mark.exists()
+
+
+def test_mark_of_a_builder_that_died_is_dropped_unless_another_took_it_over(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    mark.write_text('{"pid": 2}')
+
+    environment._drop_mark(str(mark), {"pid": 1})
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("mark", '{"pid": 2}')]
+    environment._drop_mark(str(mark), {"pid": 2})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mark_that_a_power_failure_emptied_stops_no_builder(job: Path) -> None:
+    find(job)
+    link = link_of(job)
+    link.unlink()
+    (link.parent / f"{link.name}.builder").touch()
+
+    assert find(job).is_dir()
+
+
+def list_environments(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_environments_that_nobody_uses_go_as_another_is_made(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = {"manager": "conda", "lock": "environment.yml", "local": local}
+    folder = tmp_path / f"runtime-environments-{os.geteuid()}" if local else job.parents[1] / "environments"
+
+    def make(lock: str) -> tuple[Path, Path]:
+        (job / "environment.yml").write_text(lock)
+        home = Path(find_environment(made, str(job), str(job), True))
+        (link,) = [each for each in folder.iterdir() if each.is_symlink() and each.resolve() == home]
+        return link, home
+
+    old, entered, used = (make(lock) for lock in ("old", "entered", "used"))
+    half_made, beginning, foreign = folder / f"{'a' * 24}.{'b' * 8}", folder / f"{'a' * 24}.{'c' * 8}", folder / "mine"
+    for each in (half_made, beginning, foreign):
+        (each / "bin").mkdir(parents=True)
+    long_ago = time.time() - 40 * 86400
+    for place in (*old, *entered, *used, half_made, foreign):
+        os.utime(place, (long_ago, long_ago), follow_symlinks=False)
+    assert make("used") == used
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, "CONDA_PREFIX": str(entered[1])}) as process:
+        new = make("new")
+        process.kill()
+
+    kept = [*entered, *used, *new, beginning, foreign, *([] if local else old)]
+    assert list_environments(folder) == {each.name for each in kept}
 
 
 def packed(tmp_path: Path) -> tuple[str, str]:
@@ -439,6 +495,6 @@ def test_environment_of_code_that_stays_in_its_folder_is_made_from_there(job: Pa
     made = {"manager": "conda", "lock": "environment.yml"}
     order = {"job": "j-1", "environment": made, "code": {"path": str(job)}}
 
-    assert prepare(order, str(job), SimpleNamespace(scratch=str(tmp_path))) == DONE
+    assert prepare(order, str(job), SimpleNamespace(scratch=str(tmp_path)), SimpleNamespace(stop=False)) == DONE
 
     assert (link_of(job) / "bin" / "tool").exists()
