@@ -158,7 +158,8 @@ class Attempt(object):
         return gone or (self._leads() and self.run.cancelled())
 
     def _is_late(self):
-        return bool(self.deadline) and time.time() >= self.deadline
+        """Whether the time limit is over before the command began; that of several nodes begins when all are ready."""
+        return self.meeting is None and bool(self.deadline) and time.time() >= self.deadline
 
     def _start_elsewhere(self):
         """Start the ranks on several machines; returns a result like `_start`."""
