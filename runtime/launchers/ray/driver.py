@@ -158,10 +158,11 @@ class Driver:
         """Actors of all nodes of a run with their places, in the order of the nodes; None after a cancel or TERM, and if the
         run lets another go first."""
         with contextlib.ExitStack() as held:
-            places = None
             if self._is_unwanted(run):
-                pass  # while it let another go first: asking Ray now could take the other's place
-            elif self.order["nodes"] > 1:
+                yield None  # it was stopped while it let another go first: asking Ray now could take the other's place
+                return
+            places = None
+            if self.order["nodes"] > 1:
                 options = self._reserve(index, run, held)
                 actors = [self._make_actor(each, held) for each in options or ()]
                 places = self._await_all(actors, run) if actors else None
