@@ -22,7 +22,7 @@ def test_stack_pull_reads_the_contract_and_keeps_it(dev: Lab) -> None:
 
     assert (pulled["name"], pulled["source"]) == ("dev", "pulumi")
     assert shown["queues"] == dev.contract("dev")["queues"]
-    assert shown["records"] == {"url": "gs://my-lab-dev-dev-records"}
+    assert shown["records"] == {"location": "us-central1", "url": "gs://my-lab-dev-dev-records"}
 
 
 def test_stack_pull_without_the_passphrase_says_so_and_what_to_do(dev: Lab) -> None:
