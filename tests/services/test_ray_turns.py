@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +141,49 @@ def test_places_are_kept_for_a_large_run_of_higher_priority_and_explain_names_it
     lab.end("busy")
     assert lab.bench.end(busy).state is JobState.SUCCEEDED
     ray_cluster.kill(2)
+
+
+def test_job_that_lets_another_go_first_can_be_cancelled_and_goes_on_once_the_other_s_driver_is_killed(
+    ray_cluster: RayCluster, lab: Lab
+) -> None:
+    busy = lab.launch("busy", PLACES)
+    lab.bench.wait_for(lambda: lab.begun().count("busy") == PLACES)
+    ray_cluster.start_node(2, 1, **{"TPU": 4, "TPU-v4-8-head": 1, "other-host": 1})
+    other = lab.launch("other", 1)
+    lab.bench.wait_for(lambda: lab.begun().count("other") == 1)
+    high = lab.launch("high", 1, Priority.HIGH, owner="bob", slices=2)
+    lab.bench.wait_for(lambda: waits(high, 1))
+    jobs = [lab.launch(name, 1) for name in ("cancelled", "low")]
+    lab.bench.wait_for(lambda: all(waits(job, 1) for job in jobs))
+    lab.end("busy.0")
+    said = f"it lets {high.id} of bob (priority high) go first"
+    # Ray gives the place to one of both, again and again, until both know that it is kept.
+    lab.bench.wait_for(lambda: any(said in explain(read_facts(job)).sentence for job in jobs))
+
+    jobs[0].cancel()
+    assert lab.bench.end(jobs[0]).state is JobState.CANCELLED
+    lab.bench.wait_for(lambda: said in explain(read_facts(jobs[1])).sentence)
+    assert lab.begun().count("low") == 0
+    (driver,) = find_drivers(high.id)
+    os.kill(driver, signal.SIGKILL)
+
+    lab.bench.wait_for(lambda: lab.begun().count("low") == 1)
+    for name in ("busy", "other", "low"):
+        lab.end(name)
+    assert [lab.bench.end(job).state for job in (jobs[1], other, busy)] == [JobState.SUCCEEDED] * 3
+    assert "cancelled" not in lab.begun()
+    ray_cluster.kill(2)
+
+
+def find_drivers(job: str) -> list[int]:
+    """The processes that are drivers of a job."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = place.read_bytes().decode().split("\0")
+            if words[1:3] == ["-m", "runtime.launchers.ray.driver"] and job in words:
+                found.append(int(place.parent.name))
+    return found
 
 
 def test_people_share_the_places(lab: Lab) -> None:
