@@ -136,11 +136,12 @@ class ClusterRestart:
     def _ask(self, view: RestartView) -> None:
         living = [each for each in view.jobs if each.ours and each.lives]
         self._change(asked=tuple(sorted({*self._held(view).asked, *(each.name for each in living)})))
-        if strays := [each.name for each in living if not each.here]:
-            try:
-                note_asked(self._host.jobs, strays)
-            except RayRefused as refused:
-                self._tell(f"{refused.message}; until the restart {count_noun(len(strays), 'job')} may look cancelled")
+        try:
+            # The mark goes when the restart is given up, and a job may end after that.
+            note_asked(self._host.jobs, [each.name for each in living])
+        except RayRefused as refused:
+            if strays := sum(not each.here for each in living):
+                self._tell(f"{refused.message}; until the restart {count_noun(strays, 'job')} may look cancelled")
         for each in living:
             try:
                 self._host.jobs.stop(each.name)

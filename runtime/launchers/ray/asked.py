@@ -1,7 +1,8 @@
 """Notes on a head of jobs that were asked to end for its restart, so that nobody takes them for cancelled.
 
-Ray's stop names no reason. The mark in a record root does, but only to readers of that root; jobs of other roots have it
-from the head, in the metadata of jobs that do nothing. Such a note lasts exactly as long as the head's word that a job was stopped.
+Ray's stop names no reason. The mark in a record root does, but only to readers of that root, and until the restart ends or is
+given up. The head has it for all jobs, in the metadata of jobs that do nothing. Such a note lasts exactly as long as the head's
+word that a job was stopped.
 """
 
 from __future__ import annotations

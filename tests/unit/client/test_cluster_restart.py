@@ -27,7 +27,8 @@ from runtime.faults import FaultReached
 from runtime.jobs import hold, ledger, open_index
 from runtime.jobs.hold import Hold, RootHeld
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
-from runtime.launchers.ray.client import RayRefused, RayUnavailable
+from runtime.launchers.ray.asked import is_note
+from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
 from runtime.launchers.ray.settings import Place
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead
@@ -92,6 +93,11 @@ def make(
     return ClusterRestart(place, settings, means, token=token, by=f"{token}@desk", progress=tell, **more)
 
 
+def count_submitted(head: RayHead) -> int:
+    """Return how many jobs were submitted, without the notes of what was asked to end."""
+    return sum(not is_note(name) for name in head.submitted)
+
+
 def epochs(job: JobHandle) -> list[int]:
     return [each.epoch for each in job.entry().natives]
 
@@ -118,7 +124,7 @@ def test_restart_takes_up_the_jobs_of_all_targets_and_keeps_their_interpreters(
         (jobs[1].id, "my tpu", "taken_up"),
     }
     assert [epochs(job) for job in jobs] == [[1, 2], [1, 2]]
-    assert len(head.submitted) == 4
+    assert count_submitted(head) == 4
     pythons = {info["metadata"]["job"]: info["entrypoint"].split()[1] for info in head.jobs.values()}
     assert pythons == {jobs[0].id: "/opt/x/python", jobs[1].id: "python3"}
     assert hold.read_hold(place.files) is None
@@ -142,7 +148,7 @@ def test_restart_that_dies_after_a_step_is_finished_by_another_and_starts_no_job
         restart(make(place, settings, restart_head, token="two"), token="two")
 
     assert restarts == [1]
-    assert (epochs(job), len(head.submitted)) == ([1, 2], 2)
+    assert (epochs(job), count_submitted(head)) == ([1, 2], 2)
     assert job.state() is JobState.RUNNING
     assert hold.read_hold(place.files) is None
 
@@ -154,7 +160,7 @@ def test_job_that_was_stopped_for_a_restart_is_lost_and_not_cancelled_until_it_i
 
     cut_off(make(place, settings, head.restart), "ask", monkeypatch)
 
-    (info,) = head.jobs.values()
+    (info,) = [each for name, each in head.jobs.items() if not is_note(name)]
     assert (info["status"], job.status().reason) == ("STOPPED", "lost")
     assert [each.done for each in keep_cluster(place, settings).jobs] == ["left"]
 
@@ -230,14 +236,14 @@ def test_restart_that_was_begun_is_given_up_and_its_jobs_go_on_once(
     again = [1] if killed is Step.HOLD else [1, 2]
     assert (epochs(jobs[0]), jobs[0].state()) == (again, JobState.RUNNING)
     assert epochs(start(settings, "else")) == again
-    assert len(head.submitted) == 2 * len(again) + (killed is not Step.HOLD)  # with the note of the other root's job
+    assert count_submitted(head) == 2 * len(again)
 
 
 def test_restart_that_is_not_under_way_is_not_given_up(head: RayHead, settings: Settings, place: OpenTarget) -> None:
     start(settings, "tpu")
 
     assert give_up(make(place, settings, head.restart, gives_up=True), token="one") == set()
-    assert (head.session, len(head.submitted)) == (1, 1)
+    assert (head.session, count_submitted(head)) == (1, 1)
 
 
 def test_restart_of_a_silent_head_is_given_up_only_if_no_job_would_count_as_cancelled(
@@ -276,7 +282,7 @@ def test_while_the_cluster_is_held_keepers_and_launches_wait_and_after_an_hour_t
 
     assert (left.done, left.seen.partition(" since ")[0]) == ("left", "the cluster is being restarted by ada@desk")
     assert (refused.value.exit_code, refused.value.retryable) == (3, True)
-    assert (len(head.submitted), len(open_index.list_open(place.files, "tpu"))) == (1, 1)
+    assert (count_submitted(head), len(open_index.list_open(place.files, "tpu"))) == (1, 1)
 
     hold.write_hold(place.files, replace(held, renewed=now - timedelta(minutes=61)))
     said: list[str] = []
@@ -612,3 +618,44 @@ def test_mark_that_nobody_can_read_blocks_nobody(text: bytes, place: OpenTarget)
     hold.refuse_if_held(place.files)
 
     assert hold.read_hold(place.files) is None
+
+
+def test_job_that_ends_only_after_its_restart_was_given_up_is_lost_and_not_cancelled(
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_restart, "END_S", 0)
+    job = start(settings, "tpu")
+    (name,) = head.jobs
+    cut_off(make(place, settings, head.restart), "ask", monkeypatch)
+    head.jobs[name]["status"] = "RUNNING"  # its commands take longer than their grace
+
+    give_up(make(place, settings, head.restart, token="two", gives_up=True), token="two")
+    head.jobs[name]["status"] = "STOPPED"
+
+    assert hold.read_hold(place.files) is None
+    assert job.status().reason == "lost"
+    assert [each.done for each in keep_cluster(place, settings).jobs] == ["taken_up"]
+
+
+def test_job_that_a_command_stops_after_it_was_given_up_by_another_is_lost_and_not_cancelled(
+    head: RayHead, settings: Settings, place: OpenTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_restart, "END_S", 0)
+    jobs = [start(settings, "tpu", name) for name in ("fit", "eval")]
+    slept = False
+    stop = RayJobs.stop
+
+    def sleep_before_the_second(self: RayJobs, name: str) -> None:
+        nonlocal slept
+        if slept:
+            give_up(make(place, settings, head.restart, token="two", gives_up=True), token="two")
+        slept = True
+        stop(self, name)
+
+    monkeypatch.setattr(RayJobs, "stop", sleep_before_the_second)
+    with pytest.raises(TakenOver):
+        restart(make(place, settings, head.restart), token="one")
+
+    keep_cluster(place, settings)
+    assert [epochs(job) for job in jobs] == [[1, 2], [1, 2]]
+    assert [job.state() for job in jobs] == [JobState.RUNNING] * 2
