@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from runtime.clusters.buffer import Request
 
 PATIENCE_S: Final = 10
+RUNS_THERE: Final = (
+    "the command belongs on the head: `runtime cluster exec -- sudo systemctl start runtime-ray-buffer` runs it there, "
+    "and `runtime cluster exec -- sudo docker logs --tail 100 ray` shows whether Ray runs"
+)
 
 
 class RayRequest:
@@ -57,5 +61,5 @@ class RayRequest:
     def _failed(self, problem: Exception) -> InfrastructureFailure:
         return InfrastructureFailure(
             f"no answer of Ray's store at `{self.address}`: {problem}",
-            hint="only the head's network reaches it: `sudo systemctl start runtime-ray-buffer` on the head runs the command there",
+            hint=RUNS_THERE,
         )

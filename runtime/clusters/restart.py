@@ -189,7 +189,7 @@ def decide_give_up(view: RestartView, *, token: str, done: Collection[Step] = ()
             raise TakenOver(hold)
         return Step.HOLD
     if view.session is None:
-        if hold.asked and not hold.commanded:
+        if _may_hide_stopped(view, hold):
             raise HeadSilent(hold)
         return Step.RELEASE
     if not has_restarted(view):
@@ -199,6 +199,11 @@ def decide_give_up(view: RestartView, *, token: str, done: Collection[Step] = ()
         if any(not each.lives for each in known) and Step.FORGET not in done:
             return Step.FORGET
     return Step.RELEASE if Step.TAKE_UP in done else Step.TAKE_UP
+
+
+def _may_hide_stopped(view: RestartView, hold: Hold) -> bool:
+    """Whether a head that does not answer may know jobs as stopped."""
+    return view.session is None and bool(hold.asked) and not hold.commanded
 
 
 class World(Protocol):
@@ -262,6 +267,9 @@ def foresee_give_up(view: RestartView, *, open_jobs: int) -> Iterator[tuple[Step
     if hold is None:
         return
     yield Step.HOLD, f"take the mark over, unless its maker is at work; {tell_standing(view)}"
+    if _may_hide_stopped(view, hold):
+        yield Step.RELEASE, f"refused, and the mark stays: {HeadSilent(hold).message}"
+        return
     known = [] if has_restarted(view) else [each for each in view.jobs if each.name in hold.asked]
     if living := [each for each in known if each.lives]:
         yield Step.AWAIT_ENDS, f"wait for {count_noun(len(living), 'job')} asked to end"

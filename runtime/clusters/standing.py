@@ -154,8 +154,9 @@ def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator
         yield Mismatch(
             pool=each.pool,
             what=f"{each.live} of {count_noun(wanted, 'node')} live: {each.busy} busy, and a buffer of {each.buffer}",
-            next="the head asks for the rest within a minute; if that lasts: "
-            f"`runtime cluster exec --cluster {key} -- sudo journalctl -u runtime-ray-buffer -n 20`",
+            next="the head asks for the rest within a minute; if that lasts, "
+            f"`runtime cluster exec --cluster {key} -- sudo journalctl -u runtime-ray-buffer -n 20` shows whether it does, "
+            f"and `{logs}` why no node is made",
         )
 
 

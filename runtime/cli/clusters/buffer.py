@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.printing import note
 from runtime.cli.show import Columns, Output, print_list
 from runtime.clusters.pools import read_pools
-from runtime.errors import RequestRefused
+from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun
 from runtime.values import dataclass
 
@@ -54,16 +55,14 @@ def buffer(
     \b
     Examples:
       runtime cluster exec -- sudo systemctl start runtime-ray-buffer
-      runtime cluster exec -- sudo journalctl -u runtime-ray-buffer -n 20
+      runtime cluster exec -- sudo journalctl -u runtime-ray-buffer --grep=asked -n 20
     """
     from runtime.clusters.buffer import count_asked, merge_request
     from runtime.clusters.ray_request import RayRequest
 
     chosen, key, each = open_one(stack, cluster)
     url = address or HERE
-    host = urlsplit(url).hostname
-    if host is None:
-        raise RequestRefused(f"`--address {url}` names no host", hint=f"the head's own is `{HERE}`")
+    host = _read_host(url)
     wishes = _look(chosen, each, url)
     request = RayRequest(f"{host}:{each.ports.get('gcs', _GCS)}")
     before = request.read()
@@ -103,13 +102,24 @@ def buffer(
     return 0
 
 
+def _read_host(url: str) -> str:
+    with suppress(ValueError):  # a bracket that nothing closes
+        if host := urlsplit(url).hostname:
+            return host
+    raise RequestRefused(f"`--address {url}` names no host", hint=f"the head's own is `{HERE}`")
+
+
 def _look(chosen: Chosen, cluster: ClusterOutput, address: str) -> tuple[Wish, ...]:
     """Return what each pool with a buffer needs. Raises `InfrastructureFailure` if Google or Ray does not answer."""
     from runtime.clusters.buffer import plan_buffers
-    from runtime.clusters.ray_view import read_ray
+    from runtime.clusters.ray_request import RUNS_THERE
+    from runtime.clusters.ray_view import DashboardUnreachable, read_ray
 
     pools = [pool for pool in read_pools(cluster) if pool.buffer > 0]
     if not pools:
         return ()
-    ray = read_ray(address)
+    try:
+        ray = read_ray(address)
+    except DashboardUnreachable as problem:
+        raise InfrastructureFailure(problem.message, hint=RUNS_THERE) from problem
     return plan_buffers(pools, chosen.reaper(cluster).list_nodes(), cluster.cluster_name, ray.busy)

@@ -48,6 +48,7 @@ RUNNING: Final = "/run/runtime-ray/restart.lock"
 ANSWER_S: Final = 600.0
 """The boot script waits for images and secrets without an end; after this time the head's own words count."""
 LEFT: Final = 3
+NOT_BEGUN: Final = "no restart is under way; nothing was changed"
 
 
 class HeadNotRestarted(InfrastructureFailure):
@@ -161,6 +162,8 @@ def restart(
             note(line)
         if dry_run:
             _print_plan(world, view, place, output, give_up=give_up)
+            if give_up and view.hold is None:
+                note(f"{key}: {NOT_BEGUN}")
             return 0
         if give_up:
             return _give_up(world, view, place, key, token, by, output, yes=yes)
@@ -197,7 +200,7 @@ def _give_up(
         return _print_kept(world.kept, f"{key}: the restart was given up", output)
     print_list([], COLUMNS, output)
     if not done:
-        note(f"{key}: no restart is under way; nothing was changed")
+        note(f"{key}: {NOT_BEGUN}")
         return 0
     note(f"{key}: the restart was given up; the head does not answer, so no job was taken up")
     note(f"  next: `runtime keep --once --cluster {key}` when it answers, or the same launches")

@@ -217,9 +217,11 @@ def _name_jobs(ray: RayView, nodes: Sequence[TpuNode]) -> tuple[JobRow, ...]:
 def _find_hold(chosen: Chosen, name: str) -> Iterator[Mismatch]:
     """Yield that the cluster is being restarted, as far as its records can be read."""
     from runtime.jobs.hold import HINT
+    from runtime.jobs.ledger import now
 
     if (held := find_restart(chosen, name)) is not None:
-        yield Mismatch(pool=None, what=held.tell(), next=HINT)
+        silent = "" if held.blocks(now()) else ", and gave no sign for an hour, so launches and keepers go on"
+        yield Mismatch(pool=None, what=held.tell() + silent, next=HINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

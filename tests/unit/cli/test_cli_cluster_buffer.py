@@ -133,6 +133,7 @@ def test_buffer_holds_on_to_what_was_asked_for_if_ray_does_not_answer(run: Run, 
 
     assert (code, store.request, store.written) == (3, [NODE], 0)
     assert "no answer of Ray's dashboard at `http://127.0.0.1:9`" in err
+    assert "hint: the command belongs on the head: " in err
 
 
 def test_buffer_holds_on_to_what_was_asked_for_if_the_contract_is_damaged(
@@ -149,11 +150,12 @@ def test_buffer_holds_on_to_what_was_asked_for_if_the_contract_is_damaged(
     assert str(damaged) in capsys.readouterr().err
 
 
-def test_buffer_refuses_an_address_without_a_host(run: Run, store: Store) -> None:
-    code, _, err = run("buffer", "--address", "8265", outputs=BUFFERED)
+@pytest.mark.parametrize("address", ["8265", "http://[10.0.0.1:8265"])
+def test_buffer_refuses_an_address_without_a_host(address: str, run: Run, store: Store) -> None:
+    code, _, err = run("buffer", "--address", address, outputs=BUFFERED)
 
     assert (code, store.written) == (2, 0)
-    assert "`--address 8265` names no host" in err
+    assert f"`--address {address}` names no host" in err
 
 
 def test_buffer_as_json_is_documented(server: TpuServer, buffer: Run, store: Store) -> None:

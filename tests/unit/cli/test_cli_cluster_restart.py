@@ -257,6 +257,10 @@ def test_restart_that_failed_is_given_up_and_says_what_was_done(run: Run, head: 
     )
 
 
+def test_plan_to_give_up_a_restart_that_is_not_under_way_says_so(run: Run, head: RayHead) -> None:
+    assert restart(run, head, "--give-up", "--dry-run") == (0, "", "main: no restart is under way; nothing was changed\n")
+
+
 def test_restart_of_a_living_command_is_not_given_up(run: Run, head: RayHead) -> None:
     now = ledger.now().replace(microsecond=0)
     held = Hold(token="t", by="bob@desk", since=now, renewed=now)
@@ -293,6 +297,11 @@ def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
 
     assert code == 0
     assert "main: the cluster is being restarted by ada@desk since " in err
+    assert "gave no sign" not in err
+
+    hold.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now - 2 * hold.LASTS))
+
+    assert ", and gave no sign for an hour, so launches and keepers go on\n" in run("cluster", "status")[2]
 
 
 def test_stop_beside_a_restart_says_that_ray_will_begin_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

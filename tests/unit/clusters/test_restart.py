@@ -297,6 +297,9 @@ def test_plan_of_giving_up_says_what_each_step_would_do_now() -> None:
         (Step.RELEASE, "remove the mark"),
     ]
     assert [step for step, _ in foresee_give_up(view(HOLD, None), open_jobs=2)] == [Step.HOLD, Step.RELEASE]
+    assert list(foresee_give_up(view(ASKED, None), open_jobs=2))[1:] == [
+        (Step.RELEASE, "refused, and the mark stays: the head does not answer, and may know 1 job as stopped"),
+    ]
     assert list(foresee_give_up(view(None), open_jobs=2)) == []
 
 
