@@ -253,6 +253,10 @@ def pool_resource(pool: str) -> str:
     return f"runtime-pool-{pool}"
 
 
+def is_pool_resource(name: str) -> bool:
+    return name.startswith(pool_resource(""))
+
+
 _SETTINGS: Final = {"clusters": "heads", "network": "network", "published_url": "records"}
 """Key of the contract → the setting, if its name differs."""
 

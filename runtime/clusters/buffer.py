@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime.clusters.nodes import ALIVE
-from runtime.outputs import pool_resource
+from runtime.outputs import is_pool_resource, pool_resource
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -72,4 +72,4 @@ def count_asked(current: Request, pool: str) -> int:
 
 
 def _is_ours(part: Mapping[str, Any]) -> bool:
-    return bool(part) and all(name.startswith(pool_resource("")) for name in part)
+    return bool(part) and all(map(is_pool_resource, part))

@@ -26,6 +26,7 @@ from runtime.clusters.nodes import (
     count_hosts,
 )
 from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.outputs import is_pool_resource
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ def _ray_facts(spec: MemberSpec, facts: HeadFacts, pool: Mapping[str, Any]) -> d
     resources = dict(pool.get("resources", {})) if same else {"TPU": count_chips(spec.accelerator)}
     # Only the first host of a slice has it, and which one that is the host alone knows.
     resources.pop(f"TPU-{spec.accelerator}-head", None)
+    resources = {name: amount for name, amount in resources.items() if not is_pool_resource(name)}
     labels = dict(pool.get("labels", {})) if same else {}
     return {
         "head": facts.address,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -27,7 +28,7 @@ from runtime.clusters.ray_view import RayView
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.values import replace
 from tests.cluster_support import member, member_labels, node
-from tests.infra.render_support import V5E, sample_cluster
+from tests.infra.render_support import V4, V5E, sample_cluster
 
 V4_CLUSTER = sample_cluster()
 FACTS = HeadFacts(address="10.64.0.2", config=autoscaler_fields(V4_CLUSTER), ssh_key="ssh-ed25519 AAAA ray-head")
@@ -137,6 +138,15 @@ def test_member_of_a_pools_type_is_made_like_a_node_of_the_pool() -> None:
         "labels": member_labels("eval"),
         "metadata": metadata,
     }
+
+
+def test_member_of_the_type_of_a_pool_with_a_buffer_is_no_part_of_that_buffer() -> None:
+    config = autoscaler_fields(sample_cluster(pools={"v4": dataclasses.replace(V4, buffer=2)}))
+    assert "runtime-pool-v4" in config["available_node_types"]["v4"]["resources"]
+
+    body = render_member(MemberSpec(name="eval", accelerator="v4-8"), replace(FACTS, config=config), "marin-main")
+
+    assert json.loads(body["metadata"]["ray-member"])["resources"].keys() == {"CPU", "TPU", "memory"}
 
 
 def test_member_of_another_size_leaves_cpus_and_memory_to_its_hosts() -> None:
