@@ -47,17 +47,29 @@ def plan_buffers(
     """Return what each pool with a buffer needs. `cluster` is Ray's name, and `busy_hosts` are addresses.
 
     A node is busy if one of its hosts is. Members are in no pool: the autoscaler does not know them, and they neither fill
-    a buffer nor take from it.
+    a buffer nor take from it. While nodes of removed pools live, nothing is wanted.
     """
+    waits = bool(find_removed_pools(pools, nodes, cluster))
     wishes = []
     for pool in pools:
         if pool.buffer <= 0:
             continue
         mine = [node for node in nodes if node.cluster == cluster and node.pool == pool.name and node.state in ALIVE]
         busy = sum(any(each in busy_hosts for each in node.addresses) for node in mine)
-        wanted = count_wanted(busy, pool.buffer, pool.max)
+        wanted = 0 if waits else count_wanted(busy, pool.buffer, pool.max)
         wishes.append(Wish(pool=pool.name, buffer=pool.buffer, busy=busy, max=pool.max, wanted=wanted))
     return tuple(wishes)
+
+
+def find_removed_pools(pools: Sequence[Pool], nodes: Sequence[TpuNode], cluster: str) -> list[str]:
+    """Return the pools that have living nodes and that the stack no longer has.
+
+    Beside any request, Ray's autoscaler looks up the type of every node, fails at these, and neither makes nor ends a node. Without a
+    request it ends them.
+    """
+    known = {None, *(pool.name for pool in pools)}
+    mine = [node for node in nodes if node.cluster == cluster and node.member is None and node.state in ALIVE]
+    return sorted({node.pool or "" for node in mine if node.pool not in known})
 
 
 def merge_request(current: Request, wishes: Sequence[Wish]) -> Request:

@@ -136,7 +136,8 @@ def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator
         yield Mismatch(
             pool=each.pool,
             what=f"{count_noun(sum(each.states.values()), 'node')} of a pool that the stack does not have",
-            next=f"Ray ends them once it reads the new settings: `runtime cluster config --check --cluster {key}`",
+            next=f"Ray ends them once it reads the new settings (`runtime cluster config --check --cluster {key}`), unless a "
+            "request waits: then it makes and ends no node at all until the pool is back in the stack file, with `max: 0`",
         )
     elif each.live < each.min:
         yield Mismatch(

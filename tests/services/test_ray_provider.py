@@ -19,7 +19,7 @@ from infra.render.autoscaler import START_NODE, render_autoscaler
 from infra.render.cluster import HEAD_TYPE, Cluster, cpus_per_host, memory_per_host
 from infra.render.startup import render_contract
 from infra.render.units import render_head_service, render_start_script
-from infra.settings.model import MachineSettings
+from infra.settings.model import MachineSettings, PoolSettings
 from runtime.cli.main import main
 from runtime.clusters.buffer import Wish, merge_request
 from tests.fakes.tpu import TpuServer, names_of
@@ -404,6 +404,36 @@ def test_request_for_a_buffer_counts_nodes_from_before_it_and_those_of_the_minim
     request_nodes(autoscaler, 5)
 
     assert len(set(autoscaler.workers()) - set(before)) == 1
+
+
+@pytest.mark.parametrize("emptied_first", [False, True], ids=["at once", "max 0 first"])
+def test_removed_pool_beside_a_request_stops_the_autoscaler_unless_its_nodes_have_ended_before(
+    emptied_first: bool, autoscaler: Autoscaler, cluster: Cluster
+) -> None:
+    """The reason why the buffer's command asks for nothing while nodes of a removed pool live."""
+    both = buffered(cluster, min=0, max=3)
+
+    def apply(**plain: PoolSettings) -> None:
+        autoscaler.apply(render_autoscaler(dataclasses.replace(both, pools={"v4": both.pools["v4"], **plain})))
+
+    apply(plain=dataclasses.replace(V4, min=1, max=9))
+    request_nodes(autoscaler, 2)
+    assert len(autoscaler.workers()) == 3
+    if emptied_first:
+        apply(plain=dataclasses.replace(V4, min=0, max=0))
+        request_nodes(autoscaler, 2)
+        assert len(autoscaler.workers()) == 2
+
+    apply()
+    if not emptied_first:
+        with pytest.raises(AssertionError, match="Ray's round failed"):
+            request_nodes(autoscaler, 2)
+        assert len(autoscaler.workers()) == 3
+        autoscaler.load.set_resource_requests([])
+        autoscaler.round()
+    request_nodes(autoscaler, 2)
+
+    assert len(autoscaler.workers()) == 2
 
 
 def test_autoscaler_keeps_the_last_good_file(autoscaler: Autoscaler) -> None:

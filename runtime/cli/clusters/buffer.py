@@ -63,7 +63,7 @@ def buffer(
     chosen, key, each = open_one(stack, cluster)
     url = address or HERE
     host = _read_host(url)
-    wishes = _look(chosen, each, url)
+    wishes, removed = _look(chosen, each, url)
     request = RayRequest(f"{host}:{each.ports.get('gcs', _GCS)}")
     before = request.read()
     after = merge_request(before, wishes)
@@ -96,6 +96,10 @@ def buffer(
             asks = "would ask" if dry_run else "asked"
             kept = f"{row.busy:,} busy, a buffer of {row.buffer:,}, at most {row.max:,}"
             note(f"{key} {row.pool}: {asks} for {count_noun(row.wanted, 'node')} instead of {row.asked:,}: {kept}")
+    if removed:
+        note(
+            f"{key}: nothing is asked for until Ray has ended the nodes of {', '.join(removed)}, which the stack no longer has"
+        )
     if not wishes:
         taken = ", and what was asked for one " + ("would be" if dry_run else "is") + " taken back"
         note(f"{key}: no pool has a buffer{taken if after != before else ''}")
@@ -109,17 +113,20 @@ def _read_host(url: str) -> str:
     raise RequestRefused(f"`--address {url}` names no host", hint=f"the head's own is `{HERE}`")
 
 
-def _look(chosen: Chosen, cluster: ClusterOutput, address: str) -> tuple[Wish, ...]:
-    """Return what each pool with a buffer needs. Raises `InfrastructureFailure` if Google or Ray does not answer."""
-    from runtime.clusters.buffer import plan_buffers
+def _look(chosen: Chosen, cluster: ClusterOutput, address: str) -> tuple[tuple[Wish, ...], list[str]]:
+    """Return what each pool with a buffer needs, and the removed pools that have living nodes. Raises
+    `InfrastructureFailure` if Google or Ray does not answer."""
+    from runtime.clusters.buffer import find_removed_pools, plan_buffers
     from runtime.clusters.ray_request import RUNS_THERE
     from runtime.clusters.ray_view import DashboardUnreachable, read_ray
 
-    pools = [pool for pool in read_pools(cluster) if pool.buffer > 0]
-    if not pools:
-        return ()
+    pools = read_pools(cluster)
+    if not any(pool.buffer > 0 for pool in pools):
+        return (), []
     try:
         ray = read_ray(address)
     except DashboardUnreachable as problem:
         raise InfrastructureFailure(problem.message, hint=RUNS_THERE) from problem
-    return plan_buffers(pools, chosen.reaper(cluster).list_nodes(), cluster.cluster_name, ray.busy)
+    nodes = chosen.reaper(cluster).list_nodes()
+    wishes = plan_buffers(pools, nodes, cluster.cluster_name, ray.busy)
+    return wishes, find_removed_pools(pools, nodes, cluster.cluster_name)

@@ -13,7 +13,7 @@ from runtime.cli.main import main
 from runtime.clusters import ray_request
 from runtime.outputs import StackOutputs
 from runtime.values import replace
-from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts
+from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels
 from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer
 from tests.output_support import differences, documented
@@ -112,6 +112,22 @@ def test_buffer_of_a_pool_that_has_none_any_more_is_taken_back(buffer: Run, stor
     assert store.request == [OTHER]
     assert buffer(contract=OUTPUTS)[2] == "main: no pool has a buffer\n"
     assert store.written == 1
+
+
+def test_buffer_asks_for_nothing_until_the_nodes_of_a_removed_pool_have_ended(
+    server: TpuServer, buffer: Run, store: Store
+) -> None:
+    add_hosts(server, "READY")
+    server.add_node("old", "READY", labels=labels(pool="old"), acceleratorType="v4-8")
+    store.request = [OTHER, NODE]
+
+    code, out, err = buffer()
+
+    assert (code, out) == (0, "main\tv4\t2\t1\t8\t0\t1\n")
+    assert err.endswith(
+        "main: nothing is asked for until Ray has ended the nodes of old, which the stack no longer has\n"
+    )
+    assert store.request == [OTHER]
 
 
 def test_buffer_holds_on_to_what_was_asked_for_if_google_does_not_answer(

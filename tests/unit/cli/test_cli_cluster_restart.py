@@ -258,7 +258,11 @@ def test_restart_that_failed_is_given_up_and_says_what_was_done(run: Run, head: 
 
 
 def test_plan_to_give_up_a_restart_that_is_not_under_way_says_so(run: Run, head: RayHead) -> None:
-    assert restart(run, head, "--give-up", "--dry-run") == (0, "", "main: no restart is under way; nothing was changed\n")
+    assert restart(run, head, "--give-up", "--dry-run") == (
+        0,
+        "",
+        "main: no restart is under way; nothing was changed\n",
+    )
 
 
 def test_restart_of_a_living_command_is_not_given_up(run: Run, head: RayHead) -> None:

@@ -9,6 +9,7 @@ import pytest
 from runtime.clusters.buffer import Wish, count_asked, merge_request, plan_buffers
 from runtime.clusters.nodes import TpuNode
 from runtime.clusters.pools import Pool
+from runtime.values import replace
 from tests.cluster_support import labels, member, node
 
 HOUR = timedelta(hours=1)
@@ -52,11 +53,10 @@ def test_slice_is_one_busy_node_however_many_of_its_hosts_are() -> None:
         node("PREEMPTED", addresses=("10.0.0.1",)),
         node("DELETING", addresses=("10.0.0.1",)),
         ready("n", "10.0.0.1", pool="plain"),
-        ready("n", "10.0.0.1", pool="gone"),
         ready("n", "10.0.0.1", cluster="marin-other"),
         member("READY", "v4", addresses=("10.0.0.1",)),
     ],
-    ids=["preempted", "being deleted", "of another pool", "of a removed pool", "of another cluster", "member"],
+    ids=["preempted", "being deleted", "of another pool", "of another cluster", "member"],
 )
 def test_node_that_the_autoscaler_does_not_count_in_the_pool_is_not_counted(other: TpuNode) -> None:
     assert wanted(other, busy=("10.0.0.1",)) == {"v4": (0, 2)}
@@ -64,6 +64,15 @@ def test_node_that_the_autoscaler_does_not_count_in_the_pool_is_not_counted(othe
 
 def test_node_in_creation_is_not_busy() -> None:
     assert wanted(node("CREATING", labels=labels())) == {"v4": (0, 2)}
+
+
+def test_nothing_is_wanted_while_nodes_of_a_removed_pool_live() -> None:
+    left = ready("n", "10.0.0.1", pool="gone")
+
+    assert wanted(left) == {"v4": (0, 0)}
+    assert (
+        wanted(replace(left, state="DELETING")) == wanted(replace(left, labels=labels("marin-other"))) == {"v4": (0, 2)}
+    )
 
 
 # what the autoscaler is asked for
