@@ -137,7 +137,7 @@ def _count_mismatches(key: str, each: PoolStanding, known: set[str]) -> Iterator
             pool=each.pool,
             what=f"{count_noun(sum(each.states.values()), 'node')} of a pool that the stack does not have",
             next=f"Ray ends them once it reads the new settings (`runtime cluster config --check --cluster {key}`), unless a "
-            "request waits: then it makes and ends no node at all until the pool is back in the stack file, with `max: 0`",
+            "request waits: then it makes and ends no node at all until the pool is back in the stack file, with `min: 0` and `max: 0`",
         )
     elif each.live < each.min:
         yield Mismatch(
