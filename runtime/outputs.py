@@ -112,6 +112,8 @@ class ClusterOutput:
     image: str
     ports: Mapping[str, int] = field(default_factory=dict)
     pools: Mapping[str, Any] = field(default_factory=dict)
+    budgets: Mapping[str, int] | None = None
+    """Person → TPU chips that the person's jobs may hold before the others of that person count as `low`; `default` is everyone else."""
     worker_identity: str
     config_sha256: str
 

@@ -64,6 +64,7 @@ class Cluster:
     pools: Mapping[str, PoolSettings]
     secrets: tuple[SecretReference, ...] = ()
     idle_minutes: int = 10
+    budgets: Mapping[str, int] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     machine: MachineSettings = MachineSettings()
     """Settings of the head, which pools inherit."""

@@ -240,6 +240,7 @@ def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
     yield from _machine_problems(head.machine_type, join(path, "machine_type"))
     yield from _range(head, path, "disk_gb", 50, 65_536)
     yield from _range(head, path, "idle_minutes", 1, 1440)
+    yield from _budget_problems(head.budgets, join(path, "budgets"))
     yield from _boot_image_problems(head.boot_image, join(path, "boot_image"))
     yield from _name_problems(head.pools, join(path, "pools"))
     yield from _repeated(head.environment, join(path, "environment"))
@@ -312,6 +313,14 @@ def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
     yield from _buffer_problems(pool, join(path, "buffer"))
     yield from find_machine_problems(pool, path)
     yield from find_label_problems(pool.labels, join(path, "labels"))
+
+
+def _budget_problems(budgets: Mapping[str, int], path: str) -> Iterator[Problem]:
+    for person, chips in budgets.items():
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}", person):
+            yield wrong(path, person, "the name of the user who launches, such as `ada`, or `default`")
+        elif chips < 0:
+            yield wrong(join(path, person), chips, "a number of TPU chips, 0 or more")
 
 
 def _buffer_problems(pool: PoolSettings, where: str) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from typer import Option
@@ -23,6 +24,8 @@ class ClusterConfig:
     worker_identity: str
     config_sha256: str
     pools: tuple[Pool, ...]
+    budgets: Mapping[str, int]
+    """Person → TPU chips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ def config(
         worker_identity=each.worker_identity,
         config_sha256=each.config_sha256,
         pools=tuple(read_pools(each)),
+        budgets=each.budgets or {},
     )
     if output is Output.JSON:
         print_json(shown)
@@ -76,5 +80,6 @@ def config(
         for pool in shown.pools
         for name in ("accelerator", "capacity", "min", "max", "buffer")
     ]
+    lines += [_Line(setting=f"budgets.{person}", value=chips) for person, chips in shown.budgets.items()]
     print_list(lines, {"SETTING": "setting", "VALUE": "value"})
     return 0

@@ -30,7 +30,7 @@ from runtime.launchers.ray.node import Node
 from runtime.launchers.ray.runs import BUCKET_S, DriversRun
 from runtime.launchers.ray.turns import make_demand
 from runtime.launchers.ray.view import NodeView
-from runtime.launchers.ray.watch import Watch
+from runtime.launchers.ray.watch import Watch, find_budgets
 from runtime.shim.record import FolderRecord
 from runtime.shim.retry import decide as after_attempt
 from runtime.shim.words import DONE, FAILED
@@ -61,7 +61,7 @@ class Driver:
         self.note = note_name(epoch, part)
         self.wants: Mapping[str, Any] = self.order["ray"]
         self.watch = Watch(self.wants, int(self.order["nodes"]))
-        self.gate = Gate(make_demand(self.order, job), None, _view_nodes, say)
+        self.gate = Gate(make_demand(self.order, job), None, _view_nodes, say, find_budgets)
         self.stopping = threading.Event()
         self.shown: dict[str, dict[str, Any]] = {}
         self.why: dict[str, Any] = {}

@@ -40,12 +40,13 @@ class Gate:
         board: Claims | None,
         view: Callable[[], Mapping[str, NodeView]],
         say: Callable[[str], object],
+        budgets: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.demand = demand
         self.behind: Better | None = None
         """The run that goes first while the gate is closed."""
-        self._board, self._view, self._say, self._clock = board, view, say, clock
+        self._board, self._view, self._say, self._budgets, self._clock = board, view, say, budgets, clock
         self._make: Callable[[], Claims] | None = None
         self._chances = Chances()
         self._asking: dict[int, float] = {}
@@ -83,14 +84,14 @@ class Gate:
         """Note that Ray has given a run a place; returns whether to wait for `SETTLE_S` before `decide`."""
         with self._lock:
             self._granted.add(index)
-            rivals = self._try(lambda board: turns.list_rivals(self._claim(), board.read(), len(self._granted) - 1))
+            rivals = self._try(lambda board: turns.list_rivals(*self._see(board), len(self._granted) - 1))
             return any(cause is turns.Cause.SHARE for _, cause in rivals or ())
 
     def decide(self, index: int, place: Sequence[str]) -> bool:
         """Take the place on these nodes, or close the gate and return False: the caller gives the place back."""
         with self._lock:
             self._granted.discard(index)
-            better = self._try(lambda board: self._judge(board.read(), place))
+            better = self._try(lambda board: self._judge(board, place))
             if better is None:
                 self._asking.pop(index, None)
                 self._holding.add(index)
@@ -121,22 +122,36 @@ class Gate:
         """Who waits before our runs, for the driver's note: the one `behind` which they wait if the gate is closed, and lines on
         those that go `before` them."""
         with self._lock:
-            before = self._try(lambda board: turns.tell_order(self._claim(), board.read())) or []
+            before = self._try(self._tell_order) or []
             return {"before": before, **({"behind": asdict(self.behind)} if self.behind else {})}
 
     def close(self) -> None:
         self._try(lambda board: board.close())
         self._board = self._make = None
 
-    def _judge(self, others: Sequence[Claim], place: Sequence[str]) -> Better | None:
-        mine, spare = self._claim(), len(self._granted)
+    def _see(self, board: Claims) -> tuple[Claim, list[Claim]]:
+        """Our claim and those of others, as their owners' budgets leave them."""
+        mine, *others = turns.apply_budgets([self._claim(), *board.read()], self._budgets())
+        return mine, others
+
+    def _tell_order(self, board: Claims) -> list[str]:
+        mine, others = self._see(board)
+        lines = turns.tell_order(mine, others)
+        if mine.demand.priority is not self.demand.priority:
+            lines.insert(
+                0, f"{self.demand.owner} holds as many TPU chips as the budget allows, so this job counts as low"
+            )
+        return lines
+
+    def _judge(self, board: Claims, place: Sequence[str]) -> Better | None:
+        (mine, others), spare = self._see(board), len(self._granted)
         if not turns.list_rivals(mine, others, spare):
             return None
         nodes = turns.give_back(self._view(), place, self.demand.need)
         return turns.find_better(mine, others, place, nodes, self._chances, now=self._clock(), spare=spare)
 
     def _look_again(self, board: Claims) -> tuple[Better | None, list[str]]:
-        mine, others, nodes, now = self._claim(), board.read(), self._view(), self._clock()
+        (mine, others), nodes, now = self._see(board), self._view(), self._clock()
         better = turns.find_better(mine, others, self._place, nodes, self._chances, now=now)
         if better is None or self.demand.places > 1:
             return better, []

@@ -20,6 +20,9 @@ from runtime.values import dataclass, field, replace
 
 RANKS: Final = {priority: rank for rank, priority in enumerate(Priority)}
 """Higher goes first."""
+EVERYONE_ELSE: Final = "default"
+"""Whose budget people have who are not named."""
+_TPU: Final = "TPU "
 _EPSILON: Final = 1e-6
 
 
@@ -119,7 +122,7 @@ def make_demand(order: Mapping[str, Any], job: str) -> Demand:
     firsts = list_firsts(wants, nodes)
     need = {name: float(amount) for name, amount in firsts[0][0].items() if amount}
     if tpu := wants.get("tpu"):
-        kind, units = f"TPU {tpu['type']}", float(tpu["chips"])
+        kind, units = f"{_TPU}{tpu['type']}", float(tpu["chips"])
     elif "GPU" in need:
         kind, units = "GPU", need["GPU"]
     else:
@@ -133,6 +136,23 @@ def make_demand(order: Mapping[str, Any], job: str) -> Demand:
         places=len(firsts),
         units=max(units, 0.001) * nodes,
     )
+
+
+def apply_budgets(claims: Sequence[Claim], budgets: Mapping[str, float]) -> list[Claim]:
+    """The claims, with those for TPUs of an owner who holds as many chips as the budget as of low priority."""
+    held: dict[str, float] = {}
+    for each in claims:
+        if each.demand.kind.startswith(_TPU):
+            held[each.demand.owner] = held.get(each.demand.owner, 0.0) + each.holding * each.demand.units
+
+    def is_spent(demand: Demand) -> bool:
+        budget = budgets.get(demand.owner, budgets.get(EVERYONE_ELSE))
+        return budget is not None and demand.kind.startswith(_TPU) and held.get(demand.owner, 0.0) >= budget
+
+    return [
+        replace(each, demand=replace(each.demand, priority=Priority.LOW)) if is_spent(each.demand) else each
+        for each in claims
+    ]
 
 
 def list_rivals(mine: Claim, others: Sequence[Claim], spare: int = 0) -> list[tuple[Claim, Cause]]:
@@ -275,7 +295,7 @@ def count_held(kind: str, claims: Sequence[Claim]) -> dict[str, float]:
 
 def name_units(kind: str) -> str:
     """What the shares of a kind are counted in."""
-    return f"chips of {kind}" if kind.startswith("TPU ") else f"{kind}s"
+    return f"chips of {kind}" if kind.startswith(_TPU) else f"{kind}s"
 
 
 def tell_order(mine: Claim, others: Sequence[Claim]) -> list[str]:

@@ -173,13 +173,27 @@ def _find_words(line: str) -> str:
     return ((said[1] or said[3]) if said else line)[:_KEPT]
 
 
+def read_budgets(contract: str | None, head: str | None) -> dict[str, float]:
+    """Person → TPU chips, of the stack's contract; empty if it has none."""
+    try:
+        found = (_find_cluster(contract, head) or {}).get("budgets") or {}
+        return {str(person): float(chips) for person, chips in found.items()}
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
 def _read_pools(contract: str | None, head: str | None) -> tuple[PoolView, ...] | None:
     try:
-        clusters = json.loads(contract or "{}").get("clusters") or {}
-        chosen = [each for each in clusters.values() if len(clusters) == 1 or each.get("head") == head]
-        return read_pools(chosen[0]["pools"]) if len(chosen) == 1 else None
+        cluster = _find_cluster(contract, head)
+        return None if cluster is None else read_pools(cluster["pools"])
     except (ValueError, AttributeError, KeyError, TypeError):
         return None
+
+
+def _find_cluster(contract: str | None, head: str | None) -> Mapping[str, Any] | None:
+    clusters = json.loads(contract or "{}").get("clusters") or {}
+    chosen = [each for each in clusters.values() if len(clusters) == 1 or each.get("head") == head]
+    return chosen[0] if len(chosen) == 1 else None
 
 
 def read_pools(pools: Mapping[str, Any]) -> tuple[PoolView, ...]:

@@ -420,7 +420,9 @@ def test_ray_that_does_not_tell_its_nodes_stops_nobody() -> None:
 
 def test_fleet_of_a_thousand_shows_its_counts_alone() -> None:
     shown: dict[int, Claim] = {}
-    gate = Gate(Demand(job="j-1", owner="ada", kind="CPU", need={"CPU": 1.0}), Memory(shown), dict, print, lambda: 7.0)
+    gate = Gate(
+        Demand(job="j-1", owner="ada", kind="CPU", need={"CPU": 1.0}), Memory(shown), dict, print, clock=lambda: 7.0
+    )
     for index in range(1000):
         gate.ask(index)
     for index in range(3):
@@ -440,3 +442,26 @@ def test_driver_tells_whom_its_runs_let_go_first_and_how_many_are_before_them() 
 
     told = low.gate.tell()
     assert (told["behind"]["job"], told["behind"]["cause"], len(told["before"])) == ("bob-high", "priority", 1)
+
+
+def test_run_of_a_person_over_budget_lets_one_of_equal_priority_go_first_and_says_why() -> None:
+    shown: dict[int, Claim] = {}
+    need, units = {"TPU": 4.0}, 4.0
+    demand = Demand(job="j-1", owner="ada", kind="TPU v4-8", need=need, units=units)
+    spent: dict[str, float] = {"ada": 4.0}
+    node = NodeView(total=need, free={"TPU": 0.0})
+    gate = Gate(demand, Memory(shown), lambda: {"n0": node, "n1": node}, print, lambda: spent)
+    other = Demand(job="j-2", owner="bob", kind="TPU v4-8", need=need, units=units)
+    Memory(shown).write(Claim(demand=other, waiting=1, holding=1))
+
+    gate.ask(0)
+    assert gate.decide(0, ["n0"])
+    gate.ask(1)
+    assert not gate.decide(1, ["n1"])
+    assert gate.behind is not None
+    assert (gate.behind.job, gate.behind.cause) == ("j-2", Cause.PRIORITY)
+    assert gate.tell()["before"][0] == "ada holds as many TPU chips as the budget allows, so this job counts as low"
+
+    spent.clear()
+    gate.look()
+    assert gate.behind is None

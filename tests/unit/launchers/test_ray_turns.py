@@ -16,6 +16,7 @@ from runtime.launchers.ray.turns import (
     Chances,
     Claim,
     Demand,
+    apply_budgets,
     find_better,
     find_spots,
     give_back,
@@ -53,6 +54,39 @@ def better(
     """The job and cause of the better claim to a place of our run."""
     found = find_better(mine, others, [place], nodes or hosts(1, 3), Chances(), now=0, spare=spare)
     return None if found is None else (found.job, found.cause)
+
+
+# budgets
+
+
+@pytest.mark.parametrize(
+    ("budgets", "left"),
+    [
+        ({}, ["urgent", "normal", "normal"]),
+        ({"ada": 12}, ["urgent", "normal", "normal"]),
+        ({"ada": 11}, ["low", "normal", "normal"]),
+        ({"default": 8}, ["low", "normal", "normal"]),
+        ({"ada": 100, "default": 0}, ["urgent", "low", "normal"]),
+    ],
+)
+def test_claims_of_people_who_hold_their_budget_count_as_low(budgets: dict[str, float], left: list[str]) -> None:
+    mine = claim("ada", "urgent", holding=1)
+    of_mine = claim("ada", holding=1, waiting=0, kind="TPU v5litepod-8", units=7.0)
+    theirs = claim("bob")
+    on_cpus = claim("ada", kind="CPU", need={"CPU": 1.0}, units=1.0, holding=50)
+
+    found = apply_budgets([mine, theirs, on_cpus, of_mine], budgets)
+
+    assert [each.demand.priority.value for each in found[:3]] == left
+    assert [each.holding for each in found] == [1, 0, 50, 1]
+
+
+def test_run_of_a_person_over_budget_gives_its_place_to_one_of_lower_priority() -> None:
+    mine, theirs = claim("ada", "urgent", holding=4), claim("bob", "normal", holding=8)
+
+    kept, (low, rival) = better(mine, theirs), apply_budgets([mine, theirs], {"ada": 16})
+
+    assert (kept, better(low, rival), better(rival, low)) == (None, ("j-bob", Cause.PRIORITY), None)
 
 
 # priority and shares

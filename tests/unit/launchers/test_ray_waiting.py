@@ -11,7 +11,16 @@ import pytest
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.launchers.ray.states import explain_waiting, read_states, tell_better
-from runtime.launchers.ray.view import ClusterView, NodeView, PoolView, Refusal, read_log, read_pools, read_view
+from runtime.launchers.ray.view import (
+    ClusterView,
+    NodeView,
+    PoolView,
+    Refusal,
+    read_budgets,
+    read_log,
+    read_pools,
+    read_view,
+)
 from runtime.launchers.ray.waiting import describe_demand, explain_wait, find_nearest, warn_of_type
 
 TEN = datetime(2026, 11, 25, 10, 2, tzinfo=UTC).timestamp()
@@ -331,3 +340,20 @@ def test_run_that_lets_another_go_first_says_which_and_why() -> None:
     assert tell_better(note) == (
         "it lets j-2 of ada go first: ada holds 8 chips of TPU v4-8, and the owner of this job 16"
     )
+
+
+@pytest.mark.parametrize(
+    ("contract", "budgets"),
+    [
+        ({"clusters": {"main": {"head": "h", "budgets": {"ada": 64, "default": 8}}}}, {"ada": 64.0, "default": 8.0}),
+        ({"clusters": {"a": {"head": "h", "budgets": {"ada": 1}}, "b": {"head": "g"}}}, {"ada": 1.0}),
+        ({"clusters": {"main": {"head": "h"}}}, {}),
+        ({"clusters": {"main": {"head": "h", "budgets": ["ada"]}}}, {}),
+        ({"clusters": {"main": {"head": "h", "budgets": {"ada": "many"}}}}, {}),
+        ({"clusters": 7}, {}),
+        ([], {}),
+    ],
+)
+def test_budgets_are_those_of_the_cluster_of_this_head(contract: object, budgets: dict[str, float]) -> None:
+    assert read_budgets(json.dumps(contract), "h") == budgets
+    assert read_budgets(None, "h") == read_budgets("{", "h") == {}
