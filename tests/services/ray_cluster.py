@@ -68,8 +68,14 @@ class RayCluster:
     ) -> None:
         # The head may count the last node of this number for a while.
         before = self._log(number).count(_STARTED)
-        self._start(number, cpus, [f"--address=127.0.0.1:{self._base}"], resources, labels)
-        assert wait_until(lambda: self._log(number).count(_STARTED) > before), self._log(number)
+
+        def has_started() -> bool:
+            if number not in self._going or self._going[number].poll() is not None:
+                # The first time, or Ray gave up after 30 s on a machine that is busy with other tests.
+                self._start(number, cpus, [f"--address=127.0.0.1:{self._base}"], resources, labels)
+            return self._log(number).count(_STARTED) > before
+
+        assert wait_until(has_started, every_s=0.5), self._log(number)
 
     def kill(self, number: int) -> None:
         """End a machine without notice."""
