@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final, Protocol, TypeVar
 
 from runtime.launchers.ray import turns
 from runtime.launchers.ray.turns import Better, Chances, Claim, Demand
 from runtime.launchers.ray.view import NodeView
+from runtime.values import fields
 
 SETTLE_S: Final = 1.0
 """How long a run waits before it decides on a place that a rival of its own priority could get: until then further runs of the
@@ -123,7 +123,8 @@ class Gate:
         those that go `before` them."""
         with self._lock:
             before = self._try(self._tell_order) or []
-            return {"before": before, **({"behind": asdict(self.behind)} if self.behind else {})}
+            behind = self.behind and {each.name: getattr(self.behind, each.name) for each in fields(self.behind)}
+            return {"before": before, **({"behind": behind} if behind else {})}
 
     def close(self) -> None:
         self._try(lambda board: board.close())
