@@ -119,12 +119,12 @@ class Gate:
             return self._spots.pop() if self._spots else None
 
     def tell(self) -> dict[str, Any]:
-        """Who waits before our runs, for the driver's note: the one `behind` which they wait if the gate is closed, and lines on
-        those that go `before` them."""
+        """Who waits before our runs, for the driver's note: the one `behind` which they wait if the gate is closed, lines on
+        those that go `before` them, and whether the owner's budget is `spent`."""
         with self._lock:
-            before = self._try(self._tell_order) or []
+            told = self._try(self._tell_order) or {"before": []}
             behind = self.behind and {each.name: getattr(self.behind, each.name) for each in fields(self.behind)}
-            return {"before": before, **({"behind": behind} if behind else {})}
+            return {**told, **({"behind": behind} if behind else {})}
 
     def close(self) -> None:
         self._try(lambda board: board.close())
@@ -135,14 +135,14 @@ class Gate:
         mine, *others = turns.apply_budgets([self._claim(), *board.read()], self._budgets())
         return mine, others
 
-    def _tell_order(self, board: Claims) -> list[str]:
+    def _tell_order(self, board: Claims) -> dict[str, Any]:
         mine, others = self._see(board)
-        lines = turns.tell_order(mine, others)
-        if mine.demand.priority is not self.demand.priority:
-            lines.insert(
-                0, f"{self.demand.owner} holds as many TPU chips as the budget allows, so this job counts as low"
-            )
-        return lines
+        before = turns.tell_order(mine, others)
+        if mine.demand.priority is self.demand.priority:
+            return {"before": before}
+        whose = self.demand.owner or "the owner of this job"
+        spent = f"{whose} holds as many TPU chips as the budget allows, so this job counts as low"
+        return {"before": [spent, *before], "spent": True}
 
     def _judge(self, board: Claims, place: Sequence[str]) -> Better | None:
         (mine, others), spare = self._see(board), len(self._granted)

@@ -24,10 +24,9 @@ _FAULTS_OF_HEAD: Final = (
 )
 """Kinds of errors that a head has just after its start. A submission of ours names no runtime environment that could fail."""
 
-_NEXT_TURN: Final = (
-    "it asks again once that run has begun, or has not taken what is kept for it; only a launch with a higher `priority` "
-    "would go before it"
-)
+_NEXT_TURN: Final = "it asks again once that run has begun, or has not taken what is kept for it"
+_WOULD_GO_FIRST: Final = "only a launch with a higher `priority` would go before it"
+_SPENT: Final = "it counts as low until runs of its owner end; `budgets` of the head's stack has the numbers"
 
 
 def has_ended(info: Mapping[str, Any]) -> bool:
@@ -105,7 +104,8 @@ def explain_waiting(
     asks = f"each node asks for {_tell_wants(note)}"
     found = (*why.get("evidence", ()), *why.get("before", ()))
     if (better := tell_better(note)) is not None:
-        return Explanation(sentence=better, evidence=(asks, *found), hint=_NEXT_TURN)
+        then = _SPENT if why.get("spent") else _WOULD_GO_FIRST
+        return Explanation(sentence=better, evidence=(asks, *found), hint=f"{_NEXT_TURN}; {then}")
     if "sentence" not in why:
         return Explanation(
             sentence="it waits for room on the cluster",

@@ -460,8 +460,11 @@ def test_run_of_a_person_over_budget_lets_one_of_equal_priority_go_first_and_say
     assert not gate.decide(1, ["n1"])
     assert gate.behind is not None
     assert (gate.behind.job, gate.behind.cause) == ("j-2", Cause.PRIORITY)
-    assert gate.tell()["before"][0] == "ada holds as many TPU chips as the budget allows, so this job counts as low"
+    told = gate.tell()
+    assert told["before"][0] == "ada holds as many TPU chips as the budget allows, so this job counts as low"
+    assert told["spent"]
 
     spent.clear()
     gate.look()
     assert gate.behind is None
+    assert "spent" not in gate.tell()

@@ -336,6 +336,11 @@ def test_run_that_lets_another_go_first_says_which_and_why() -> None:
     assert said.evidence == ("each node asks for 1 CPU, 4 chips of a TPU v4-8", "more", "2 runs")
     assert said.hint is not None
     assert "a launch with a higher `priority`" in said.hint
+    spent = explain_waiting(states[1], {**note, "why": {**why, "spent": True}})
+    assert spent is not None
+    assert spent.hint is not None
+    assert "a launch with a higher `priority`" not in spent.hint
+    assert "`budgets`" in spent.hint
     why["behind"] = {**better, "cause": "share", "theirs": 8.0, "ours": 16.0, "what": "chips of TPU v4-8"}
     assert tell_better(note) == (
         "it lets j-2 of ada go first: ada holds 8 chips of TPU v4-8, and the owner of this job 16"

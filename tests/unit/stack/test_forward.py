@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from runtime.stack.forward import TunnelFailed, open_forward
 from runtime.stack.head_way import HeadWay
 from runtime.values import replace
 from tests.services_support import wait_until
+from tests.shim_support import is_running
 
 WAY = HeadWay(head="h", project="p", zone="z")
 # Listens at the port of `-L 127.0.0.1:PORT:…`, and does not end when it is asked to.
@@ -65,14 +65,6 @@ def add_program(path: Path, text: str) -> None:
     path.chmod(0o700)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_forward_that_ssh_refuses_says_its_last_line(programs: Path) -> None:
     add_program(programs / "ssh", "#!/bin/sh\necho first >&2; echo 'Permission denied (publickey).' >&2; exit 255\n")
 
@@ -115,7 +107,7 @@ def test_forward_whose_ssh_does_not_end_is_killed(
         assert url.startswith("http://127.0.0.1:")
         ssh = int(pid.read_text())
 
-    assert wait_until(lambda: not is_alive(ssh))
+    assert wait_until(lambda: not is_running(ssh))
 
 
 def test_forward_ends_with_a_process_that_is_killed(programs: Path, tmp_path: Path) -> None:
@@ -125,4 +117,4 @@ def test_forward_ends_with_a_process_that_is_killed(programs: Path, tmp_path: Pa
     done = subprocess.run([sys.executable, "-c", KILLED], check=False)
 
     assert done.returncode == -signal.SIGKILL
-    assert wait_until(lambda: not is_alive(int(pid.read_text())))
+    assert wait_until(lambda: not is_running(int(pid.read_text())))
