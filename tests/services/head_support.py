@@ -67,10 +67,15 @@ class LabHead:
     """The head, and the nodes that Google has for it; everything ends with this process."""
 
     def __init__(
-        self, pools: Mapping[str, PoolSettings], *, idle_minutes: float = 10, environ: Mapping[str, str] | None = None
+        self,
+        pools: Mapping[str, PoolSettings],
+        *,
+        idle_minutes: float = 10,
+        budgets: Mapping[str, int] | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.cluster: Cluster = sample_cluster(
-            pools=dict(pools), idle_minutes=idle_minutes, secrets=(), cloud_logging=False
+            pools=dict(pools), idle_minutes=idle_minutes, budgets=budgets or {}, secrets=(), cloud_logging=False
         )
         self.lab = Lab({**(environ or {}), "AUTOSCALER_UPDATE_INTERVAL_S": "2", "AUTOSCALER_NODE_SSH_INTERVAL_S": "2"})
         self.folder: Path = self.lab.folder

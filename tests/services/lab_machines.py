@@ -26,7 +26,7 @@ from typing import Final
 from infra.render.cluster import PORTS
 from infra.render.startup import MACHINE_KEY, STARTUP_KEY
 from tests.infra.machine_support import MetadataServer
-from tests.services.ray_cluster import find_range
+from tests.services.ray_cluster import FRUGAL, find_range
 from tests.services_support import PATIENCE_S, require
 
 TOOLS: Final = Path(__file__).parent / "lab/bin"
@@ -40,16 +40,9 @@ _SLOT: Final = 60
 _SHARED: Final = ("gcs", "dashboard", "client")
 """Ports of the head alone."""
 _FOLDERS: Final = ("/etc/runtime-ray", "/opt/runtime-ray", "/run/runtime-ray", "/var/lib/runtime-ray")
+_READ: Final = ("/etc/runtime-ray/config",)
 _OBJECTS_BYTES: Final = 80_000_000
 _RESTART_S: Final = 1.0
-_FRUGAL: Final = {
-    "RAY_enable_worker_prestart": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_metrics_report_interval_ms": "60000",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "OMP_NUM_THREADS": "1",
-}
-"""Settings of Ray under which a node takes less of this machine."""
 
 _LOGIN: Final = """\
 #!/bin/bash
@@ -61,7 +54,16 @@ done
 cd {root}
 exec env -i {environment} bash -c "${{words}}"
 """
-_CONTAINER: Final = 'mount --bind "$0" /tmp/ray && exec bash "$@"'
+_CONTAINER: Final = """
+mount --bind "$0/var/lib/runtime-ray" /tmp/ray
+for folder in $VOLUMES; do
+  # A folder that this machine does not have, on which the container's can be mounted.
+  mkdir -p "$0/places/${folder#/etc/}"
+  mount -t overlay overlay -o "lowerdir=$0/places:/etc" /etc
+  mount --bind "$0${folder}" "${folder}"
+done
+exec bash "$@"
+"""
 
 
 class Machine:
@@ -139,7 +141,7 @@ class Machine:
         self.stop()
         self.unit = unit
         (words, environment) = self._read_unit(unit)
-        container = ["bash", "-c", _CONTAINER, str(self.root / "var/lib/runtime-ray"), *words]
+        container = ["bash", "-ec", _CONTAINER, str(self.root), *words]
         with self.log.open("ab") as log:
             self.process = self._lab.spawn(container, environment, log.fileno(), namespace=True)
 
@@ -167,13 +169,15 @@ class Machine:
             given = dict(word.split("=", 1) for word in shlex.split(text))
         words = shlex.split(fields["ExecStart"])
         at = next(at for at, word in enumerate(words) if word.startswith("--entrypoint="))
-        environment = {**_FRUGAL, "TMPDIR": "/tmp"}
+        environment = {**FRUGAL, "TMPDIR": "/tmp"}
         for word in words[:at]:
             if word.startswith("--env="):
                 name, equals, value = word.removeprefix("--env=").partition("=")
                 if equals or name in given:
                     environment[name] = value if equals else given[name]
         environment |= self.environment
+        # What programs of ours read in the container by its path; scripts name the machine's own folders.
+        environment["VOLUMES"] = " ".join(each for each in _READ if f"--volume={each}:{each}:ro" in words[:at])
         (script, *more) = words[at + 2 :]
         here = self.root / f"{Path(script).name}.here"
         here.write_text(self._localize(Path(f"{self.root}{script}").read_text()))
