@@ -113,7 +113,7 @@ class ClusterOutput:
     ports: Mapping[str, int] = field(default_factory=dict)
     pools: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, int] | None = None
-    """Person → TPU chips that the person's jobs may hold before the others of that person count as `low`; `default` is everyone else."""
+    """Person → TPU chips that the person's runs may hold before those that wait go behind others'; `default` is each other person."""
     worker_identity: str
     config_sha256: str
 

@@ -62,6 +62,7 @@ GOOGLES_ADDRESSES: Final = 4
 _NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE: Final = "lower case letters, digits and dashes, a letter first, 40 at most"
 _PROJECT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
+_MOST_CHIPS: Final = 10_000_000
 _LABEL_KEY: Final = re.compile(r"[a-z](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?)?")
 _EMAIL: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.!#$%&'+/=?^_{|}~-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
@@ -317,10 +318,14 @@ def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
 
 def _budget_problems(budgets: Mapping[str, int], path: str) -> Iterator[Problem]:
     for person, chips in budgets.items():
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}", person):
-            yield wrong(path, person, "the name of the user who launches, such as `ada`, or `default`")
-        elif chips < 0:
-            yield wrong(join(path, person), chips, "a number of TPU chips, 0 or more")
+        if not re.fullmatch(r"\S(.{0,254}\S)?", person) or not person.isprintable():
+            yield wrong(path, person, "the login name of a person who launches, such as `ada`, or `default`")
+        elif person != "default" and sorted(person.lower()) == sorted("default"):
+            yield wrong(
+                path, person, "the login name of a person who launches, or `default`", suggest(person, ["default"])
+            )
+        elif not 0 <= chips <= _MOST_CHIPS:
+            yield wrong(join(path, person), chips, f"a number of TPU chips, 0 to {_MOST_CHIPS:,}")
 
 
 def _buffer_problems(pool: PoolSettings, where: str) -> Iterator[Problem]:

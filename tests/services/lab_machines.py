@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +25,8 @@ from typing import Final
 from infra.render.cluster import PORTS
 from infra.render.startup import MACHINE_KEY, STARTUP_KEY
 from tests.infra.machine_support import MetadataServer
-from tests.services.ray_cluster import FRUGAL, find_range
+from tests.services.ports import Ports
+from tests.services.ray_cluster import FRUGAL
 from tests.services_support import PATIENCE_S, require
 
 TOOLS: Final = Path(__file__).parent / "lab/bin"
@@ -35,7 +35,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 
 SLOTS: Final = 80
 """Machines at a time."""
-_SLOT: Final = 60
+_PORTS: Final = 60
 """Ports of each machine."""
 _SHARED: Final = ("gcs", "dashboard", "client")
 """Ports of the head alone."""
@@ -69,8 +69,11 @@ exec bash "$@"
 class Machine:
     """A machine of the lab: its folder, metadata, address, and the unit that runs."""
 
-    def __init__(self, lab: Lab, name: str, address: str, slot: int, environ: Mapping[str, str]) -> None:
-        self.name, self.address, self.slot, self.environ = name, address, slot, dict(environ)
+    def __init__(self, lab: Lab, name: str, address: str, environ: Mapping[str, str]) -> None:
+        self.name, self.address, self.environ = name, address, dict(environ)
+        self._ports = Ports(_PORTS)
+        if not lab.machines:
+            lab.first_port = self._ports.first
         self.root = lab.folder / name
         self.metadata = MetadataServer()
         self.unit: str | None = None
@@ -88,10 +91,10 @@ class Machine:
 
     @property
     def ports(self) -> dict[str, int]:
-        first = self._lab.first_port + _SLOT * self.slot
+        first, of_head = self._ports.first, self._lab.first_port
         own = {name: first + at for at, name in enumerate(PORTS)}
-        shared = {name: self._lab.first_port + list(PORTS).index(name) for name in _SHARED}
-        return {**own, **shared, "worker_min": first + len(PORTS), "worker_max": first + _SLOT - 1}
+        shared = {name: of_head + list(PORTS).index(name) for name in _SHARED}
+        return {**own, **shared, "worker_min": first + len(PORTS), "worker_max": first + _PORTS - 1}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -158,6 +161,7 @@ class Machine:
         if self._script is not None:
             _kill(self._script)
         self.metadata.stop()
+        self._ports.close()
 
     def _read_unit(self, unit: str) -> tuple[list[str], dict[str, str]]:
         """Return the words that the unit's container runs, and their environment."""
@@ -217,12 +221,12 @@ class Lab:
         require("ray", Path(sys.executable).with_name("ray").exists(), "make test")
         self.environ = dict(environ)
         self.folder = Path(tempfile.mkdtemp(prefix="lab-"))
-        self.first_port = find_range(_SLOT * SLOTS)
         self.machines: dict[str, Machine] = {}
         (self.folder / "logins").mkdir()
         # The mount point that stands for a container's own folder.
         Path("/tmp/ray").mkdir(exist_ok=True)
-        self._slots, self._addresses = deque(range(SLOTS)), 0
+        self.first_port, self._addresses = 0, 0
+        # Of the head, which is added first; and how many addresses there were.
         # A child is killed when the thread that started it ends, so this one lives as long as the lab.
         self._spawner = ThreadPoolExecutor(1)
         self._booting = ThreadPoolExecutor(SLOTS)
@@ -247,7 +251,7 @@ class Lab:
 
     def add(self, name: str, address: str, **environ: str) -> Machine:
         with self.lock:
-            machine = Machine(self, name, address, self._slots.popleft(), environ)
+            machine = Machine(self, name, address, environ)
             self.machines[name] = machine
             return machine
 
@@ -262,7 +266,6 @@ class Lab:
                 return
             self.login_of(machine.address).unlink(missing_ok=True)
             machine.switch_off()
-            self._slots.append(machine.slot)
 
     def systemctl(self, name: str, verb: str, *units: str) -> tuple[int, str]:
         """Carry out what a machine's `systemctl` was asked; returns exit code and output."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.services.ports import Ports
 from tests.services_support import PATIENCE_S, require, wait_until
 
 # In the order of the ports of a node, after the base of the node.
@@ -54,7 +53,8 @@ class RayCluster:
         self._environ = {**os.environ, **FRUGAL, **environ}
         # Unix sockets have short names, and a folder of a test has a long one.
         self._folder = tempfile.mkdtemp(prefix="ray-")
-        self._base = find_range(_STEP * (_NODES + 1))
+        self._ports = Ports(_STEP * (_NODES + 1))
+        self._base = self._ports.first
         self._going: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -95,6 +95,7 @@ class RayCluster:
     def close(self) -> None:
         for number in list(self._going):
             self.kill(number)
+        self._ports.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def read(self, path: str) -> Any:
@@ -170,16 +171,3 @@ def tell_of_jobs(read: Callable[[str], Any]) -> str:
     ]
     cluster = read("/api/cluster_status")
     return "\n".join(map(str, (jobs, drivers, *found, cluster)))
-
-
-def find_range(count: int) -> int:
-    """The first of `count` ports below the ephemeral ones, of which none listens now."""
-    while True:
-        base = random.randrange(20000, 32000 - count)
-        try:
-            for port in range(base, base + count, 10):
-                with socket.socket() as opened:
-                    opened.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return base

@@ -44,7 +44,7 @@ def test_person_over_budget_goes_behind_others_whatever_the_priority_until_the_b
 
     lab.bench.wait_for(lambda: lab.begun() == ["busy", "bob"])
     said = explain(read_facts(ada))
-    assert "ada holds as many TPU chips as the budget allows, so this job counts as low" in said.evidence
+    assert "ada holds 0 TPU chips, and the budget is 0" in said.evidence
     eve = lab.launch("eve", 1, owner="eve")
     lab.bench.wait_for(lambda: waits(eve, 1))
     # As the head's watcher does once the stack has another budget.

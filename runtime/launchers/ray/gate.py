@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 from runtime.launchers.ray import turns
 from runtime.launchers.ray.turns import Better, Chances, Claim, Demand
 from runtime.launchers.ray.view import NodeView
+from runtime.units import count_noun
 from runtime.values import fields
 
 SETTLE_S: Final = 1.0
@@ -120,7 +121,7 @@ class Gate:
 
     def tell(self) -> dict[str, Any]:
         """Who waits before our runs, for the driver's note: the one `behind` which they wait if the gate is closed, lines on
-        those that go `before` them, and whether the owner's budget is `spent`."""
+        those that go `before` them, and the budget of their owner if it is `spent`."""
         with self._lock:
             told = self._try(self._tell_order) or {"before": []}
             behind = self.behind and {each.name: getattr(self.behind, each.name) for each in fields(self.behind)}
@@ -131,18 +132,21 @@ class Gate:
         self._board = self._make = None
 
     def _see(self, board: Claims) -> tuple[Claim, list[Claim]]:
-        """Our claim and those of others, as their owners' budgets leave them."""
-        mine, *others = turns.apply_budgets([self._claim(), *board.read()], self._budgets())
+        """Our claim and those of others, marked where a budget is used up."""
+        claims = [self._claim(), *board.read()]
+        mine, *others = turns.mark_spent(claims, turns.find_spent(claims, self._budgets()))
         return mine, others
 
     def _tell_order(self, board: Claims) -> dict[str, Any]:
-        mine, others = self._see(board)
+        claims = [self._claim(), *board.read()]
+        found = turns.find_spent(claims, self._budgets())
+        mine, *others = turns.mark_spent(claims, found)
         before = turns.tell_order(mine, others)
-        if mine.demand.priority is self.demand.priority:
+        if not mine.spent:
             return {"before": before}
-        whose = self.demand.owner or "the owner of this job"
-        spent = f"{whose} holds as many TPU chips as the budget allows, so this job counts as low"
-        return {"before": [spent, *before], "spent": True}
+        spent = found[mine.demand.owner]
+        line = f"{spent.owner} holds {count_noun(round(spent.held), 'TPU chip')}, and the budget is {spent.budget:g}"
+        return {"before": [line, *before], "spent": {each.name: getattr(spent, each.name) for each in fields(spent)}}
 
     def _judge(self, board: Claims, place: Sequence[str]) -> Better | None:
         (mine, others), spare = self._see(board), len(self._granted)

@@ -25,8 +25,7 @@ _FAULTS_OF_HEAD: Final = (
 """Kinds of errors that a head has just after its start. A submission of ours names no runtime environment that could fail."""
 
 _NEXT_TURN: Final = "it asks again once that run has begun, or has not taken what is kept for it"
-_WOULD_GO_FIRST: Final = "only a launch with a higher `priority` would go before it"
-_SPENT: Final = "it counts as low until runs of its owner end; `budgets` of the head's stack has the numbers"
+_WITHIN: Final = " of somebody within the budget"
 
 
 def has_ended(info: Mapping[str, Any]) -> bool:
@@ -104,8 +103,7 @@ def explain_waiting(
     asks = f"each node asks for {_tell_wants(note)}"
     found = (*why.get("evidence", ()), *why.get("before", ()))
     if (better := tell_better(note)) is not None:
-        then = _SPENT if why.get("spent") else _WOULD_GO_FIRST
-        return Explanation(sentence=better, evidence=(asks, *found), hint=f"{_NEXT_TURN}; {then}")
+        return Explanation(sentence=better, evidence=(asks, *found), hint=f"{_NEXT_TURN}; {_tell_what_helps(why)}")
     if "sentence" not in why:
         return Explanation(
             sentence="it waits for room on the cluster",
@@ -123,14 +121,31 @@ def explain_waiting(
 
 def tell_better(note: Mapping[str, Any] | None) -> str | None:
     """`it lets j-… of ada (priority high) go first`; None if the driver's runs let nobody go first."""
-    better = ((note or {}).get("why") or {}).get("behind")
-    if not better:
+    why = (note or {}).get("why") or {}
+    if not (better := why.get("behind")):
         return None
     whose = f" of {better['owner']}" if better["owner"] else ""
     if better["cause"] == "priority":
         return f"it lets {better['job']}{whose} (priority {better['priority']}) go first"
+    if better["cause"] == "budget":
+        spent = why.get("spent")
+        holds = (
+            f"{spent['owner']} holds {spent['held']:g} TPU chips, and the budget is {spent['budget']:g}"
+            if spent
+            else ""
+        )
+        return f"it lets {better['job']}{whose} go first: {holds or 'its own owner was over the budget'}"
     holds = f"{better['owner'] or 'its owner'} holds {better['theirs']:g} {better['what']}"
     return f"it lets {better['job']}{whose} go first: {holds}, and the owner of this job {better['ours']:g}"
+
+
+def _tell_what_helps(why: Mapping[str, Any]) -> str:
+    spent = why.get("spent")
+    if why["behind"]["cause"] != "budget" or not spent:
+        return f"only a launch with a higher `priority`{_WITHIN if spent else ''} would go before it"
+    if not spent["budget"]:
+        return f"with a budget of 0, {spent['owner']} goes behind all who are within theirs"
+    return f"{spent['owner']} goes behind all who are within their budgets until less than {spent['budget']:g} chips are held"
 
 
 def _tell_wants(note: Mapping[str, Any] | None) -> str:

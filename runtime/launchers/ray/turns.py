@@ -1,12 +1,12 @@
 """Whose turn it is when a run gets a place: the claims of a head's drivers, and which of them is better than ours. Pure.
 
-A driver whose run is given a place by Ray gives it back if a run that waits has the better claim to it: a higher priority, or
-the same one and an owner who holds less. docs/decisions/turns-on-ray.md has the reasons.
+A driver whose run is given a place by Ray gives it back if a run that waits has the better claim to it: an owner within the
+budget, then a higher priority, then an owner who holds less. docs/decisions/turns-on-ray.md has the reasons.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -28,10 +28,12 @@ _EPSILON: Final = 1e-6
 
 class Cause(StrEnum):
     PRIORITY = "priority"
+    BUDGET = "budget"
+    """Its owner is within the budget, ours is not, and its priority is not higher."""
     SHARE = "share"
 
 
-CHANCE_S: Final = {Cause.PRIORITY: 3600.0, Cause.SHARE: 10.0}
+CHANCE_S: Final = {Cause.PRIORITY: 3600.0, Cause.BUDGET: 10.0, Cause.SHARE: 10.0}
 """How long places are kept for a run that does not take one, since the last one became free for it."""
 REST: Final = 12.0
 """After how many times this it has another chance."""
@@ -71,6 +73,23 @@ class Claim:
     holding: int = 0
     taken: int = 0
     """Places that its runs have taken so far."""
+    spent: bool = False
+    """Whether its owner holds as many TPU chips as the budget, or more."""
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Greater goes first, whatever is held."""
+        return not self.spent, RANKS[self.demand.priority]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """A budget that is used up."""
+
+    owner: str
+    held: float
+    """TPU chips, of all types together."""
+    budget: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +122,12 @@ class Chances:
     known: dict[tuple[object, ...], Chance] = field(default_factory=dict)
 
     def has(self, key: tuple[object, ...], cause: Cause, *, taken: int, ready: int, now: float) -> bool:
-        """Whether the claims of a key may still go first.
+        """Whether the claims of a key may still go first, for this cause: near a budget it changes from moment to moment.
 
         `taken` counts the places that they took, `ready` those of one run that have room now. A chance begins again whenever a
         place was taken, and with each further one that has room.
         """
+        key = (cause, *key)
         span, before = CHANCE_S[cause], self.known.get(key)
         rested = before is not None and not 0 <= now - before.since < span * (1 + REST)
         if before is None or rested or before.taken != taken or ready > before.ready:
@@ -138,19 +158,24 @@ def make_demand(order: Mapping[str, Any], job: str) -> Demand:
     )
 
 
-def apply_budgets(claims: Sequence[Claim], budgets: Mapping[str, float]) -> list[Claim]:
-    """The claims, with those for TPUs of an owner who holds as many chips as the budget as of low priority."""
+def find_spent(claims: Sequence[Claim], budgets: Mapping[str, float]) -> dict[str, Spent]:
+    """Owner → the budget that is used up. Who has no name has no budget."""
     held: dict[str, float] = {}
     for each in claims:
-        if each.demand.kind.startswith(_TPU):
-            held[each.demand.owner] = held.get(each.demand.owner, 0.0) + each.holding * each.demand.units
+        if (owner := each.demand.owner) and each.demand.kind.startswith(_TPU):
+            held[owner] = held.get(owner, 0.0) + each.holding * each.demand.units
+    limits = {owner: budgets.get(owner, budgets.get(EVERYONE_ELSE)) for owner in held}
+    return {
+        owner: Spent(owner=owner, held=held[owner], budget=limit)
+        for owner, limit in limits.items()
+        if limit is not None and held[owner] >= limit
+    }
 
-    def is_spent(demand: Demand) -> bool:
-        budget = budgets.get(demand.owner, budgets.get(EVERYONE_ELSE))
-        return budget is not None and demand.kind.startswith(_TPU) and held.get(demand.owner, 0.0) >= budget
 
+def mark_spent(claims: Sequence[Claim], spent: Mapping[str, Spent]) -> list[Claim]:
+    """The claims; those for TPUs whose owner's budget is used up say so."""
     return [
-        replace(each, demand=replace(each.demand, priority=Priority.LOW)) if is_spent(each.demand) else each
+        replace(each, spent=True) if each.demand.owner in spent and each.demand.kind.startswith(_TPU) else each
         for each in claims
     ]
 
@@ -168,18 +193,19 @@ def list_rivals(mine: Claim, others: Sequence[Claim], spare: int = 0) -> list[tu
         them = each.demand
         if not each.waiting or them.kind != us.kind:
             continue
-        if RANKS[them.priority] > RANKS[us.priority]:
-            found.append((each, Cause.PRIORITY))
-        elif them.priority == us.priority and them.owner != us.owner:
+        if each.rank > mine.rank:
+            higher = RANKS[them.priority] > RANKS[us.priority]
+            found.append((each, Cause.PRIORITY if higher else Cause.BUDGET))
+        elif each.rank == mine.rank and them.owner != us.owner:
             more = them.units * min(spare + 1, each.waiting)
             if held.get(them.owner, 0.0) + more <= held.get(us.owner, 0.0) + _EPSILON:
                 found.append((each, Cause.SHARE))
 
-    def rank(rival: tuple[Claim, Cause]) -> tuple[object, ...]:
-        them = rival[0].demand
-        return -RANKS[them.priority], held.get(them.owner, 0.0), rival[0].since, them.job
+    def order(rival: tuple[Claim, Cause]) -> tuple[object, ...]:
+        claim, them = rival[0], rival[0].demand
+        return claim.spent, -RANKS[them.priority], held.get(them.owner, 0.0), claim.since, them.job
 
-    return sorted(found, key=rank)
+    return sorted(found, key=order)
 
 
 def find_better(
@@ -212,25 +238,39 @@ def find_better(
     )
 
 
+class _Able:
+    """The nodes that could hold a place, by how much of what it needs is free there; of equal ones the last by name is best."""
+
+    def __init__(self, need: Mapping[str, float], nodes: Mapping[str, NodeView]) -> None:
+        self._shares = {name: _readiness(need, node.free) for name, node in nodes.items() if fits(need, node.total)}
+        self._sorted = sorted((share, name) for name, share in self._shares.items())
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def count_better(self, name: str) -> int | None:
+        share = self._shares.get(name)
+        return None if share is None else len(self._sorted) - 1 - bisect_left(self._sorted, (share, name))
+
+    def count_ready(self, places: int) -> int:
+        """How many of so many places have room now."""
+        return sum(share >= 1 for share, _ in self._sorted[-places:])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Keeper:
     """A better claim that the nodes could serve."""
 
     claim: Claim
     cause: Cause
-    able: Mapping[str, float]
-    """Node → how much of what a place needs is free there, of the nodes that could hold one."""
-    sorted: Sequence[float]
-    """The values of `able`, rising."""
+    able: _Able
     taken: int
     """Places that the claims like this one have taken."""
 
     def wants(self, name: str, wanted: int) -> bool:
         """Whether a node is among the best for this claim, after `wanted` nodes for others."""
-        if name not in self.able:
-            return False
-        better = len(self.sorted) - bisect_right(self.sorted, self.able[name])
-        return better < wanted + self.count
+        better = self.able.count_better(name)
+        return better is not None and better < wanted + self.count
 
     @property
     def count(self) -> int:
@@ -239,13 +279,17 @@ class _Keeper:
 
 def _list_keepers(mine: Claim, others: Sequence[Claim], nodes: Mapping[str, NodeView], spare: int) -> list[_Keeper]:
     """The best first."""
-    found = []
+    found: list[_Keeper] = []
+    known: dict[tuple[tuple[str, float], ...], _Able] = {}
+    taken: dict[tuple[object, ...], int] = {}
+    for each in others:
+        taken[each.demand.key] = taken.get(each.demand.key, 0) + each.taken
     for rival, cause in list_rivals(mine, others, spare):
         them = rival.demand
-        able = {name: _readiness(them.need, node.free) for name, node in nodes.items() if fits(them.need, node.total)}
+        need = tuple(them.need.items())
+        able = known[need] = known.get(need) or _Able(them.need, nodes)
         if len(able) >= them.places:
-            taken = sum(each.taken for each in others if each.demand.key == them.key)
-            found.append(_Keeper(claim=rival, cause=cause, able=able, sorted=sorted(able.values()), taken=taken))
+            found.append(_Keeper(claim=rival, cause=cause, able=able, taken=taken[them.key]))
     return found
 
 
@@ -253,7 +297,7 @@ def _find_keeper(keepers: Sequence[_Keeper], place: Sequence[str], chances: Chan
     wanted = 0
     for each in keepers:
         them = each.claim.demand
-        ready = min(them.places, sum(share >= 1 for share in each.sorted[-them.places :]))
+        ready = each.able.count_ready(them.places)
         if not any(each.wants(name, wanted) for name in place):
             wanted += each.count
         elif chances.has(them.key, each.cause, taken=each.taken, ready=ready, now=now):
@@ -302,15 +346,18 @@ def tell_order(mine: Claim, others: Sequence[Claim]) -> list[str]:
     """Lines on who waits before our runs, for `explain`."""
     us = mine.demand
     before = {cause: sum(each.waiting for each, why in list_rivals(mine, others) if why is cause) for cause in Cause}
-    lines = []
-    if count := before[Cause.PRIORITY]:
-        lines.append(f"{count_noun(count, 'run')} of higher priority than {us.priority.value} ask for {us.kind} too")
-    if count := before[Cause.SHARE]:
-        held = count_held(us.kind, [mine, *others]).get(us.owner, 0.0)
-        whose = f"{us.owner} holds" if us.owner else "the owner of this job holds"
-        what = name_units(us.kind)
-        lines.append(f"{count_noun(count, 'run')} of people who hold fewer {what} ask too; {whose} {held:g}")
-    return lines
+    held = count_held(us.kind, [mine, *others]).get(us.owner, 0.0)
+    holds = f"{us.owner} holds" if us.owner else "the owner of this job holds"
+    whose = {
+        Cause.PRIORITY: (f"of higher priority than {us.priority.value}", f"for {us.kind} too"),
+        Cause.BUDGET: ("of people within their budgets", f"for {us.kind} too"),
+        Cause.SHARE: (f"of people who hold fewer {name_units(us.kind)}", f"too; {holds} {held:g}"),
+    }
+    return [
+        f"{count_noun(before[cause], 'run')} {of} {'asks' if before[cause] == 1 else 'ask'} {rest}"
+        for cause, (of, rest) in whose.items()
+        if before[cause]
+    ]
 
 
 def _readiness(need: Mapping[str, float], free: Mapping[str, float]) -> float:

@@ -16,15 +16,17 @@ from runtime.launchers.ray.turns import (
     Chances,
     Claim,
     Demand,
-    apply_budgets,
     find_better,
+    find_spent,
     find_spots,
     give_back,
     list_rivals,
     make_demand,
+    mark_spent,
     tell_order,
 )
 from runtime.launchers.ray.view import NodeView
+from runtime.values import replace
 
 HOST = {"TPU": 4.0, "TPU-v4-8-head": 1.0, "CPU": 120.0}
 NEED = {"TPU": 4.0, "TPU-v4-8-head": 1.0, "CPU": 1.0}
@@ -60,33 +62,76 @@ def better(
 
 
 @pytest.mark.parametrize(
-    ("budgets", "left"),
+    ("budgets", "spent"),
     [
-        ({}, ["urgent", "normal", "normal"]),
-        ({"ada": 12}, ["urgent", "normal", "normal"]),
-        ({"ada": 11}, ["low", "normal", "normal"]),
-        ({"default": 8}, ["low", "normal", "normal"]),
-        ({"ada": 100, "default": 0}, ["urgent", "low", "normal"]),
+        ({}, []),
+        ({"ada": 12}, []),
+        ({"ada": 11}, ["ada"]),
+        ({"default": 8}, ["ada"]),
+        ({"ada": 100, "default": 0}, ["bob"]),
     ],
 )
-def test_claims_of_people_who_hold_their_budget_count_as_low(budgets: dict[str, float], left: list[str]) -> None:
+def test_budgets_count_the_tpu_chips_of_all_types_and_concern_no_other_runs(
+    budgets: dict[str, float], spent: list[str]
+) -> None:
     mine = claim("ada", "urgent", holding=1)
     of_mine = claim("ada", holding=1, waiting=0, kind="TPU v5litepod-8", units=7.0)
-    theirs = claim("bob")
     on_cpus = claim("ada", kind="CPU", need={"CPU": 1.0}, units=1.0, holding=50)
+    claims = [mine, claim("bob"), claim(""), on_cpus, of_mine]
 
-    found = apply_budgets([mine, theirs, on_cpus, of_mine], budgets)
+    found = find_spent(claims, budgets)
 
-    assert [each.demand.priority.value for each in found[:3]] == left
-    assert [each.holding for each in found] == [1, 0, 50, 1]
+    assert list(found) == spent
+    assert {each.held for each in found.values()} <= {11.0, 0.0}
+    marked = [each.demand.owner for each in mark_spent(claims, found) if each.spent]
+    assert marked == [each.demand.owner for each in (mine, claims[1], of_mine) if each.demand.owner in spent]
 
 
-def test_run_of_a_person_over_budget_gives_its_place_to_one_of_lower_priority() -> None:
-    mine, theirs = claim("ada", "urgent", holding=4), claim("bob", "normal", holding=8)
+def spend(claim: Claim) -> Claim:
+    return replace(claim, spent=True)
 
-    kept, (low, rival) = better(mine, theirs), apply_budgets([mine, theirs], {"ada": 16})
 
-    assert (kept, better(low, rival), better(rival, low)) == (None, ("j-bob", Cause.PRIORITY), None)
+BUDGETS: list[tuple[str, Claim, Claim, tuple[str, Cause] | None]] = [
+    ("within before over", spend(claim("ada")), claim("bob", holding=8), ("j-bob", Cause.BUDGET)),
+    ("a lower priority within", spend(claim("ada", "urgent")), claim("bob", "low", holding=8), ("j-bob", Cause.BUDGET)),
+    ("a higher priority within", spend(claim("ada")), claim("bob", "high", holding=8), ("j-bob", Cause.PRIORITY)),
+    ("over behind within", claim("ada", "low", holding=8), spend(claim("bob", "urgent")), None),
+    ("the higher one of two over", spend(claim("ada")), spend(claim("bob", "high")), ("j-bob", Cause.PRIORITY)),
+    ("the lower one of two over", spend(claim("ada", "high", holding=2)), spend(claim("bob")), None),
+    ("the smaller share of two over", spend(claim("ada", holding=3)), spend(claim("bob")), ("j-bob", Cause.SHARE)),
+    (
+        "one's own higher one",
+        spend(claim("ada", "low")),
+        spend(claim("ada", "high", job="j-x")),
+        ("j-x", Cause.PRIORITY),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "expected"), [case[1:] for case in BUDGETS], ids=[case[0] for case in BUDGETS]
+)
+def test_place_goes_to_who_is_within_the_budget_first(
+    mine: Claim, other: Claim, expected: tuple[str, Cause] | None
+) -> None:
+    assert better(mine, other) == expected
+
+
+def test_budget_that_is_used_up_from_time_to_time_gives_a_stuck_claim_no_new_hour() -> None:
+    chances, stuck = Chances(), claim("bob", "high")
+    ours = claim("ada", "normal"), claim("ada", "urgent", job="j-ada")
+
+    def is_kept(now: float, mine: Claim) -> bool:
+        return find_better(mine, [stuck], ["n0"], hosts(1), chances, now=now) is not None
+
+    # For an urgent run it goes first by the budget alone, and for ten seconds; for a normal one by its priority.
+    assert is_kept(0, ours[0])
+    assert is_kept(3500, spend(ours[1]))
+    assert not is_kept(3511, spend(ours[1]))
+    assert is_kept(3520, ours[0])
+    assert not is_kept(3601, ours[0])
+    assert is_kept(3700, spend(ours[1]))
+    assert not is_kept(3711, ours[0])
 
 
 # priority and shares
@@ -186,8 +231,8 @@ def test_only_the_nodes_that_are_becoming_free_first_are_kept() -> None:
 
     high = claim("bob", "high", kind="GPU", need=eight, units=8.0)
     assert kept(high) == ["b"]
-    assert kept(claim("bob", "high", kind="GPU", need=eight, places=2)) == ["b", "c", "d"]  # one of the two equal ones
-    assert kept(high, claim("eve", "urgent", kind="GPU", need=eight)) == ["b", "c", "d"]
+    assert kept(claim("bob", "high", kind="GPU", need=eight, places=2)) == ["b", "d"]  # one of the two equal ones
+    assert kept(high, claim("eve", "urgent", kind="GPU", need=eight)) == ["b", "d"]
     assert kept(claim("bob", "high", waiting=9, kind="GPU", need=eight)) == ["a", "b", "c", "d"]
 
 
@@ -206,8 +251,10 @@ def test_room_that_is_kept_for_nobody_is_found_while_places_are_kept() -> None:
     assert spots == ["b", "b", "d", "d", "d"]
 
 
-def test_nodes_are_looked_at_once_for_each_claim_while_spots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drivers look every two seconds: each node once more for each node would take minutes with a thousand nodes."""
+def test_nodes_are_looked_at_once_for_all_claims_of_one_size_while_spots_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Drivers look every two seconds: each node once more for each node, or each claim, would take minutes with a thousand."""
     looks, fits = [], turns.fits
     monkeypatch.setattr(turns, "fits", lambda need, total: looks.append(need) or fits(need, total))
     rivals = [claim(f"u{number}", "high", kind="GPU", need={"GPU": 8.0}) for number in range(5)]
@@ -216,7 +263,7 @@ def test_nodes_are_looked_at_once_for_each_claim_while_spots_are_found(monkeypat
     spots = find_spots(mine, rivals, gpus(**{f"n{free}": free % 8 for free in range(40)}), Chances(), now=0)
 
     assert len(set(spots)) == 30
-    assert len(looks) == 5 * 40
+    assert len(looks) == 40
 
 
 # chances
@@ -304,6 +351,6 @@ def test_runs_that_wait_before_ours_are_counted() -> None:
 
     assert tell_order(claim(holding=2), others) == [
         "1,200 runs of higher priority than normal ask for TPU v4-8 too",
-        "1 run of people who hold fewer chips of TPU v4-8 ask too; ada holds 8",
+        "1 run of people who hold fewer chips of TPU v4-8 asks too; ada holds 8",
     ]
     assert tell_order(claim(), []) == []

@@ -336,15 +336,35 @@ def test_run_that_lets_another_go_first_says_which_and_why() -> None:
     assert said.evidence == ("each node asks for 1 CPU, 4 chips of a TPU v4-8", "more", "2 runs")
     assert said.hint is not None
     assert "a launch with a higher `priority`" in said.hint
-    spent = explain_waiting(states[1], {**note, "why": {**why, "spent": True}})
-    assert spent is not None
-    assert spent.hint is not None
-    assert "a launch with a higher `priority`" not in spent.hint
-    assert "`budgets`" in spent.hint
     why["behind"] = {**better, "cause": "share", "theirs": 8.0, "ours": 16.0, "what": "chips of TPU v4-8"}
     assert tell_better(note) == (
         "it lets j-2 of ada go first: ada holds 8 chips of TPU v4-8, and the owner of this job 16"
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "budget", "sentence", "hint"),
+    [
+        ("budget", 8, "j-2 of ada go first: bob holds 8 TPU chips, and the budget is 8", "until less than 8 chips are"),
+        ("budget", 0, "j-2 of ada go first: bob holds 8 TPU chips, and the budget is 0", "with a budget of 0, bob"),
+        ("budget", None, "j-2 of ada go first: its own owner was over the budget", "a launch with a higher `priority`"),
+        ("priority", 8, "j-2 of ada (priority high) go first", "`priority` of somebody within the budget would"),
+    ],
+)
+def test_run_over_budget_says_what_is_held_and_what_would_help(
+    cause: str, budget: float | None, sentence: str, hint: str
+) -> None:
+    behind = {"job": "j-2", "owner": "ada", "priority": "high", "cause": cause, "theirs": 8, "ours": 0, "what": "x"}
+    spent = {} if budget is None else {"spent": {"owner": "bob", "held": 8.0, "budget": budget}}
+    note = {"runs": {"0": {"state": "waiting"}}, "wants": wants("v4-8"), "why": {"behind": behind, **spent}}
+
+    states = read_states("j-1-e1-p0-abc", {"status": "RUNNING"}, note)
+    said = explain_waiting(states[1], note)
+
+    assert said is not None
+    assert states[1].message == said.sentence == f"it lets {sentence}"
+    assert said.hint is not None
+    assert hint in said.hint
 
 
 @pytest.mark.parametrize(
@@ -354,7 +374,8 @@ def test_run_that_lets_another_go_first_says_which_and_why() -> None:
         ({"clusters": {"a": {"head": "h", "budgets": {"ada": 1}}, "b": {"head": "g"}}}, {"ada": 1.0}),
         ({"clusters": {"main": {"head": "h"}}}, {}),
         ({"clusters": {"main": {"head": "h", "budgets": ["ada"]}}}, {}),
-        ({"clusters": {"main": {"head": "h", "budgets": {"ada": "many"}}}}, {}),
+        ({"clusters": {"main": {"head": "h", "budgets": {"ada": "many", "bob": None, "eve": 4}}}}, {"eve": 4.0}),
+        ({"clusters": {"main": {"head": "h", "budgets": {"ada": 10**400, "bob": -1, "eve": True}}}}, {}),
         ({"clusters": 7}, {}),
         ([], {}),
     ],
