@@ -128,13 +128,10 @@ def tell_better(note: Mapping[str, Any] | None) -> str | None:
     if better["cause"] == "priority":
         return f"it lets {better['job']}{whose} (priority {better['priority']}) go first"
     if better["cause"] == "budget":
-        spent = why.get("spent")
-        holds = (
-            f"{spent['owner']} holds {spent['held']:g} TPU chips, and the budget is {spent['budget']:g}"
-            if spent
-            else ""
-        )
-        return f"it lets {better['job']}{whose} go first: {holds or 'its own owner was over the budget'}"
+        reason = "the owner of this job was over the budget"
+        if spent := why.get("spent"):
+            reason = f"{spent['owner']} holds {spent['held']:g} TPU chips, and the budget is {spent['budget']:g}"
+        return f"it lets {better['job']}{whose} go first: {reason}"
     holds = f"{better['owner'] or 'its owner'} holds {better['theirs']:g} {better['what']}"
     return f"it lets {better['job']}{whose} go first: {holds}, and the owner of this job {better['ours']:g}"
 

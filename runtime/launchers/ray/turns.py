@@ -287,7 +287,9 @@ def _list_keepers(mine: Claim, others: Sequence[Claim], nodes: Mapping[str, Node
     for rival, cause in list_rivals(mine, others, spare):
         them = rival.demand
         need = tuple(them.need.items())
-        able = known[need] = known.get(need) or _Able(them.need, nodes)
+        if need not in known:
+            known[need] = _Able(them.need, nodes)
+        able = known[need]
         if len(able) >= them.places:
             found.append(_Keeper(claim=rival, cause=cause, able=able, taken=taken[them.key]))
     return found

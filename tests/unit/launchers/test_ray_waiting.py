@@ -347,7 +347,12 @@ def test_run_that_lets_another_go_first_says_which_and_why() -> None:
     [
         ("budget", 8, "j-2 of ada go first: bob holds 8 TPU chips, and the budget is 8", "until less than 8 chips are"),
         ("budget", 0, "j-2 of ada go first: bob holds 8 TPU chips, and the budget is 0", "with a budget of 0, bob"),
-        ("budget", None, "j-2 of ada go first: its own owner was over the budget", "a launch with a higher `priority`"),
+        (
+            "budget",
+            None,
+            "j-2 of ada go first: the owner of this job was over the budget",
+            "a launch with a higher `priority`",
+        ),
         ("priority", 8, "j-2 of ada (priority high) go first", "`priority` of somebody within the budget would"),
     ],
 )
