@@ -15,5 +15,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         used = getattr(item, "funcargs", {})
         # A bench tells of its server too.
         if name := next((each for each in ("bench", "head", "ray_cluster") if hasattr(used.get(each), "tell")), None):
-            report.sections.append((f"what `{name}` tells", used[name].tell()))
+            try:
+                told = used[name].tell()
+            except Exception as problem:  # the server's, which may be what failed
+                told = f"nothing: {problem!r}"
+            report.sections.append((f"what `{name}` tells", told))
     return report
