@@ -225,8 +225,9 @@ class Lab:
         (self.folder / "logins").mkdir()
         # The mount point that stands for a container's own folder.
         Path("/tmp/ray").mkdir(exist_ok=True)
-        self.first_port, self._addresses = 0, 0
-        # Of the head, which is added first; and how many addresses there were.
+        self.first_port = 0
+        """Of the head, which is added first."""
+        self._addresses = 0
         # A child is killed when the thread that started it ends, so this one lives as long as the lab.
         self._spawner = ThreadPoolExecutor(1)
         self._booting = ThreadPoolExecutor(SLOTS)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from runtime.launchers.ray import turns
-from runtime.launchers.ray.turns import Better, Chances, Claim, Demand
+from runtime.launchers.ray.turns import Better, Chances, Claim, Demand, Spent
 from runtime.launchers.ray.view import NodeView
 from runtime.units import count_noun
 from runtime.values import fields
@@ -133,14 +133,16 @@ class Gate:
 
     def _see(self, board: Claims) -> tuple[Claim, list[Claim]]:
         """Our claim and those of others, marked where a budget is used up."""
-        claims = [self._claim(), *board.read()]
-        mine, *others = turns.mark_spent(claims, turns.find_spent(claims, self._budgets()))
+        (mine, *others), _ = self._read(board)
         return mine, others
 
-    def _tell_order(self, board: Claims) -> dict[str, Any]:
+    def _read(self, board: Claims) -> tuple[list[Claim], dict[str, Spent]]:
         claims = [self._claim(), *board.read()]
-        found = turns.find_spent(claims, self._budgets())
-        mine, *others = turns.mark_spent(claims, found)
+        spent = turns.find_spent(claims, self._budgets())
+        return turns.mark_spent(claims, spent), spent
+
+    def _tell_order(self, board: Claims) -> dict[str, Any]:
+        (mine, *others), found = self._read(board)
         before = turns.tell_order(mine, others)
         if not mine.spent:
             return {"before": before}
