@@ -227,8 +227,7 @@ class RedisServer(Service):
 
 
 _PORTS = range(10_000, 13_000)
-"""Below the kernel's ephemeral ports; `scripts/kubernetes` uses the next ones, and the tests run `scripts/slurm` with
-those from 21000 on."""
+"""Below the kernel's ephemeral ports; `scripts/kubernetes` uses the next ones, and rows of `tests.ports` begin at 20000."""
 _held: list[int] = []
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from tests.ports import Ports
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "slurm"
 INSTALL = "scripts/slurm install"
-PORTS = 20
 
 
 def find_missing() -> str | None:
@@ -32,10 +31,11 @@ class Slurm:
         self.folder = Path(tempfile.mkdtemp(prefix="rr-slurm-"))
         self.conf = self.folder / "lab" / "slurm.conf"
         self._accounting = accounting
+        self._ports = Ports(20)
         self._settings = settings
 
     def start(self) -> Self:
-        options = ["--owner", str(os.getpid()), "--port", str(_free_ports())]
+        options = ["--owner", str(os.getpid()), "--port", str(self._ports.first)]
         options += [] if self._accounting else ["--without-accounting"]
         for name, value in self._settings.items():
             options += ["--set", f"{name}={value}"]
@@ -49,6 +49,7 @@ class Slurm:
         """Stop it; stopping twice changes nothing."""
         _script("stop", str(self.folder / "lab"))
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._ports.close()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -92,24 +93,3 @@ def _script(*words: str) -> subprocess.CompletedProcess[str]:
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
-
-
-def _free_ports() -> int:
-    """Find the first of a row of free ports."""
-    for base in range(21000 + os.getpid() % 400 * 20, 32000, PORTS):
-        if all(_is_free(port) for port in _used(base)):
-            return base
-    raise RuntimeError("no row of free ports")
-
-
-def _used(base: int) -> Sequence[int]:
-    return [base, base + 1, base + 2, *range(base + 11, base + 15)]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True

@@ -25,7 +25,7 @@ from typing import Final
 from infra.render.cluster import PORTS
 from infra.render.startup import MACHINE_KEY, STARTUP_KEY
 from tests.infra.machine_support import MetadataServer
-from tests.services.ports import Ports
+from tests.ports import Ports
 from tests.services.ray_cluster import FRUGAL
 from tests.services_support import PATIENCE_S, require
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.services.ports import Ports
+from tests.ports import Ports
 from tests.services_support import PATIENCE_S, require, wait_until
 
 # In the order of the ports of a node, after the base of the node.

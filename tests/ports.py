@@ -1,14 +1,10 @@
-"""Ports that no other test on this machine uses, in this process or another."""
+"""Rows of ports that no other test on this machine uses, in this process or another."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import random
 import socket
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final
 
 _FIRST: Final = 20000
@@ -39,12 +35,10 @@ class Ports:
 
 
 def _take(first: int, held: ExitStack) -> bool:
-    folder = Path(tempfile.gettempdir(), f"runtime-test-ports-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(folder / str(first), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    held.callback(os.close, lock)
+    # A name that lives as long as this process, in the same network namespace as the ports.
+    name = held.enter_context(socket.socket(socket.AF_UNIX))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        name.bind(f"\0research-runtime-ports-{first}")
         # Servers of a test that was killed may be left.
         for port in range(first, first + _BLOCK):
             with socket.socket() as probe:
