@@ -126,7 +126,7 @@ class Driver:
                     lingers = self._hand_on_losses(run, begun, codes, [place for _, place in actors])
             except _ray_error() as problem:
                 say(f"index {index} is placed again: {type(problem).__name__}")
-            self.gate.leave(index)
+                self.gate.leave(index)
             code = decide.judge_codes(codes)
             if code is not None:
                 return self._show(index, "ended", code)
@@ -177,6 +177,8 @@ class Driver:
                 return
             if self.order["nodes"] > 1:
                 places = decide.add_numbers(places, _list_nodes())
+            # Its claim goes first: who is given the place then would count it as held, and take what belongs to its owner.
+            held.callback(self.gate.leave, index)
             order = decide.sort_nodes(places, self.order.get("slices", 1))
             self._show(index, "running", DONE, hosts=[places[at]["host"] for at in order])
             yield [(actors[at], places[at]) for at in order]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ from runtime.jobs.spec import Priority
 from runtime.launchers.ray.driver import Driver
 from runtime.launchers.ray.turns import Claim, Demand
 from runtime.launchers.ray.view import NodeView
-from runtime.shim.words import FAILED
+from runtime.shim.words import DONE, FAILED
 
 JOB = "j-" + "0" * 24
 
@@ -75,3 +76,33 @@ def test_run_that_is_stopped_while_it_lets_another_go_first_asks_ray_for_nothing
     thread.join()
 
     assert (codes, asked) == ([FAILED], [])
+
+
+def test_run_that_ended_is_in_no_claim_once_its_place_is_free(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Claim] = []
+    held_at_the_end: list[int] = []
+
+    class Alone:
+        def write(self, claim: Claim) -> None:
+            shown.append(claim)
+
+        def read(self) -> list[Claim]:
+            return []
+
+        def close(self) -> None: ...
+
+    def make_actor(_: Any, held: contextlib.ExitStack) -> None:
+        held.callback(lambda: held_at_the_end.append(shown[-1].holding))
+
+    driver.gate.open(Alone)
+    driver.gate.look()
+    monkeypatch.setattr(driver, "_make_actor", make_actor)
+    monkeypatch.setattr(driver, "_await_all", lambda *_, **__: [{"node": "n0", "host": "one"}])
+    monkeypatch.setattr(driver, "_serve", lambda *_: [DONE])
+
+    assert driver._carry_out(0) == DONE
+
+    assert max(claim.holding for claim in shown) == 1
+    assert held_at_the_end == [0]
