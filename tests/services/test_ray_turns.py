@@ -202,7 +202,7 @@ def test_people_share_the_places(lab: Lab) -> None:
         lab.end(f"{'bob' if has_more is bob else 'ada'}.{first}")
         lab.bench.wait_for(lambda job=has_more, first=first: first not in running(job) and sum(shares()) == PLACES)
         seen.append(shares())
-    # Without turns bob, who was first, would have all four to the end. Who does not take a place for 10 s loses it once.
+    # Without turns bob, who was first, would have all four to the end. Who does not take a place for half a minute loses it.
     assert seen.count([2, 2]) >= 3, seen
     for name in ("bob", "ada"):
         lab.end(name)

@@ -33,7 +33,7 @@ class Cause(StrEnum):
     SHARE = "share"
 
 
-CHANCE_S: Final = {Cause.PRIORITY: 3600.0, Cause.BUDGET: 10.0, Cause.SHARE: 10.0}
+CHANCE_S: Final = {Cause.PRIORITY: 3600.0, Cause.BUDGET: 30.0, Cause.SHARE: 30.0}
 """How long places are kept for a run that does not take one, since the last one became free for it."""
 REST: Final = 12.0
 """After how many times this it has another chance."""

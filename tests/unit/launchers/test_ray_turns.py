@@ -124,14 +124,14 @@ def test_budget_that_is_used_up_from_time_to_time_gives_a_stuck_claim_no_new_hou
     def is_kept(now: float, mine: Claim) -> bool:
         return find_better(mine, [stuck], ["n0"], hosts(1), chances, now=now) is not None
 
-    # For an urgent run it goes first by the budget alone, and for ten seconds; for a normal one by its priority.
+    # For an urgent run it goes first by the budget alone, and for half a minute; for a normal one by its priority.
     assert is_kept(0, ours[0])
     assert is_kept(3500, spend(ours[1]))
-    assert not is_kept(3511, spend(ours[1]))
-    assert is_kept(3520, ours[0])
+    assert not is_kept(3531, spend(ours[1]))
+    assert is_kept(3540, ours[0])
     assert not is_kept(3601, ours[0])
-    assert is_kept(3700, spend(ours[1]))
-    assert not is_kept(3711, ours[0])
+    assert is_kept(3900, spend(ours[1]))
+    assert not is_kept(3931, ours[0])
 
 
 # priority and shares
@@ -287,12 +287,12 @@ def test_run_that_does_not_take_what_is_kept_for_it_has_its_next_chance_much_lat
 def test_chance_begins_again_with_each_place_that_is_taken_and_each_that_becomes_free() -> None:
     chances = Chances()
     assert has_chance(chances, 0)
-    assert not has_chance(chances, 11)
+    assert not has_chance(chances, 31)
 
-    assert has_chance(chances, 12, taken=1)
-    assert not has_chance(chances, 23, taken=1)
-    assert has_chance(chances, 24, taken=1, ready=2)
-    assert not has_chance(chances, 35, taken=1, ready=1)
+    assert has_chance(chances, 32, taken=1)
+    assert not has_chance(chances, 63, taken=1)
+    assert has_chance(chances, 64, taken=1, ready=2)
+    assert not has_chance(chances, 95, taken=1, ready=1)
 
 
 def test_clock_that_goes_back_keeps_no_place_for_long() -> None:
@@ -300,7 +300,7 @@ def test_clock_that_goes_back_keeps_no_place_for_long() -> None:
     assert has_chance(chances, 1000)
 
     assert has_chance(chances, 10)
-    assert not has_chance(chances, 21)
+    assert not has_chance(chances, 41)
 
 
 def test_claims_that_do_not_take_their_places_hold_up_nobody_after_them() -> None:
