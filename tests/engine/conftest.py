@@ -14,17 +14,12 @@ from tests.engine.harness import REQUIRE_VARIABLE, Lab, require_engine
 REQUIRED = os.environ.get(REQUIRE_VARIABLE) == "1"
 
 
-PATIENCE_S = 1800
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         here = item.path.is_relative_to(Path(__file__).parent)
         if here and "engine" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.service)
-            # A stack's life takes many commands, and each starts four processes.
-            item.add_marker(pytest.mark.timeout(PATIENCE_S))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -87,7 +87,7 @@ def restart(
     until: Callable[[], bool] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, or kill it at once when `until` holds."""
-    running = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "runtime", "cluster", "restart", "--yes", "-o", "json", *head.ssh_words, *words],
         env={**environment, "RUNTIME_FAULTS": faults},
         cwd=head.folder,
@@ -95,14 +95,14 @@ def restart(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        if until is not None:
-            assert wait_until(until)
+    ) as running:
+        try:
+            if until is not None:
+                assert wait_until(until)
+                running.kill()
+            out, err = running.communicate()
+        finally:
             running.kill()
-        out, err = running.communicate(timeout=600)
-    finally:
-        running.kill()
     return subprocess.CompletedProcess([], running.returncode, out, err)
 
 

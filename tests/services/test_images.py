@@ -38,7 +38,7 @@ from tests.images_support import (
 )
 from tests.services_support import PubsubEmulator, require, wait_until
 
-pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("images")]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.xdist_group("images")]
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -75,7 +75,6 @@ from tests.shim_support import shims_with
 pytestmark = [
     pytest.mark.service,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
     pytest.mark.xdist_group("kubernetes-node"),
 ]
 

@@ -10,7 +10,7 @@ from benchmarks.storm import run_storm, strike_by_progress
 from tests.services.head_support import require_ray
 from tests.services_support import PubsubEmulator
 
-pytestmark = [pytest.mark.service, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.service
 
 NODES, TASKS, PREEMPTIONS = 3, 60, 6
 
