@@ -68,23 +68,19 @@ class RayCluster:
             f"--temp-dir={self._folder}",
             f"--ray-client-server-port={self._base + 2}",
         ]
-        self._start(0, cpus, words, {})
-        assert wait_until(lambda: self.read("/api/version") is not None), self._log(0)
-        assert wait_until(lambda: self.count_nodes() == 1), self._log(0)
+        self._await_start(0, lambda: self._start(0, cpus, words, {}), lambda: self.count_nodes() == 1)
 
     def start_node(
         self, number: int, cpus: int, *, labels: Mapping[str, str] | None = None, **resources: float
     ) -> None:
+        words = [f"--address=127.0.0.1:{self._base}"]
         # The head may count the last node of this number for a while.
         before = self._log(number).count(_STARTED)
-
-        def has_started() -> bool:
-            if number not in self._going or self._going[number].poll() is not None:
-                # The first time, or Ray gave up after 30 s on a machine that is busy with other tests.
-                self._start(number, cpus, [f"--address=127.0.0.1:{self._base}"], resources, labels)
-            return self._log(number).count(_STARTED) > before
-
-        assert wait_until(has_started, every_s=0.5), self._log(number)
+        self._await_start(
+            number,
+            lambda: self._start(number, cpus, words, resources, labels),
+            lambda: self._log(number).count(_STARTED) > before,
+        )
 
     def kill(self, number: int) -> None:
         """End a machine without notice."""
@@ -114,6 +110,15 @@ class RayCluster:
         """How many nodes the head counts as alive."""
         found = self.read("/nodes?view=summary")
         return sum(each["raylet"].get("state") == "ALIVE" for each in found["data"]["summary"]) if found else 0
+
+    def _await_start(self, number: int, start: Callable[[], None], has_started: Callable[[], bool]) -> None:
+        def look() -> bool:
+            if number not in self._going or self._going[number].poll() is not None:
+                # The first time, or Ray gave up after 30 s on a machine that is busy with other tests.
+                start()
+            return has_started()
+
+        assert wait_until(look, timeout_s=3 * PATIENCE_S, every_s=0.5), f"{self._log(number)}\n{self.tell()}"
 
     def _start(
         self,
