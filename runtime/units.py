@@ -6,8 +6,12 @@ import functools
 import math
 import re
 from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
 
 from runtime.errors import InvalidValue
+
+Span: TypeAlias = timedelta | float | str
+"""A duration as the whole API takes it: a `timedelta`, seconds, or text such as `2h`."""
 
 _DURATION = r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
 _MILLIS = r"(\d+(?:\.\d+)?)ms"
@@ -36,6 +40,13 @@ def parse_duration(text: str, *, field: str = "duration") -> timedelta:
             if total < 1e9:
                 return timedelta(seconds=total)
     raise InvalidValue(field, text, "such as 90s, 5m, 2h, 1d or 1h30m")
+
+
+def read_span(value: Span | None, name: str) -> timedelta | None:
+    """Read a duration as the whole API takes it. Raises `InvalidValue`, which names the argument `name`."""
+    if value is None or isinstance(value, timedelta):
+        return value
+    return parse_duration(str(value), field=name)
 
 
 def parse_size(text: str) -> int:

@@ -17,7 +17,6 @@ from runtime.cli.main import INTERRUPTED
 from runtime.cli.printing import note
 from runtime.cli.show import Output, describe_state, format_count, print_json, progress
 from runtime.client.identify import Kind, identify, recall_last
-from runtime.client.tasks.make import read_span
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
@@ -88,7 +87,7 @@ def _wait_for_job(text: str, span: timedelta | None, on: str | None, output: Out
 
     with open_job(text, on) as job:
         try:
-            status = job.wait(timeout_s=span.total_seconds() if span else None, tell=stuck_teller(job.id))
+            status = job.wait(timeout=span, tell=stuck_teller(job.id))
         except KeyboardInterrupt:
             detached(job.id)
             return INTERRUPTED

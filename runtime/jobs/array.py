@@ -49,8 +49,8 @@ def expand_array(array: Array | None, lines: Sequence[Mapping[str, Any]] = ()) -
         return [{}]
     if array.seeds is not None:
         return [{"seed": array.offset + index} for index in range(array.seeds)]
-    if array.count is not None:
-        return [{} for _ in range(array.count)]
+    if array.count is not None or array.items:
+        return [{} for _ in range(array.count or len(array.items))]
     count = len(lines) if array.file is not None else math.prod(map(len, array.params.values()))
     if not 1 <= count <= MAX_INDICES:
         raise NotPossible(

@@ -62,6 +62,8 @@ def make_order(
     }
     if spec.shell:
         order["shell"] = True
+    if spec.call:
+        order["call"] = _call(spec, job)
     if job.hold:
         order["hold"] = True
     if spec.array and spec.array.on_task_failure is OnTaskFailure.STOP:
@@ -160,12 +162,33 @@ def _run(spec: JobSpec, params: Mapping[str, Any], index: int) -> dict[str, Any]
     command = list(fill_command(spec.command, params, index)) if spec.array else list(spec.command)
     run: dict[str, Any] = {"command": command}
     if spec.array:
+        if spec.array.items:
+            run["item"] = spec.array.items[index - spec.array.offset]
         env = {f"RUNTIME_PARAM_{name.upper()}": str(value) for name, value in params.items()}
         if "seed" in params:
             env["SEED"] = str(params["seed"])
         if env:
             run["env"] = env
     return run
+
+
+def _call(spec: JobSpec, job: JobIdentity) -> dict[str, Any]:
+    """What `runtime.shim.call` needs of a call, beside a run's own item, folder and numbers."""
+    assert spec.call is not None
+    call: dict[str, Any] = {
+        "function": spec.call.function,
+        "name": job.name,
+        "args": list(spec.call.args),
+        "kwargs": dict(spec.call.kwargs),
+        "run": spec.call.run,
+        "paths": list(spec.call.paths),
+        "folder": spec.call.folder,
+        "python": spec.call.python,
+        "packed": spec.call.packed,
+    }
+    if made := spec.call.pickled:
+        call["pickled"] = {"function": made.function, "python": made.python, "cloudpickle": made.cloudpickle}
+    return call
 
 
 def _variables(spec: JobSpec, secrets: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final
 
 from runtime.errors import RequestRefused
+from runtime.jobs.call import Call, check_json
 from runtime.schema import Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
 from runtime.units import format_duration, format_size, parse_size
@@ -275,7 +276,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
-    """N runs of one command. Exactly one of `count`, `params`, `file` and `seeds` says which."""
+    """N runs of one command. Exactly one of `count`, `params`, `file`, `seeds` and `items` says which."""
 
     count: int | None = None
     params: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -284,6 +285,8 @@ class Array:
     """JSON lines, one object of parameters for each index; relative to the spec's file."""
     seeds: int | None = None
     """As `count`, with the index in the parameter `seed` and the variable `SEED`."""
+    items: tuple[Any, ...] = ()
+    """Of a `call`: the function's first argument in each run."""
     offset: int = 0
     """The first index."""
     max_parallel: int | None = None
@@ -293,10 +296,11 @@ class Array:
     on_task_failure: OnTaskFailure = OnTaskFailure.CONTINUE
 
     def __post_init__(self) -> None:
-        given = [name for name in ("count", "params", "file", "seeds") if getattr(self, name) not in (None, {})]
+        ways = ("count", "params", "file", "seeds", "items")
+        given = [name for name in ways if getattr(self, name) not in (None, {}, ())]
         if len(given) != 1:
             raise ValueError(
-                f"has {' and '.join(given) or 'none'} of `count`, `params`, `file` and `seeds`, expected exactly one"
+                f"has {' and '.join(given) or 'none'} of `count`, `params`, `file`, `seeds` and `items`, expected exactly one"
             )
         for name in ("count", "seeds", "max_parallel", "pack"):
             amount = getattr(self, name)
@@ -307,10 +311,8 @@ class Array:
         if empty := [name for name, values in self.params.items() if not values]:
             raise ValueError(f"has no values for `params.{empty[0]}`")
         for name, values in self.params.items():
-            try:
-                json.dumps(values, allow_nan=False)
-            except (TypeError, ValueError, RecursionError):
-                raise ValueError(f"has values for `params.{name}` that JSON does not have") from None
+            check_json(f"params.{name}", values)
+        check_json("items", self.items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,8 +434,10 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
     """argv, run without a shell; `{name}` stands for a parameter of the array."""
+    call: Call | None = None
+    """A function in place of a command."""
     name: str | None = None
     shell: bool = False
     """One line of shell instead of an argv."""
@@ -486,8 +490,12 @@ class JobSpec:
 
 
 def _check_spec(spec: JobSpec) -> None:
-    if not spec.command or not all(spec.command[:1]):
+    if spec.call is None and not all(spec.command[:1] or ("",)):
         raise ValueError("has an empty `command`")
+    if spec.call is not None and spec.command:
+        raise ValueError("has both `command` and `call`, expected one of them")
+    if spec.call is None and spec.array and spec.array.items:
+        raise ValueError("has `array.items`, which are a function's arguments, and no `call`")
     if any("\0" in word for word in (*spec.command, *(value or "" for value in spec.env.values()))):
         raise ValueError("has a zero byte in `command` or `env`, which no process can be given")
     if spec.shell and len(spec.command) != 1:

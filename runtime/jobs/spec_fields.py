@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from runtime.jobs import spec as spec_module
+from runtime.jobs.call import Call
 from runtime.jobs.spec import Array, JobSpec, Range
 from runtime.schema import Size
 from runtime.values import MISSING, fields, is_dataclass, replace
@@ -47,7 +48,8 @@ def _hash_id(owner: str, target: str, spec: str, snapshot: str, again: int) -> s
     return f"j-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:ID_LETTERS]}"
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """A part of a spec as JSON."""
     if isinstance(value, Range):
         return str(value)
     if isinstance(value, Size):
@@ -59,9 +61,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Mapping):
-        return {key: _plain(value[key]) for key in sorted(value)}
+        return {key: plain_value(value[key]) for key in sorted(value)}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return value
 
 
@@ -79,9 +81,9 @@ def _set_fields(value: Any) -> Iterator[tuple[str, Any]]:
             yield each.name, float(found)
         elif isinstance(value, Array) and each.name == "params":
             # Their order assigns them to indices.
-            yield each.name, {key: _plain(item) for key, item in found.items()}
+            yield each.name, {key: plain_value(item) for key, item in found.items()}
         else:
-            yield each.name, _plain(found)
+            yield each.name, plain_value(found)
 
 
 def set_fields(spec: JobSpec) -> list[str]:
@@ -111,4 +113,4 @@ def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
 def _inner_kind(field: Any) -> type | None:
     """The class of a field's own fields. Types are looked up as text, since evaluating all of them takes 2 ms."""
     inner = vars(spec_module).get(field.type.removesuffix(" | None"))
-    return inner if isinstance(inner, type) and is_dataclass(inner) and inner is not Range else None
+    return inner if isinstance(inner, type) and is_dataclass(inner) and inner not in (Range, Call) else None

@@ -173,12 +173,15 @@ def remove_folder(folder):
 
 
 SNAPSHOT = "snapshot.tar"
+VALUE, METRICS = "value", "metrics.jsonl"
+"""Files of an attempt: what its function returned or raised, and the numbers that it reported."""
+RESULTS = VALUE, METRICS
 
 
 FOLDED = "ended"
 """File with the small files of a job's folder by name; `runs/INDEX.ended` has those of one run of an array."""
 FOLD_BYTES = 1 << 16
-"""Longer logs stay files of their own, `runs/INDEX.aATTEMPT.rankRANK.log`, as does the newest of the first rank."""
+"""Longer logs and results stay files of their own, `runs/INDEX.aATTEMPT.rankRANK.log`, as does the newest of the first rank."""
 OF_NO_USE = ("beat", "processes.json", "shim.py", "memory")
 LOCK_DEAD_S = 86400.0
 """Age at which a launch lock counts as free, even if the clocks of two machines are far apart."""
@@ -203,7 +206,8 @@ def fold(job, start=""):
             if not parts and name.startswith("lock."):
                 continue
             size = os.path.getsize(path) if os.path.isfile(path) else 0
-            if name.endswith(".log") and (size > FOLD_BYTES or (size and name == "rank0.log" and _is_newest(place))):
+            long_enough = size > FOLD_BYTES or (size and name == "rank0.log" and _is_newest(place))
+            if (name.endswith(".log") or name in RESULTS) and long_enough:
                 beside += [long] if len(parts) == 3 else []
             elif os.path.isfile(path) and not os.path.islink(path):
                 with io.open(path, "rb") as opened:

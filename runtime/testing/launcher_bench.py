@@ -147,7 +147,7 @@ class Bench:
 
     def end(self, job: JobHandle) -> ledger.JobStatus:
         try:
-            return job.wait(timeout_s=self.case.patience_s)
+            return job.wait(timeout=self.case.patience_s)
         except TimeoutError as late:
             raise TimeoutError(f"{late}\n{self.tell()}") from None
 

@@ -222,7 +222,7 @@ def lab(
 
 
 def ended(job: JobHandle, *, timeout_s: float = PATIENCE_S) -> tuple[JobState, EndReason | None]:
-    status = job.wait(timeout_s=timeout_s)
+    status = job.wait(timeout=timeout_s)
     return status.state, status.reason
 
 
@@ -251,7 +251,7 @@ def test_readme_launch_on_kubernetes_ends_as_promised(lab: Lab, tmp_path: Path) 
 def test_seeds_are_as_many_finished_runs_each_with_its_own_index_seed_and_output(lab: Lab, tmp_path: Path) -> None:
     script = "echo $RUNTIME_ARRAY_INDEX $SEED > $RUNTIME_OUTPUT_DIR/said; cat main.py; python3 main.py"
     with lab.launch("sh", "-c", script, array=Array(seeds=4, offset=3)) as job:
-        status = job.wait(timeout_s=PATIENCE_S)
+        status = job.wait(timeout=PATIENCE_S)
         job.fetch(tmp_path / "home")
 
         assert dict(status.counts) == {JobState.SUCCEEDED: 4}
@@ -288,7 +288,7 @@ def test_same_launch_again_is_the_same_job_with_its_result(lab: Lab) -> None:
 def test_failure_within_the_budget_is_another_pod_and_the_last_one_fails_the_index_at_once(lab: Lab) -> None:
     script = "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ARRAY_INDEX = 0 ] && [ $RUNTIME_ATTEMPT = 2 ]"
     with lab.launch("sh", "-c", script, array=Array(count=2), retry=Retry(failure=1)) as job:
-        status = job.wait(timeout_s=PATIENCE_S)
+        status = job.wait(timeout=PATIENCE_S)
 
         assert dict(status.counts) == {JobState.SUCCEEDED: 1, JobState.FAILED: 1}
         assert status.reason is EndReason.APP_FAILED
@@ -386,7 +386,7 @@ def test_pods_that_wait_are_deleted_or_are_killed_are_no_failures_of_their_run(l
         until(lambda: job.attempts(1) == [1], "the second run")
         kill_shim(job, 1)
 
-        assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 2}
+        assert dict(job.wait(timeout=PATIENCE_S).counts) == {JobState.SUCCEEDED: 2}
         assert [job.attempts(index) for index in (0, 1)] == [[1], [1, 2]]
         assert [failures_before(job, 0, 1), failures_before(job, 1, 1), failures_before(job, 1, 2)] == [1, 0, 1]
 
@@ -536,7 +536,7 @@ def test_cancel_of_one_index_leaves_the_other(lab: Lab) -> None:
 
         assert job.cancel(indices=[1]) == []
 
-        assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 1, JobState.CANCELLED: 1}
+        assert dict(job.wait(timeout=PATIENCE_S).counts) == {JobState.SUCCEEDED: 1, JobState.CANCELLED: 1}
 
 
 def test_index_of_a_node_that_is_silent_is_released_and_runs_again(lab: Lab, kubernetes_node: Kubernetes) -> None:
@@ -710,7 +710,7 @@ def test_workers_in_pods_serve_a_queue(
         mounts=(Mount(source="claim://packages", target="/packages"),),
         env={"PYTHONPATH": "/packages"},
     ) as job:
-        status = job.wait(timeout_s=PATIENCE_S)
+        status = job.wait(timeout=PATIENCE_S)
         assert dict(status.counts) == {JobState.SUCCEEDED: 2}, printed(job, 0) + printed(job, 1)
 
     capfd.readouterr()
@@ -1106,7 +1106,7 @@ def test_runs_that_share_a_gpu_bring_their_shim_from_a_bucket_too(far: Lab) -> N
 def test_pods_that_the_bucket_refuses_end_and_say_so(far: Lab, elsewhere: dict[str, Any]) -> None:
     far.settings.project.targets["far"].update(elsewhere)
     with far.launch("true", target="far") as job:
-        assert job.wait(timeout_s=PATIENCE_S).state is JobState.FAILED
+        assert job.wait(timeout=PATIENCE_S).state is JobState.FAILED
         (index,) = job.status(indices=True).indices
         assert "the record root s3://lab/" in index.message
         assert "NoSuchBucket" in index.message

@@ -169,7 +169,7 @@ def test_job_runs_the_tree_as_it_was_with_only_its_own_variables(place: Place, m
     job = place.launch("sh main.sh", env={"MINE": "mine"}, resources=_gpus(2))
     (place.tree / "main.sh").write_text("echo two\n")
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
     assert printed(job) == "one mine unset 0,1\n"
@@ -191,7 +191,7 @@ def elements(place: Place, job: JobHandle) -> list[str]:
 def test_array_gives_each_index_its_parameters_and_its_own_end(place: Place) -> None:
     job = place.launch("echo {x} $RUNTIME_ARRAY_INDEX; exit {x}", array=Array(params={"x": (0, 1, 0)}, offset=5))
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, dict(status.counts)) == (JobState.FAILED, {JobState.SUCCEEDED: 2, JobState.FAILED: 1})
     assert [printed(job, index) for index in (5, 6, 7)] == ["0 5\n", "1 6\n", "0 7\n"]
@@ -201,7 +201,7 @@ def test_array_above_the_clusters_limits_is_split_and_each_index_runs_once(place
     place.target["max_array_size"] = 3
 
     job = place.launch("echo $RUNTIME_ARRAY_INDEX", array=Array(count=8, offset=10, max_parallel=6))
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 8}
     assert len(place.slurm.jobs(job.id)) == 3
@@ -213,7 +213,7 @@ def test_array_above_the_submit_limit_runs_several_indices_in_turn(place: Place)
     place.target["max_submit"] = 2
 
     job = place.launch("echo $RUNTIME_ARRAY_INDEX", array=Array(count=5))
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 5}
     # Accounting hears of elements some time after they have ended.
@@ -229,7 +229,7 @@ def test_packed_array_fills_the_slots_of_its_nodes_with_gpus_of_their_own(place:
         retry=Retry(failure=1, backoff=SOON),
     )
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 11, JobState.FAILED: 1}
     # Accounting hears of elements some time after they have ended.
@@ -246,7 +246,7 @@ def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(plac
         time_limit=timedelta(minutes=1),
     )
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 200}
     assert wait_until(lambda: len(elements(place, job)) == 4), elements(place, job)
@@ -259,12 +259,12 @@ def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(plac
 @pytest.mark.parametrize("array", [None, Array(count=8)], ids=["single", "array"])
 def test_job_that_has_ended_takes_few_entries(place: Place, array: Array | None) -> None:
     """The limit is that for jobs launched by `runtime launch` on any target: see tests/unit/shim/test_folding.py."""
-    assert place.launch("echo first").wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert place.launch("echo first").wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     records = place.folder / "records"
     assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"))
     before = sum(1 for _ in records.rglob("*"))
 
-    assert place.launch("echo hello", array=array).wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert place.launch("echo hello", array=array).wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
     assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"))
     assert sum(1 for _ in records.rglob("*")) - before <= 8 + (3 * 8 if array else 0)
@@ -282,7 +282,7 @@ def test_packed_runs_as_steps_run_at_once_with_cpus_of_their_own(place: Place) -
         retry=Retry(failure=1, backoff=SOON),
     )
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 4}
     assert [printed(job, index).split()[1] for index in range(4)] == ["2"] * 4
@@ -297,7 +297,7 @@ def test_job_waits_for_the_jobs_it_comes_after(place: Place) -> None:
 
     assert second.state() is JobState.PENDING
     gate.touch()
-    assert second.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert second.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert first.state() is JobState.SUCCEEDED
     with pytest.raises(NotPossible):
         place.launch("true", after=("j-000000000000000000000000",))
@@ -313,18 +313,18 @@ def test_job_whose_dependency_fails_names_it_and_one_that_waits_for_the_failure_
 
     gate.touch()
     assert f"it comes after `{first.id[:10]}`, which is " in "\n".join(waits.evidence)
-    assert {when: job.wait(timeout_s=PATIENCE_S).state for when, job in then.items()} == wanted
+    assert {when: job.wait(timeout=PATIENCE_S).state for when, job in then.items()} == wanted
     found = explain(read_facts(then["ok"]))
     assert found.sentence == (
         f"job `{then['ok'].id[:10]}` never ran: it comes after `{first.id[:10]}`, which failed (app_failed)"
     )
     assert found.hint == f"runtime explain {first.id[:10]}"
     assert [each.job for each in read_job(then["ok"]).after] == [first.id]
-    assert never.wait(timeout_s=PATIENCE_S).state is JobState.CANCELLED
+    assert never.wait(timeout=PATIENCE_S).state is JobState.CANCELLED
     assert f"`{then['ok'].id[:10]}`, which was cancelled" in explain(read_facts(never)).sentence
     # The end is known before the launch.
     assert (
-        place.launch("echo late", after=(f"notok:{first.id}",)).wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+        place.launch("echo late", after=(f"notok:{first.id}",)).wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     )
     with pytest.raises(NotPossible, match=f"`after` names `{first.id}`, and that job ended as failed"):
         place.launch("echo late", after=(first.id,))
@@ -337,7 +337,7 @@ def test_ranks_on_several_nodes_are_started_together_with_a_tree_each(place: Pla
     )
     job = place.launch("sh main.sh", nodes=2, tasks_per_node=2, env={"MINE": "mine"})
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert status.state is JobState.SUCCEEDED
     host = socket.gethostname()
@@ -360,7 +360,7 @@ def test_rank_that_fails_ends_the_others_and_all_start_again(place: Place) -> No
         retry=Retry(failure=1, backoff=SOON),
     )
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["app_failed", "-"])
 
@@ -376,7 +376,7 @@ def test_ranks_are_asked_for_a_checkpoint_before_the_time_limit(place: Place) ->
         checkpoint=Checkpoint(lead=timedelta(seconds=10), signal=CheckpointSignal.USR2),
     )
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["checkpointed", "-"])
     there = (place.folder / "records" / "jobs" / job.id / "runs" / "0" / "checkpoint").iterdir()
@@ -393,7 +393,7 @@ def test_failure_is_requeued_by_the_shim_and_only_that_member_of_the_array(place
         retry=Retry(failure=1, backoff=SOON),
     )
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 3}
     assert [ends(place, job, index) for index in range(3)] == [["app_failed", "-"], ["-"], ["-"]]
@@ -411,7 +411,7 @@ def test_job_that_checkpoints_at_its_time_limit_finishes_on_the_third_attempt(pl
         checkpoint=Checkpoint(lead=timedelta(seconds=5)),
     )
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["checkpointed", "checkpointed", "-"])
     assert len(place.slurm.jobs(job.id)) == 1
@@ -427,7 +427,7 @@ def test_preempted_job_is_requeued_and_goes_on(place: Place) -> None:
     assert wait_until(lambda: runs(job) and is_accounted(place, job))
 
     place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["stopped", "-"])
     assert len(place.slurm.jobs(job.id)) == 1
@@ -449,7 +449,7 @@ def test_each_preemption_of_a_member_of_an_array_is_told_with_its_own_attempt(pl
         place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
         assert wait_until(lambda n=attempt: len(job.attempts(1)) == n + 1, timeout_s=PATIENCE_S)
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     expected = ["preempted", "preempted", "succeeded"]
     starts = ["sacct", "-X", "-n", "-P", "--duplicates", "--format=JobID,State,Start,End"]
     assert wait_until(lambda: told(job, 1) == expected), (told(job, 1), job.attempts(1), place.slurm.run(*starts))
@@ -476,7 +476,7 @@ def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> N
     finally:
         place.slurm.node(4, "up")
         assert wait_until(lambda: is_usable(place.slurm, "n4"), every_s=0.5)
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, len(job.attempts())) == (JobState.SUCCEEDED, 2)
     assert len(place.slurm.jobs(job.id)) == 1
@@ -488,7 +488,7 @@ def test_job_ended_by_scancel_is_cancelled(place: Place) -> None:
     assert wait_until(lambda: runs(job))
 
     place.slurm.run("scancel", place.slurm.jobs(job.id)[0])
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.CANCELLED, EndReason.CANCELLED)
 
@@ -533,7 +533,7 @@ def test_what_slurm_refuses_is_told_with_what_there_is(
     assert said in refused.value.said.lower()
     assert list(refused.value.facts) == [fact]
     del place.target[setting]
-    assert place.launch("true").wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert place.launch("true").wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
 
 def test_request_that_no_node_fits_is_refused_and_a_smaller_one_of_the_same_job_is_not_taken_for_it(
@@ -550,7 +550,7 @@ def test_request_that_no_node_fits_is_refused_and_a_smaller_one_of_the_same_job_
     place.target["flags"] = []
     job = place.launch("true")
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
 
 # once
@@ -566,7 +566,7 @@ def test_launch_killed_at_any_point_and_run_again_is_one_job(place: Place, point
     identity = done.communicate(timeout=PATIENCE_S)[0].split()[0]
     job = find_job(identity, settings=place.settings)
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert len(place.slurm.jobs(identity)) == 1
     ran = place.folder / "records" / "jobs" / identity / "runs" / "0" / "checkpoint" / "ran"
     assert ran.read_text() == "ran\n"
@@ -578,7 +578,7 @@ def test_two_launches_at_once_are_one_job(place: Place) -> None:
 
     assert said[0][0] == said[1][0]
     assert sorted(new for _, new in said) == ["False", "True"]
-    assert find_job(said[0][0], settings=place.settings).wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert find_job(said[0][0], settings=place.settings).wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert len(place.slurm.jobs(said[0][0])) == 1
 
 
@@ -598,7 +598,7 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
         os.kill(controller, signal.SIGCONT)
     identity = again.communicate(timeout=PATIENCE_S)[0].split()[0]
 
-    assert find_job(identity, settings=place.settings).wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert find_job(identity, settings=place.settings).wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert len(place.slurm.jobs(identity)) == 1
 
 
@@ -624,7 +624,7 @@ def test_job_that_ends_before_its_command_is_set_up_wrongly_and_slurms_own_log_s
     place.target |= {name: str(old) if value == "OLD" else value for name, value in settings.items()}
 
     job = place.launch("echo never", array=Array(count=2))
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
     # Accounting, which knows exit codes, hears of them later than the queue.
@@ -639,7 +639,7 @@ def test_job_that_ends_before_its_command_is_set_up_wrongly_and_slurms_own_log_s
 def test_line_of_a_jobs_own_setup_that_fails_is_named(place: Place) -> None:
     job = place.launch("echo never", environment=Environment(setup=("cd /no/such/folder",)))
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
     assert explain(read_facts(job)).sentence.endswith(
@@ -652,7 +652,7 @@ def test_line_of_a_jobs_own_setup_that_fails_is_named(place: Place) -> None:
 def test_shim_that_was_killed_had_begun_so_its_setup_is_not_blamed(place: Place) -> None:
     job = place.launch("kill -9 $PPID; sleep 60")
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.APP_FAILED)
 
@@ -667,7 +667,7 @@ def test_retry_queues_only_what_failed_as_the_same_job(place: Place) -> None:
         f"echo $RUNTIME_ARRAY_INDEX >> {ran}; case $RUNTIME_ARRAY_INDEX in 6|8|13) [ -e {mended} ] ;; esac",
         array=Array(count=9, offset=5, max_parallel=6),
     )
-    assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 6, JobState.FAILED: 3}
+    assert dict(job.wait(timeout=PATIENCE_S).counts) == {JobState.SUCCEEDED: 6, JobState.FAILED: 3}
     natives = place.slurm.jobs(job.id)
     place.target["partition"] = "nowhere"  # the launch's decision counts
     mended.touch()
@@ -675,7 +675,7 @@ def test_retry_queues_only_what_failed_as_the_same_job(place: Place) -> None:
     again = retry_job(job, place.settings)
 
     assert (again.job, again.new, again.indices, again.epoch) == (job.id, False, (6, 8, 13), 2)
-    assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 9}
+    assert dict(job.wait(timeout=PATIENCE_S).counts) == {JobState.SUCCEEDED: 9}
     assert sorted(map(int, ran.read_text().split())) == sorted([*range(5, 14), 6, 8, 13])
     # Three parts of three runs each: the first and the third have failed runs, and so has the second.
     later = [native for native in place.slurm.jobs(job.id) if native not in natives]
@@ -693,15 +693,15 @@ def test_retry_leaves_how_the_others_ended_and_what_only_slurm_knew_of_them(plac
     )
     assert wait_until(lambda: all(job.attempts(index) for index in range(3)))
     place.slurm.run("scancel", place.slurm.jobs(job.id)[0])
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.CANCELLED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.CANCELLED
 
     retry_job(job, place.settings, indices=[1])
 
     states = [JobState.CANCELLED, JobState.SUCCEEDED, JobState.CANCELLED]
-    job.wait(timeout_s=PATIENCE_S)
+    job.wait(timeout=PATIENCE_S)
     assert [each.state for each in job.status(indices=True).indices] == states
     retry_job(job, place.settings, indices=[0])
-    job.wait(timeout_s=PATIENCE_S)
+    job.wait(timeout=PATIENCE_S)
     assert [each.state for each in job.status(indices=True).indices] == [JobState.SUCCEEDED, *states[1:]]
 
 
@@ -720,7 +720,7 @@ retry_job(find_job(sys.argv[1]), load_settings())
 def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(place: Place, point: str) -> None:
     ran, mended = place.folder / "ran", place.folder / "mended"
     job = place.launch(f"[ -e {mended} ] && echo $RUNTIME_ARRAY_INDEX >> {ran} && sleep 2", array=Array(count=2))
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.FAILED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.FAILED
     mended.touch()
     (place.tree / "pyproject.toml").write_text(
         f'[tool.runtime.targets.hpc]\nkind = "slurm"\nrecords = "{place.folder}/records"\n'
@@ -736,7 +736,7 @@ def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(place:
     )
 
     assert (killed.returncode, again.returncode) == (-signal.SIGKILL, 0), again.stderr
-    assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 2}
+    assert dict(job.wait(timeout=PATIENCE_S).counts) == {JobState.SUCCEEDED: 2}
     assert sorted(ran.read_text().split()) == ["0", "1"]
     assert len(place.slurm.jobs(job.id)) == 2
 
@@ -822,21 +822,21 @@ def test_rehearsed_preemption_requeues_and_what_only_operators_can_do_is_refused
         launcher.interrupt(job.target, native, None, "node-loss", job.host)
     launcher.interrupt(job.target, native, None, "preempt", job.host)
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert ends(place, job) == ["stopped", "-"]
 
 
 def test_job_with_a_start_deadline_that_is_met_runs(place: Place) -> None:
     job = place.launch("true", start_deadline=timedelta(minutes=5), time_limit=timedelta(minutes=1))
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
 
 def test_failure_where_requeue_is_forbidden_is_tried_again_in_place(place: Place) -> None:
     place.target["flags"] = ["--no-requeue"]
     job = place.launch("exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON))
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["app_failed", "-"])
     (native,) = place.slurm.jobs(job.id)
@@ -854,7 +854,7 @@ def test_submit_limit_is_told_and_an_array_within_it_runs(place: Place) -> None:
     job = place.launch("true", array=Array(count=9))
 
     assert "max_submit" in str(refused.value.hint)
-    assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 9}
+    assert dict(job.wait(timeout=PATIENCE_S).counts) == {JobState.SUCCEEDED: 9}
 
 
 def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place: Place) -> None:
@@ -904,7 +904,7 @@ def test_rehearsed_time_out_after_a_checkpoint_is_tried_again_and_spends_nothing
     for index in (0, 2):
         SlurmLauncher().interrupt(job.target, job.entry().natives[0].native_id, index, "timeout", job.host)
 
-    assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 4}
+    assert dict(job.wait(timeout=PATIENCE_S).counts) == {JobState.SUCCEEDED: 4}
     assert [ends(place, job, index) for index in range(4)] == [["checkpointed", "-"]] * 4
 
 
@@ -924,7 +924,7 @@ def test_job_over_ssh_runs_with_the_login_nodes_slurm(
     (place.tree / "main.sh").write_text("echo from the tree\n")
 
     with place.launch("sh main.sh; exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON)) as job:
-        status = job.wait(timeout_s=PATIENCE_S)
+        status = job.wait(timeout=PATIENCE_S)
 
         assert status.state is JobState.SUCCEEDED
         assert printed(job) == "from the tree\n" * 2
@@ -954,7 +954,7 @@ def test_job_that_slurm_forgot_is_known_by_its_result_and_one_without_is_lost(
     owners = place.folder / "records" / "jobs" / broken.id / "runs"
     owners.rename(owners.with_name("moved"))
     forgetful.run("scancel", "--signal=KILL", "--full", forgetful.jobs(broken.id)[0])
-    assert retried.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert retried.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
     assert wait_until(
         lambda: not forgetful.run("squeue", "-h", "-t", "all", "-o", "%F"), timeout_s=PATIENCE_S, every_s=1

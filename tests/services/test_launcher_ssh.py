@@ -91,7 +91,7 @@ def read_log(job: JobHandle, index: int = 0) -> str:
 def test_job_lies_below_the_home_where_the_target_names_no_records(make_far: type[Far], ssh_server: SshServer) -> None:
     job = make_far().start("sh", "main.sh")
 
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert read_log(job) == "from the tree\n"
     folder = ssh_server.home / ".local/share/research-runtime/jobs/jobs" / job.id
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -101,12 +101,12 @@ def test_job_lies_below_the_home_where_the_target_names_no_records(make_far: typ
 def test_job_below_the_home_is_retried_there(make_far: type[Far]) -> None:
     far = make_far()
     job = far.start("sh", "-c", "[ $RUNTIME_ATTEMPT = 2 ]")
-    assert job.wait(timeout_s=240).reason is EndReason.APP_FAILED
+    assert job.wait(timeout=240).reason is EndReason.APP_FAILED
 
     again = retry_job(job, far.settings)
 
     assert (again.job, again.new, again.epoch) == (job.id, False, 2)
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert job.attempts() == [1, 2]
 
 
@@ -131,7 +131,7 @@ def test_home_with_a_small_quota_is_taken_where_it_is_named(make_far: type[Far],
 
     job = make_far(records="~/jobs").start("true")
 
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_live_tree_of_that_machine_sees_later_edits(make_far: type[Far], ssh_ser
     (far.tree / "go.part").write_text("edited later\n")
     (far.tree / "go.part").rename(far.tree / "go")
 
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert read_log(job) == "edited later\n"
 
 
@@ -179,7 +179,7 @@ def test_only_the_shim_and_its_command_stay_and_nothing_after_the_job(
         opened.write(b"go on\n")
     ssh_server.start()
 
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     wait_for(lambda: processes_with(job.id) == [], "the end of all")
 
 
@@ -192,7 +192,7 @@ def test_connection_that_is_cut_while_a_job_runs_changes_nothing(make_far: type[
     with pytest.raises(HostUnavailable):
         job.status()
 
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert read_log(job) == "done\n"
 
 
@@ -221,7 +221,7 @@ def test_machine_that_ends_what_its_users_leave_keeps_those_who_may_linger(
 
     job = make_far().start("true")
 
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert (ssh_server.home / "scope").read_text().startswith(f"--user --scope --quiet -- {OLDEST} ")
 
 
@@ -235,12 +235,12 @@ def test_machine_that_was_started_anew_is_said_and_launching_again_goes_on_once(
     signal_all(processes_with(job.id))
     ssh_server.add_command("cat", 'case "$1" in */boot_id) echo 01234567-89ab;; *) exec /bin/cat "$@";; esac')
 
-    gone = job.wait(timeout_s=240)
+    gone = job.wait(timeout=240)
     again = [far.start(*command) for _ in range(2)]
 
     assert (gone.state, gone.reason) == (JobState.FAILED, EndReason.NODE_FAILED)
     assert [(each.id, each.new) for each in again] == [(job.id, False)] * 2
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert (read_log(job), job.attempts()) == ("1\n2\n", [1, 2])
     assert [each.native_id.partition("@")[2] for each in job.entry().natives][1:] == ["01234567"]
 
@@ -259,13 +259,13 @@ def test_gpus_are_shared_out_among_all_jobs_of_the_machine(make_far: type[Far], 
         far.start("sh", "-c", script, name=name, array=Array(count=4), resources=resources) for name in ("one", "two")
     ]
 
-    assert [dict(job.wait(timeout_s=240).counts) for job in jobs] == [{JobState.SUCCEEDED: 4}] * 2
+    assert [dict(job.wait(timeout=240).counts) for job in jobs] == [{JobState.SUCCEEDED: 4}] * 2
 
 
 def test_gpus_that_the_machine_does_not_have_are_said(make_far: type[Far]) -> None:
     job = make_far(gpus=1).start("true", resources=JobResources(gpus=Gpus(count=2)))
 
-    status = job.wait(timeout_s=240)
+    status = job.wait(timeout=240)
 
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
 
@@ -282,7 +282,7 @@ def test_environment_is_made_of_the_lock_and_entered(
 
     job = far.start("tool", environment=Environment(manager=EnvironmentManager.CONDA, build_on=where))
 
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert read_log(job) == "tool\n"
 
 
@@ -342,7 +342,7 @@ def test_jump_host_is_the_users_own_setting(make_far: type[Far], ssh_server: Ssh
 
     job = make_far().start("echo", "behind a jump host")
 
-    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
+    assert job.wait(timeout=240).state is JobState.SUCCEEDED
     assert ssh_server.connections() >= 2
 
 

@@ -8,21 +8,22 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from runtime.client.jobs import returned
 from runtime.client.jobs.known import read_place
 from runtime.client.jobs.targets import OpenTarget, find_target, list_usable_targets, make_context, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Host, read_tail
-from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, newest_natives
+from runtime.jobs.ledger import JobStatus, LedgerEntry, Outcome, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, find_keeper
 from runtime.launchers.standing import judge_job
 from runtime.reasons import EndReason
-from runtime.units import format_time
+from runtime.units import Span, format_duration, format_time, read_span
 from runtime.values import replace
 
 _UNMARKED: Final = {
@@ -40,6 +41,9 @@ class JobHandle(OpenTarget):
         super().__init__(target, launcher, host)
         self.id, self.new = job, new
         """`new` is False if the same launch was made before."""
+
+    def __repr__(self) -> str:
+        return f"<job {self.id[:10]} on {self.target.name}>"
 
     def entry(self) -> LedgerEntry:
         found = ledger.read_entry(self.files, self.id)
@@ -71,7 +75,7 @@ class JobHandle(OpenTarget):
     def wait(
         self,
         *,
-        timeout_s: float | None = None,
+        timeout: Span | None = None,
         stuck: bool = False,
         tell: Callable[[JobStatus], None] = lambda status: None,
     ) -> JobStatus:
@@ -79,17 +83,49 @@ class JobHandle(OpenTarget):
 
         `tell` gets the job's status at each look.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        span = read_span(timeout, "timeout")
+        until = None if span is None else time.monotonic() + span.total_seconds()
         pause = 0.05
         while True:
             status = self.status()
             tell(status)
             if status.state.terminal or (stuck and status.reason is not None):
                 return status
-            if until is not None and time.monotonic() >= until:
-                raise TimeoutError(f"job {self.id} is {status.state} after {timeout_s:g} s")
+            if span is not None and until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"job {self.id} is {status.state} after {format_duration(span)}")
             time.sleep(pause)
             pause = min(WAIT_S, pause * 1.5)
+
+    def result(self, index: int | None = None, *, timeout: Span | None = None) -> Any:
+        """Wait for the end and return what the function returned: of an array's run, or of all of them as a list.
+
+        Raises what the function raised, with its traceback as the cause; `CallFailed` for a run that ended otherwise or that
+        runs a command; `TimeoutError`. Only the job's owner can load values.
+        """
+        entry, outcomes = self._await_own(timeout)
+        every = index is None and self._is_array(entry)
+        ran = sorted(outcomes) if every else [entry.first_index if index is None else ledger.check_index(entry, index)]
+        stored = returned.read_stored(self.files, self.id, {each: outcomes[each] for each in ran})
+        values = [returned.take_value(stored[each], outcomes[each], returned.describe_call(entry, each)) for each in ran]
+        return values if every else values[0]
+
+    def exception(self, index: int | None = None, *, timeout: Span | None = None) -> BaseException | None:
+        """Wait for the end and return what `result` would raise of a run, the first by default; None if it has a value."""
+        entry, outcomes = self._await_own(timeout)
+        outcome = outcomes[entry.first_index if index is None else ledger.check_index(entry, index)]
+        stored = returned.read_stored(self.files, self.id, {outcome.index: outcome})[outcome.index]
+        return returned.find_problem(stored, outcome, returned.describe_call(entry, outcome.index))
+
+    def _await_own(self, timeout: Span | None) -> tuple[LedgerEntry, dict[int, Outcome]]:
+        """Wait for the end; returns how each run ended, by its index. Raises `NotPossible` for another user's job."""
+        returned.check_own(self.entry())
+        self.wait(timeout=timeout)
+        status = self.status(indices=True)
+        return status.entry, {each.index: returned.end_of(status.entry, each) for each in status.indices}
+
+    def _is_array(self, entry: LedgerEntry) -> bool:
+        spec = json.loads(self.files.read(f"{job_folder(self.id)}/spec.json") or b"{}")
+        return entry.indices > 1 or "array" in spec
 
     def attempts(self, index: int | None = None) -> list[int]:
         """List the numbers of an index's attempts, oldest first; the first index by default."""

@@ -44,22 +44,32 @@ T = TypeVar("T")
 
 
 def launch(
-    job: Request | JobSpec | Mapping[str, Any] | Sequence[str],
+    job: Request | JobSpec | Mapping[str, Any] | Sequence[str] | Callable[..., Any],
     on: str | Sequence[str] = (),
     *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
     options: LaunchOptions | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    **fields: Any,
 ) -> JobHandle:
     """Start a job on the first target that accepts it, or find the one that the same launch made before.
 
-    `job` is a spec, the fields of a job file, or the words of a command.
+    `job` is a spec, the fields of a job file, the words of a command, or a function, which is called with `args` and `kwargs`
+    and whose value is the handle's `result()`. `fields` are those of a job file beside a function or a command.
 
     A target that refuses a field, or that cannot be reached, is passed over if another is left; the last refusal is
     raised. Once a target was handed the job, no other is tried, and the same launch comes back to it.
     """
-    request = job if isinstance(job, Request) else Request(job)
     settings, options = settings or load_settings(), options or LaunchOptions()
+    if callable(job):
+        from runtime.client.jobs.calls import fields_of_call
+
+        job, options = fields_of_call(job, args, kwargs, fields=fields, options=options)
+    elif args or kwargs or fields:
+        job = _add_fields(job, args, kwargs, fields)
+    request = job if isinstance(job, Request) else Request(job)
     targets = request.choose_targets([on] if isinstance(on, str) else on, settings)
     handed: list[Target] = []
     if len(targets) > 1 and not options.again:
@@ -82,6 +92,22 @@ def launch(
             forget_job(prepared.plan.job.id, settings)
             progress(f"target `{target.name}` does not accept it: {problem.message}")
     return carry_out(prepare(request, targets[-1], settings, options), options, progress, compare=True)
+
+
+def _add_fields(
+    job: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    if args or kwargs:
+        raise RequestRefused(
+            "`args` and `kwargs` are those of a function, and this job runs a command", hint="write them into the command"
+        )
+    if isinstance(job, Mapping):
+        return {**job, **fields}
+    if isinstance(job, JobSpec | Request):
+        raise RequestRefused(
+            "fields were given beside a whole spec", hint="runtime.values.replace(spec, …), or pass the fields of a job file"
+        )
+    return {"command": job if isinstance(job, str) else list(job), **fields}  # type: ignore[call-overload]
 
 
 def _was_launched(request: Request, target: Target, settings: Settings, options: LaunchOptions) -> bool:

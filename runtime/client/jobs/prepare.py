@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -12,9 +13,10 @@ from runtime.client.jobs.targets import find_target, make_context
 from runtime.client.jobs.typed_secrets import refuse_secrets
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
+from runtime.jobs.call import ANY_PYTHON, Call
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
 from runtime.jobs.secret_schemes import check_schemes
-from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec, secret_refs
+from runtime.jobs.spec import CodeMode, EnvironmentManager, InvalidSpec, JobSpec, parse_spec, secret_refs
 from runtime.jobs.spec_fields import held_ids, job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
@@ -133,6 +135,8 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     spec = request.spec_on(target)
     if options.hold:
         spec = check_held(spec)
+    if spec.call:
+        spec = replace(spec, call=_choose_python(spec, spec.call, target))
     spec = _drop_refused(spec, target, launcher, options.ignore)
     check_schemes(secret_refs(spec), launcher.secret_schemes, target.name)
     snapshot = _take_code(spec, base, code_rules(spec, settings, target))
@@ -266,7 +270,17 @@ def _take_code(spec: JobSpec, base: Path, rules: SnapshotRules) -> Snapshot | No
         raise
 
 
+def _choose_python(spec: JobSpec, call: Call, target: Target) -> Call:
+    """Return the call with this very Python where its files are the target's too, and nothing else is asked for."""
+    ours = target.kind == "local" or (target.kind == "slurm" and "host" not in target.settings)
+    plain = spec.image is None and spec.environment.name is None and spec.environment.manager is EnvironmentManager.NONE
+    return replace(call, python=sys.executable) if ours and plain and call.python == ANY_PYTHON else call
+
+
 def _name_of(spec: JobSpec) -> str:
-    word = next((word for word in spec.command if word.endswith((".py", ".sh"))), spec.command[0])
+    if spec.call:
+        word = spec.call.function.rpartition(":")[2].rpartition(".")[2]
+    else:
+        word = next((word for word in spec.command if word.endswith((".py", ".sh"))), spec.command[0])
     kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in Path(word).stem.lower())
     return kept.strip("-")[:28].rstrip("-") or "job"

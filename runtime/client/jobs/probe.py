@@ -192,7 +192,7 @@ def _try_space(step: str, room: Room, where: str) -> Step:
 
 def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, gpus: float | None) -> Iterator[Step]:
     try:
-        status = job.wait(timeout_s=patience.total_seconds(), stuck=True)
+        status = job.wait(timeout=patience, stuck=True)
     except TimeoutError:
         said = explain(read_facts(job))
         text = f"it did not end within {format_duration(patience)}: {said.sentence}"

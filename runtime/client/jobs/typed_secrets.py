@@ -46,6 +46,8 @@ def _find_in_spec(plan: LaunchPlan) -> Iterator[tuple[str, str | None]]:
     spec = plan.spec
     yield "env", next((name for name, value in spec.env.items() if has_known_form(value)), None)
     yield "command", _find_in_command(spec, plan)
+    if spec.call and not spec.call.packed:
+        yield "call", find_secret_anywhere([spec.call.args, spec.call.kwargs, spec.array.items if spec.array else ()])
     yield "environment.setup", find_secret_anywhere(spec.environment.setup)
     yield "placement.selector", find_secret(spec.placement.selector)
     if spec.array:

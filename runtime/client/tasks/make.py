@@ -35,7 +35,7 @@ from runtime.tasks.model import (
 )
 from runtime.tasks.typed_secrets import refuse_secrets
 from runtime.tasks.wire import parse_resources, parse_task
-from runtime.units import parse_duration
+from runtime.units import Span, parse_duration
 from runtime.values import dataclass, replace
 
 OWN_CODE: Final = "worker"
@@ -235,13 +235,7 @@ def module_folder(work: object) -> Path | None:
     return import_root(work) if callable(work) and not isinstance(work, Task | Mapping) else None
 
 
-def read_span(value: timedelta | float | str | None, name: str) -> timedelta | None:
-    if value is None or isinstance(value, timedelta):
-        return value
-    return parse_duration(str(value), field=name)
-
-
-def moment_after(now: datetime, value: timedelta | float | str, name: str) -> datetime:
+def moment_after(now: datetime, value: Span, name: str) -> datetime:
     """Return the time a duration after `now`. Raises `InvalidValue` beyond the calendar."""
     span = value if isinstance(value, timedelta) else parse_duration(str(value), field=name)
     try:

@@ -24,7 +24,7 @@ from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
 from runtime.tasks.history import Record
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, TaskState, task_id
-from runtime.units import count_noun
+from runtime.units import Span, count_noun
 from runtime.values import dataclass
 
 SLOT: Final = "{}"
@@ -164,7 +164,7 @@ def map_tasks(
     stack: str | None = None,
     ordered: bool = False,
     keep_going: bool = False,
-    timeout: timedelta | float | str | None = None,
+    timeout: Span | None = None,
     max_failures: int = DEFAULT_MAX_FAILURES,
     priority: int = 0,
     resources: Resources | Mapping[str, Any] | None = None,

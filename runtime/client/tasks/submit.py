@@ -30,7 +30,6 @@ from runtime.client.tasks.make import (
     moment_after,
     open_target,
     read_resources,
-    read_span,
     submitter,
 )
 from runtime.client.tasks.sending import (
@@ -50,7 +49,7 @@ from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_new_experiment
 from runtime.terminal import Log
-from runtime.units import count_noun
+from runtime.units import Span, count_noun, read_span
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -109,10 +108,10 @@ def submit(
     queue: str | Queue | None = None,
     stack: str | None = None,
     key: str | None = None,
-    timeout: timedelta | float | str | None = None,
+    timeout: Span | None = None,
     max_failures: int = DEFAULT_MAX_FAILURES,
-    expires: timedelta | float | str | None = None,
-    delay: timedelta | float | str | None = None,
+    expires: Span | None = None,
+    delay: Span | None = None,
     priority: int = 0,
     resources: Resources | Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),

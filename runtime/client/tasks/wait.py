@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 from runtime.client.tasks.kept_stacks import KeptStack
-from runtime.client.tasks.make import open_target, read_span
+from runtime.client.tasks.make import open_target
 from runtime.client.tasks.sending import NAMED_TASKS
 from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.submit import Submission
@@ -21,7 +21,7 @@ from runtime.records.codec import read_value
 from runtime.records.totals import Tally, open_tasks
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState, is_id
-from runtime.units import count_noun
+from runtime.units import Span, count_noun, read_span
 from runtime.values import dataclass, field, replace
 
 FAILED_SHOWN: Final = 5
@@ -99,7 +99,7 @@ def wait(
     *,
     queue: str | Queue | None = None,
     stack: str | None = None,
-    timeout: timedelta | float | str | None = None,
+    timeout: Span | None = None,
     poll: timedelta = timedelta(seconds=0.5),
     progress: Callable[[Mapping[TaskState, int]], None] | None = None,
 ) -> Waited:

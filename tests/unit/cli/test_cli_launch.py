@@ -400,7 +400,7 @@ def test_launch_in_python_returns_a_handle(run: Terminal) -> None:
     job = runtime.launch(["sh", "-c", "echo x; echo y > $RUNTIME_OUTPUT_DIR/f"], "local")
 
     assert isinstance(job, runtime.JobHandle)
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert job.state() is JobState.SUCCEEDED
     assert b"".join(job.logs()) == b"x\n"
     assert job.fetch(run.tree / "home") == [run.tree / "home" / "f"]

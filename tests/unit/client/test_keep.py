@@ -177,7 +177,7 @@ def test_lost_job_goes_on_as_its_next_attempt_and_ends(settings: Settings) -> No
 
     assert (found.job, found.target, found.done, found.next) == (job.id, "local", "taken_up", None)
     assert found.seen == "its process on `localhost` is gone"
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert job.attempts() == [1, 2]
     assert [each.epoch for each in job.entry().natives] == [1, 2]
     assert found.native_id == job.entry().natives[1].native_id
@@ -201,7 +201,7 @@ def test_job_goes_on_only_with_runs_that_have_no_result(settings: Settings) -> N
     lose(job, 1)
 
     assert kept(job, settings).done == "taken_up"
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert (job.attempts(0), job.attempts(1)) == ([1], [1, 2])
 
 
@@ -210,7 +210,7 @@ def test_budget_that_is_spent_is_judged_by_the_shim_that_takes_the_job_up(settin
     lose(job)
 
     assert kept(job, settings).done == "taken_up"
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
     assert (status.state, status.reason, job.attempts()) == (JobState.FAILED, EndReason.LOST, [1])
     wait_for(lambda: keep_target(job, settings).jobs == (), "the removal of the name")
 
@@ -244,7 +244,7 @@ def test_cancelled_job_is_ended_and_not_taken_up(settings: Settings) -> None:
 
 def test_name_that_was_left_behind_is_dropped(settings: Settings) -> None:
     job = start(settings, "true")
-    job.wait(timeout_s=PATIENCE_S)
+    job.wait(timeout=PATIENCE_S)
     wait_for(lambda: not processes_with(job.id), "the end of the shim")
     open_index.mark_open(job.files, "local", job.id, 0)
 
@@ -306,7 +306,7 @@ def test_job_with_a_secret_of_the_launching_machine_goes_on_while_its_value_is_t
         assert found.next == f"the same `runtime launch` by `{job.entry().owner}` on `{here}` reads it again"
         assert len(job.entry().natives) == 1
     else:
-        assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+        assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
 
 DAMAGES = (b"", b"[]", b"null", b"{}", b'"x"', b"\0\xff", b'{"name": ', b"[" * 100_000)
@@ -331,7 +331,7 @@ def test_damaged_file_of_one_job_stops_no_other(settings: Settings, monkeypatch:
 
         assert done[other.id] == "taken_up", content
         assert other.id in {each.job for each in read_target(other, now=NOW).jobs}, content
-        assert other.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+        assert other.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
         kill_all(damaged.id)
         open_index.drop_open(damaged.files, damaged.id)
 
@@ -370,7 +370,7 @@ def test_target_that_cannot_be_used_stops_no_other(
 
     said = capsys.readouterr()
     assert (code, "taken_up" in said.out, "`broken` cannot be used here" in said.err) == (3, True, True)
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
 
 def test_job_that_may_not_be_read_is_said(settings: Settings) -> None:
@@ -454,7 +454,7 @@ def test_keeper_killed_at_any_step_and_run_again_starts_one_attempt(
     assert killed.returncode == -signal.SIGKILL
     assert again.returncode == 0, again.stderr
     go.touch()
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert (job.attempts(), (tmp_path / "ran").read_text()) == ([1, 2], "ran\n" * 2)
     assert len(job.entry().natives) == 2
     wait_for(lambda: keep_target(job, settings).jobs == (), "the removal of the name")
@@ -481,5 +481,5 @@ launch(spec, "local", settings=load_settings(), options=LaunchOptions(base=Path(
     said = [each.communicate(timeout=PATIENCE_S)[0] for each in every]
 
     assert [each.returncode for each in every] == [0, 0, 0], said
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert (job.attempts(), (tmp_path / "ran").read_text()) == ([1, 2], "ran\n" * 2)

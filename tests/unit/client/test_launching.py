@@ -87,7 +87,7 @@ def test_launch_runs_the_tree_as_it_was_and_reports_the_end(settings: Settings, 
     job = start(settings, sys.executable, "main.py")
     (tree / "main.py").write_text("print('two')\n")
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
     assert printed(job) == "one\n"
@@ -96,7 +96,7 @@ def test_launch_runs_the_tree_as_it_was_and_reports_the_end(settings: Settings, 
 
 def test_launch_of_the_same_again_is_the_same_job_and_its_result(settings: Settings, tree: Path) -> None:
     first = start(settings, "sh", "-c", "exit 3")
-    first.wait(timeout_s=PATIENCE_S)
+    first.wait(timeout=PATIENCE_S)
 
     second = start(settings, "sh", "-c", "exit 3")
 
@@ -113,7 +113,7 @@ def test_launch_of_a_changed_tree_or_again_is_another_job(settings: Settings, tr
     changed = start(settings, "true")
 
     assert len({each.id for each in (first, again, third, changed)}) == 4
-    assert [each.wait(timeout_s=PATIENCE_S).state for each in (first, again, third, changed)] == [
+    assert [each.wait(timeout=PATIENCE_S).state for each in (first, again, third, changed)] == [
         JobState.SUCCEEDED
     ] * 4
 
@@ -143,7 +143,7 @@ def test_code_is_stored_once_for_all_jobs_that_run_it(settings: Settings, tree: 
     assert [line for line in said if line.startswith("sending")] == ["sending the code: 2 files"]
     assert (root / f"jobs/{one.id}/snapshot.tar").samefile(stored)
     assert stored.stem == hashlib.sha256(stored.read_bytes()).hexdigest()
-    assert other.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert other.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert one.cancel() == []
 
 
@@ -157,7 +157,7 @@ def test_code_of_another_user_under_the_same_id_is_not_relied_on(
 
     job = start(settings, "cat", "main.py")
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert printed(job) == "print('one')\n"
 
 
@@ -167,7 +167,7 @@ def test_launch_of_the_live_tree_sees_later_edits(settings: Settings, tree: Path
     (tree / "go.part").write_text("edited later\n")
     (tree / "go.part").rename(tree / "go")
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert printed(job) == "edited later\n"
 
 
@@ -180,7 +180,7 @@ def test_launch_of_an_array_gives_each_index_its_parameters_and_status(settings:
         array=Array(params={"x": (0, 1, 2)}, offset=5),
     )
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert status.state is JobState.FAILED
     assert dict(status.counts) == {JobState.SUCCEEDED: 1, JobState.FAILED: 2}
@@ -191,7 +191,7 @@ def test_launch_of_an_array_gives_each_index_its_parameters_and_status(settings:
 def test_launch_of_ranks_runs_them_together(settings: Settings, tree: Path) -> None:
     job = start(settings, "sh", "-c", "echo $RUNTIME_RANK of $RUNTIME_WORLD_SIZE", nodes=2)
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert b"".join(job.logs(rank=1)) == b"1 of 2\n"
 
 
@@ -207,7 +207,7 @@ def test_launch_retries_failures_after_the_client_is_gone(settings: Settings, tr
 
     job = find_job(done.stdout.split()[0], settings=settings)
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert job.attempts() == [1, 2]
 
 
@@ -222,7 +222,7 @@ def test_launch_with_a_field_that_cannot_be_kept_is_refused_unless_ignored(setti
 
     assert sorted(refused.value.refused) == ["account", "image"]
     assert sorted(still.value.refused) == ["account"]
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 
 
 def test_launch_of_a_secret_keeps_its_value_in_one_file_until_the_job_has_ended(
@@ -244,7 +244,7 @@ def test_launch_of_a_secret_keeps_its_value_in_one_file_until_the_job_has_ended(
     assert [(path.parent.name, path.stat().st_mode & 0o777) for path in holding()] == [("secrets", 0o600)]
     (tree / "go").touch()
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     wait_for(lambda: holding() == [], "the end of the secret")
 
 
@@ -301,7 +301,7 @@ def test_worker_of_a_fleet_that_is_cancelled_at_once_with_its_signal_is_cancelle
     (settings.data_dir / "jobs/jobs" / job.id / "cancel").write_text("{}")
     signal_all(sorted(processes_with(f"RUNTIME_JOB_ID={job.id}")), signal.SIGTERM)
 
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.CANCELLED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.CANCELLED
 
 
 def test_worker_of_a_fleet_whose_every_process_is_told_to_stop_has_not_succeeded(
@@ -327,7 +327,7 @@ def test_cancel_of_one_index_leaves_the_others(settings: Settings, tree: Path) -
 
     job.cancel(indices=[1])
 
-    assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 1, JobState.CANCELLED: 1}
+    assert dict(job.wait(timeout=PATIENCE_S).counts) == {JobState.SUCCEEDED: 1, JobState.CANCELLED: 1}
 
 
 def test_fetch_brings_the_outputs_of_the_attempt_that_counts(settings: Settings, tree: Path, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_fetch_brings_the_outputs_of_the_attempt_that_counts(settings: Settings,
         "mkdir $RUNTIME_OUTPUT_DIR/a; echo $RUNTIME_ARRAY_INDEX > $RUNTIME_OUTPUT_DIR/a/n",
         array=Array(count=2),
     )
-    job.wait(timeout_s=PATIENCE_S)
+    job.wait(timeout=PATIENCE_S)
 
     written = job.fetch(tmp_path / "home")
 
@@ -348,7 +348,7 @@ def test_fetch_brings_the_outputs_of_the_attempt_that_counts(settings: Settings,
 
 def test_handle_of_an_array_with_an_offset_begins_at_its_first_index(settings: Settings, tree: Path) -> None:
     with start(settings, "sh", "-c", "echo run $RUNTIME_ARRAY_INDEX", array=Array(count=2, offset=7)) as job:
-        job.wait(timeout_s=PATIENCE_S)
+        job.wait(timeout=PATIENCE_S)
 
         assert (job.attempts(), b"".join(job.logs())) == ([1], b"run 7\n")
 
@@ -357,7 +357,7 @@ def test_fetch_by_hand_leaves_a_file_that_differs(settings: Settings, tree: Path
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "n").write_text("mine")
     with start(settings, "sh", "-c", "cd $RUNTIME_OUTPUT_DIR; echo theirs > n; mkfifo pipe; ln -s n link") as job:
-        job.wait(timeout_s=PATIENCE_S)
+        job.wait(timeout=PATIENCE_S)
 
         with pytest.raises(FilesDiffer) as differs:
             job.fetch(tmp_path / "home")
@@ -373,7 +373,7 @@ def test_status_of_a_shim_that_was_killed_is_lost(settings: Settings, tree: Path
     wait_for(lambda: job.attempts() == [1], "the attempt")
     signal_all(shims_with(str(settings.data_dir)))
 
-    status = job.wait(timeout_s=PATIENCE_S)
+    status = job.wait(timeout=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.LOST)
 
@@ -421,7 +421,7 @@ def test_launch_killed_at_any_step_and_repeated_is_one_job(
     assert repeated.returncode == 0, repeated.stderr
     assert len(ledger.list_jobs(LocalFiles(str(settings.data_dir / "jobs")))) == 1
     job = find_job(repeated.stdout.split()[0], settings=settings)
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert printed(job) == "ran\n"
     assert job.attempts() == [1]
     assert len(job.entry().natives) == 1
@@ -437,7 +437,7 @@ def test_two_launches_at_once_are_one_job(settings: Settings, tree: Path) -> Non
     assert len({job for job, _ in said}) == 1
     assert sorted(new for _, new in said) == ["False", "False", "True"]
     job = find_job(said[0][0], settings=settings)
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     assert job.attempts() == [1]
 
 

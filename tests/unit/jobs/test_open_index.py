@@ -86,7 +86,7 @@ def test_job_is_in_the_index_while_it_runs_and_not_once_its_result_is_there(sett
 
     assert open_index.list_open(job.files, "local") == {job.id: [0]}
     go.touch()
-    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
+    assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     wait_for(lambda: open_index.list_open(job.files, "local") == {}, "the removal of the name")
 
 
@@ -171,7 +171,7 @@ def test_order_tells_the_shim_which_runs_each_part_has(settings: Settings, monke
 
 def test_job_that_is_collected_leaves_no_name_of_any_target(settings: Settings) -> None:
     job = start(settings, "true")
-    job.wait(timeout_s=PATIENCE_S)
+    job.wait(timeout=PATIENCE_S)
     wait_for(lambda: not processes_with(job.id), "the end of the shim")
     for target in ("local", "bobs"):
         open_index.mark_open(job.files, target, job.id, 0)

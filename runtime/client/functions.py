@@ -1,0 +1,163 @@
+"""Functions as jobs and tasks take them: by the name of their module, or packed where no module has them.
+
+A function at the top level of a module goes by its name, and its code with the snapshot. A lambda, a closure, and what a
+script or a notebook defines are packed by cloudpickle, which another minor version of Python cannot run. Arguments are JSON
+where JSON gives them back as they are, and a pickle otherwise.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from runtime.errors import MissingExtra, RequestRefused
+from runtime.jobs.call import Call, Pickled
+from runtime.shim.call import PROTOCOL, dump, is_json
+from runtime.units import format_size
+from runtime.values import dataclass
+
+MOST_BYTES: Final = 32 << 20
+"""The most that a packed function or the arguments of a call may take."""
+
+
+def name_function(function: Callable[..., Any]) -> str:
+    """Return `module:name` of a callable, for people where no module has it under that name."""
+    inner = function
+    while (wrapped := getattr(inner, "func", None)) is not None and callable(wrapped):  # a partial's
+        inner = wrapped
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    return f"{getattr(inner, '__module__', None) or type(inner).__module__}:{name}"
+
+
+def is_importable(function: Callable[..., Any]) -> bool:
+    """Whether other processes find this callable under the name of its module."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or module == "__main__":
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFunction:
+    """A function by its name, or packed."""
+
+    name: str
+    pickled: Pickled | None = None
+
+
+def pack_function(function: Callable[..., Any]) -> PackedFunction:
+    """Raises `RequestRefused` for what no other process could call, and `MissingExtra` where cloudpickle is needed."""
+    name = name_function(function)
+    kind = _why_no_value(function)
+    if kind:
+        raise RequestRefused(
+            f"`{name}` cannot be called elsewhere: it {kind}, and a call returns one value",
+            hint="call it in a function that returns the result, such as `lambda x: asyncio.run(fn(x))` or `lambda x: list(fn(x))`",
+        )
+    if is_importable(function):
+        return PackedFunction(name=name)
+    try:
+        import cloudpickle  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingExtra(f"`{name}`, which no module has under that name,", "experiments") from None
+    try:
+        packed = cloudpickle.dumps(function, protocol=PROTOCOL)
+    except Exception as problem:
+        raise RequestRefused(
+            f"`{name}` cannot be packed: {_text(problem)}",
+            hint="let the function open connections, files and locks itself, rather than find them around it",
+        ) from problem
+    text = _in_base64(packed, f"`{name}` with all that it refers to")
+    python = ".".join(platform.python_version_tuple()[:2])
+    return PackedFunction(
+        name=name, pickled=Pickled(function=text, python=python, cloudpickle=cloudpickle.__version__)
+    )
+
+
+def _why_no_value(function: Callable[..., Any]) -> str | None:
+    inner = function if inspect.isroutine(function) else getattr(function, "func", getattr(function, "__call__", None))
+    if inspect.iscoroutinefunction(inner):
+        return "is a coroutine function"
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        return "is a generator function"
+    return None
+
+
+def pack_value(value: object, what: str) -> str:
+    """Return a value as a pickle in base64; `what` names it in errors."""
+    try:
+        packed = dump(value)
+    except Exception as problem:
+        raise RequestRefused(
+            f"{what} cannot be packed: {_text(problem)}", hint="pass a path or an id, and load the rest in the function"
+        ) from problem
+    return _in_base64(packed, what)
+
+
+def _in_base64(packed: bytes, what: str) -> str:
+    if len(packed) > MOST_BYTES:
+        raise RequestRefused(
+            f"{what} is {format_size(len(packed))} when packed, and the most is {format_size(MOST_BYTES)}",
+            hint="write large data to a file or a bucket, and pass its name",
+        )
+    return base64.b64encode(packed).decode("ascii")
+
+
+def _text(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {problem}".partition("\n")[0]
+
+
+def make_call(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    items: Iterable[Any] | None = None,
+    run: bool = False,
+    folder: Path | None = None,
+) -> tuple[Call, tuple[Any, ...]]:
+    """Pack a call, and the first arguments of its runs if it has `items`. `folder` is the tree that goes along.
+
+    Raises like `pack_function`.
+    """
+    packed = pack_function(function)
+    every: tuple[Any, ...] = () if items is None else tuple(items)
+    args, kwargs = tuple(args), dict(kwargs or {})
+    plain = is_json(list(args)) and is_json(kwargs) and is_json(list(every))
+    if not plain:
+        every = tuple(pack_value(each, f"item {number} of `{packed.name}`") for number, each in enumerate(every))
+        args, kwargs = (pack_value((args, kwargs), f"what `{packed.name}` is called with"),), {}
+    call = Call(
+        function=packed.name,
+        args=args,
+        kwargs=kwargs,
+        run=run,
+        paths=import_paths(folder) if folder else (".",),
+        folder=_place_in(folder, Path.cwd()) if folder else ".",
+        pickled=packed.pickled,
+        packed=not plain,
+    )
+    return call, every
+
+
+def import_paths(folder: Path) -> tuple[str, ...]:
+    """The folders in `folder` from which this process imports modules, relative to it."""
+    root, found = folder.resolve(), ["."]
+    for each in sys.path:
+        path = Path(each or ".").resolve()
+        if path.is_relative_to(root) and path.is_dir() and "site-packages" not in path.parts:
+            found.append(path.relative_to(root).as_posix())
+    return tuple(dict.fromkeys(found))
+
+
+def _place_in(folder: Path, here: Path) -> str:
+    root = folder.resolve()
+    return here.relative_to(root).as_posix() if here.is_relative_to(root) else "."

@@ -1,0 +1,80 @@
+"""The values of a job's calls, read from the attempts that committed its results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.client.values import CallFailed, Stored, load_raised, load_returned, parse_stored
+from runtime.errors import NotPossible
+from runtime.jobs.hosts.base import Files
+from runtime.jobs.ledger import IndexStatus, LedgerEntry, Outcome, job_folder
+from runtime.jobs.plan import owner_name
+from runtime.reasons import EndReason
+from runtime.shim.files import VALUE
+
+
+def read_stored(files: Files, job: str, outcomes: Mapping[int, Outcome]) -> dict[int, Stored | None]:
+    """Index → what its last attempt left; None if it left nothing. A result that was carried over is read where it was
+    made."""
+    places = {index: _place(job, index, outcome.attempt) for index, outcome in outcomes.items()}
+    found = files.read_many(places.values())
+    missing = [index for index, place in places.items() if place not in found]
+    if missing:
+        results = {index: f"{job_folder(job)}/runs/{index}/result" for index in missing}
+        notes = files.read_many(results.values())
+        for index, name in results.items():
+            before = json.loads(notes[name]).get("from") if name in notes else None
+            if before:
+                places[index] = _place(before, index, outcomes[index].attempt)
+        found |= files.read_many([places[index] for index in missing])
+    return {index: parse_stored(found[place]) if place in found else None for index, place in places.items()}
+
+
+def _place(job: str, index: int, attempt: int) -> str:
+    return f"{job_folder(job)}/runs/{index}/a{attempt:04d}/{VALUE}"
+
+
+def end_of(entry: LedgerEntry, run: IndexStatus) -> Outcome:
+    """How a run ended: as its shim has committed it, or as only the backend knows."""
+    if run.index in entry.outcomes:
+        return entry.outcomes[run.index]
+    reason = run.reason or EndReason.LOST
+    return Outcome(job=entry.id, index=run.index, reason=reason, code=run.exit_code or 1, attempt=run.attempt or 0)
+
+
+def check_own(entry: LedgerEntry) -> None:
+    """Raise `NotPossible` for the job of another user, whose pickles this process does not load."""
+    if entry.owner != owner_name():
+        raise NotPossible(
+            f"the values of job `{entry.id}` are `{entry.owner}`'s, and loading them could run code of theirs",
+            hint="let its owner write what you need to a file: `runtime fetch` copies the outputs",
+        )
+
+
+def take_value(stored: Stored | None, outcome: Outcome, what: str) -> Any:
+    """Return the value of an ended run, or raise what its function raised. Raises `CallFailed` for a run without either."""
+    problem = find_problem(stored, outcome, what)
+    if problem is not None:
+        raise problem
+    assert stored is not None
+    return load_returned(stored, what)
+
+
+def find_problem(stored: Stored | None, outcome: Outcome, what: str) -> BaseException | None:
+    """Return what the function of an ended run raised, a `CallFailed` for a run without a value, and None for others."""
+    if outcome.reason is EndReason.SUCCEEDED and stored is not None and not stored.raised:
+        return None
+    if stored is not None and stored.raised and outcome.reason is EndReason.APP_FAILED:
+        return load_raised(stored, what)
+    hint = f"runtime explain {outcome.job[:10]} --index {outcome.index}"
+    if outcome.reason is EndReason.SUCCEEDED:
+        return CallFailed(f"{what} left no value: it runs a command, or its function ended the process", hint=hint)
+    return CallFailed(f"{what} ended without a value: {outcome.reason}", hint=hint)
+
+
+def describe_call(entry: LedgerEntry, index: int) -> str:
+    """How messages name a run: `run 3 of sac (j-12345678)`."""
+    whole = f"{entry.name} ({entry.id[:10]})"
+    return whole if entry.indices == 1 else f"run {index} of {whole}"

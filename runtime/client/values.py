@@ -1,0 +1,87 @@
+"""What a call returned or raised, read from the file that the attempt left: loaded only when its owner asks for it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import platform
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from runtime.errors import NotPossible, WorkFailed
+from runtime.values import dataclass
+
+
+class CallFailed(WorkFailed):
+    """A call that ended without a value: its run was cancelled or lost, or it raised what cannot be loaded here."""
+
+    def __init__(
+        self, message: str, *, facts: Iterable[str] = (), hint: str | None = None, traceback: str | None = None
+    ) -> None:
+        self.traceback = traceback
+        """Of the exception where it was raised, as text."""
+        super().__init__(message, facts=facts, hint=hint)
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that was raised elsewhere, with the traceback of that process."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value's file: what is said of it, and its bytes."""
+
+    head: Mapping[str, Any]
+    body: bytes
+
+    @property
+    def raised(self) -> bool:
+        return bool(self.head.get("raised"))
+
+
+def parse_stored(content: bytes) -> Stored:
+    """Raises `ValueError` for bytes that no call has left."""
+    line, _, body = content.partition(b"\n")
+    head = json.loads(line)
+    if not isinstance(head, dict) or head.get("form") not in ("json", "pickle", "text"):
+        raise ValueError("the file does not begin as that of a value")
+    return Stored(head, body)
+
+
+def load_returned(stored: Stored, what: str) -> Any:
+    """Return the value; `what` names the call in errors. Raises `NotPossible` if this Python cannot load it."""
+    if stored.head["form"] == "json":
+        return json.loads(stored.body)
+    try:
+        return pickle.loads(stored.body)
+    except Exception as problem:
+        here = platform.python_version()
+        raise NotPossible(
+            f"the value of {what} cannot be loaded here: {type(problem).__name__}: {problem}",
+            facts=[f"it is a {stored.head.get('type')} from Python {stored.head['python']}, and this is {here}"],
+            hint="load it where its classes can be imported, or return plain numbers, texts, lists and dictionaries",
+        ) from problem
+
+
+def load_raised(stored: Stored, what: str) -> BaseException:
+    """Return the exception as it was raised, with its traceback as its cause; a `CallFailed` if it cannot be loaded."""
+    told = str(stored.head.get("traceback", ""))
+    found: object = None
+    if stored.head["form"] == "pickle":
+        try:
+            found = pickle.loads(stored.body)
+        except Exception:
+            found = None
+    if not isinstance(found, BaseException):
+        found = CallFailed(
+            f"{what} raised {stored.head.get('type')}: {stored.head.get('message')}", traceback=told
+        )
+    found.__cause__ = RemoteTraceback(told)
+    return found

@@ -1,0 +1,60 @@
+"""A call of a Python function, as a job's spec has it in place of a command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runtime.schema import describe
+from runtime.values import dataclass, field
+
+
+ANY_PYTHON: Final = "python3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pickled:
+    """A function that no module has, as cloudpickle packed it."""
+
+    function: str
+    """The pickle in base64."""
+    python: str
+    """The version whose code it has, such as `3.11`; no other runs it."""
+    cloudpickle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A Python function that runs instead of a command."""
+
+    function: str
+    """`module:name`; of a packed one the name that people see."""
+    args: tuple[Any, ...] = ()
+    """Values of JSON, as those of `kwargs` and `array.items`."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    run: bool = False
+    """Whether the function gets its run as its first argument."""
+    paths: tuple[str, ...] = (".",)
+    """Folders of the tree in which modules are looked for first."""
+    folder: str = "."
+    """Folder of the tree that the function starts in."""
+    python: str = ANY_PYTHON
+    """The interpreter that calls it."""
+    pickled: Pickled | None = None
+    packed: bool = False
+    """Whether `args` is one pickle of all arguments, and each of `array.items` a pickle, in base64."""
+
+    def __post_init__(self) -> None:
+        module, colon, name = self.function.partition(":")
+        if not (module and colon and name):
+            raise ValueError(f"has `function` {describe(self.function)}, expected module:name")
+        check_json("args", self.args)
+        check_json("kwargs", self.kwargs)
+
+
+def check_json(name: str, values: object) -> None:
+    try:
+        json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(f"has values for `{name}` that JSON does not have") from None

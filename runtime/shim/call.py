@@ -1,0 +1,297 @@
+"""Calls a Python function in an attempt of a job: a program of its own, which the shim starts with the job's Python.
+
+    python call.py call.json
+
+It needs nothing but the standard library of any Python from 3.6 on, and cloudpickle where the function was packed by it. What
+the function returns or raises becomes the file `value` of the attempt: a line of JSON about it, and then JSON or a pickle.
+Only `.result()` of the job's owner loads a pickle.
+"""
+
+import base64
+import contextlib
+import functools
+import importlib
+import io
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, Callable, Dict, List, Optional, Tuple
+
+SETUP_FAILED = "setup_failed"
+"""As in `runtime.shim.ranks`, which this program does without."""
+VALUE, METRICS = "value", "metrics.jsonl"
+VALUE_SCHEMA = 1
+PROTOCOL = 4
+"""Of pickles: the newest that Python 3.6 reads."""
+MOST_TEXT = 100000
+"""Letters of a traceback and of a message that are kept."""
+
+
+class Misfit(Exception):
+    """A function that cannot be called by this Python, for a reason that no retry changes."""
+
+
+class Run(object):
+    """What a function sees of the run that it is called in, the same on every target."""
+
+    def __init__(
+        self,
+        name: str,
+        variant: "Any",
+        folders: "Dict[str, str]",
+        ids: "Optional[Dict[str, str]]" = None,
+        index: int = 0,
+        attempt: int = 1,
+    ) -> None:
+        """`folders` are `output`, `checkpoint` and `attempt`; `ids` what the backend and we call this run."""
+        self.name, self.variant, self.ids = name, variant, dict(ids or {})
+        self.index, self.attempt = index, attempt
+        self._folders, self._asked = folders, False
+        self._metrics = None  # type: Optional[io.TextIOBase]
+
+    def __repr__(self) -> str:
+        return "<run %d of %s, attempt %d>" % (self.index, self.name, self.attempt)
+
+    @property
+    def output(self) -> "Path":
+        """The attempt's own folder for results; made on first use."""
+        return self._folder("output")
+
+    @property
+    def checkpoint(self) -> "Path":
+        """A folder that all attempts of the run share; made on first use."""
+        return self._folder("checkpoint")
+
+    def _folder(self, name: str) -> "Path":
+        from pathlib import Path
+
+        path = Path(self._folders[name])
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def should_stop(self) -> bool:
+        """Whether to save a checkpoint and return soon."""
+        return self._asked
+
+    def ask_to_stop(self, *_: object) -> None:
+        self._asked = True
+
+    def report(self, step: "Optional[float]" = None, **numbers: float) -> None:
+        """Keep numbers by their names: a line of JSON in the attempt's folder."""
+        line = {"at": round(time.time(), 3)}  # type: Dict[str, Any]
+        if step is not None:
+            line["step"] = step
+        for name, number in numbers.items():
+            line[name] = float(number)
+        if self._metrics is None:
+            place = os.path.join(self._folders["attempt"], METRICS)
+            self._metrics = io.open(place, "a", encoding="utf-8", buffering=1)
+        self._metrics.write(json.dumps(line) + "\n")
+
+
+# values
+
+
+def is_json(value: "Any") -> bool:
+    """Whether JSON gives back an equal value of the same types: no tuple, no key that is no text, no NaN."""
+    kind = type(value)
+    if value is None or kind in (str, int, bool):
+        return True
+    if kind is float:
+        return value - value == 0  # neither infinite nor NaN
+    if kind is list:
+        return all(map(is_json, value))
+    return kind is dict and all(type(key) is str and is_json(each) for key, each in value.items())
+
+
+def dump(value: "Any") -> bytes:
+    """A pickle of `value`; with cloudpickle, if there is one, of what the standard library cannot pickle."""
+    try:
+        return pickle.dumps(value, protocol=PROTOCOL)
+    except Exception:
+        try:
+            cloudpickle = importlib.import_module("cloudpickle")
+        except ImportError:
+            cloudpickle = None
+        if cloudpickle is None:
+            raise
+        found = cloudpickle.dumps(value, protocol=PROTOCOL)  # type: bytes
+        return found
+
+
+def encode_value(value: "Any") -> bytes:
+    """The file of a returned value. Raises what pickling it raises."""
+    try:
+        if is_json(value):
+            return _join("json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8"))
+    except (RecursionError, UnicodeEncodeError):  # too deep, or a text with half a letter
+        pass
+    return _join("pickle", dump(value), type=_name_of(type(value)))
+
+
+def encode_failure(problem: BaseException, told: str) -> bytes:
+    """The file of a raised exception, whose traceback is `told`. One that cannot be pickled is kept as text."""
+    try:
+        body = dump(problem)
+    except Exception:
+        body = b""
+    said = {"type": _name_of(type(problem)), "message": _text_of(problem)[:MOST_TEXT], "traceback": told[-MOST_TEXT:]}
+    return _join("pickle" if body else "text", body, raised=True, **said)
+
+
+def _join(form: str, body: bytes, **more: "Any") -> bytes:
+    head = {"schema": VALUE_SCHEMA, "form": form, "python": "%d.%d" % sys.version_info[:2]}
+    head.update(more)
+    return json.dumps(head, sort_keys=True).encode("ascii") + b"\n" + body
+
+
+def _name_of(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else "%s.%s" % (kind.__module__, kind.__qualname__)
+
+
+def _text_of(problem: BaseException) -> str:
+    try:
+        return str(problem)
+    except Exception:
+        return "<no text>"
+
+
+# the call
+
+
+def load(request: "Dict[str, Any]") -> "Callable[..., Any]":
+    """The function to call. Raises `Misfit`, and what importing its module raises."""
+    packed = request.get("pickled")
+    if packed is None:
+        module, _, name = request["function"].partition(":")
+        try:
+            return functools.reduce(getattr, name.split("."), importlib.import_module(module))  # type: ignore[arg-type]
+        except AttributeError:
+            raise Misfit("module %s has no function %s" % (module, name))
+        except ImportError as problem:
+            if problem.name and (module + ".").startswith(problem.name + "."):
+                raise Misfit("no module %s in %s" % (module, os.getcwd()))
+            raise
+    check_python(packed)
+    return pickle.loads(base64.b64decode(packed["function"]))  # type: ignore[no-any-return]
+
+
+def check_python(packed: "Dict[str, Any]") -> None:
+    """Raise `Misfit` unless this Python can load what was packed: its code is that of one minor version."""
+    here = "%d.%d" % sys.version_info[:2]
+    if packed["python"] != here:
+        raise Misfit(
+            "the function was packed by Python %s, whose code %s (%s) cannot run: "
+            "launch from the same version, name another `python`, or move the function into a module"
+            % (packed["python"], sys.executable, here)
+        )
+    try:
+        importlib.import_module("cloudpickle")
+    except ImportError:
+        raise Misfit(
+            "the function was packed by cloudpickle, which %s does not have: pip install cloudpickle==%s there, or move the "
+            "function into a module" % (sys.executable, packed["cloudpickle"])
+        )
+
+
+def load_arguments(request: "Dict[str, Any]") -> "Tuple[List[Any], Dict[str, Any]]":
+    """Positional and named arguments; the item of an array comes first."""
+    args, kwargs = request["args"], request["kwargs"]
+    items = [request["item"]] if "item" in request else []
+    if request["packed"]:
+        items = [unpack(each) for each in items]
+        if args:
+            args, kwargs = unpack(args[0])
+    return items + list(args), kwargs
+
+
+def unpack(text: str) -> "Any":
+    return pickle.loads(base64.b64decode(text))
+
+
+def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]") -> Run:
+    folders = {
+        "output": environ["RUNTIME_OUTPUT_DIR"],
+        "checkpoint": environ["RUNTIME_CHECKPOINT_DIR"],
+        "attempt": request["attempt"],
+    }
+    run = Run(
+        request["name"],
+        variant,
+        folders,
+        ids=request.get("ids"),
+        index=int(environ["RUNTIME_ARRAY_INDEX"]),
+        attempt=int(environ["RUNTIME_ATTEMPT"]),
+    )
+    for name in request.get("signals") or ():
+        signal.signal(getattr(signal, name), run.ask_to_stop)
+    return run
+
+
+def main(path: str) -> int:
+    with io.open(path, encoding="utf-8") as opened:
+        request = json.load(opened)
+    # This file's own folder has nothing to import.
+    sys.path[:1] = [os.path.abspath(each) for each in request["paths"]]
+    if os.path.isdir(request["folder"]):
+        os.chdir(request["folder"])
+    folder, keep = request["attempt"], os.environ["RUNTIME_RANK"] == "0"
+    try:
+        function = load(request)
+        args, kwargs = load_arguments(request)
+    except Misfit as problem:
+        return refuse(folder, str(problem))
+    except Exception as problem:
+        # A module that fails as it is imported is the user's own code.
+        return fail(folder, problem, keep)
+    if request.get("run"):
+        run = make_run(request, args[0] if args else None, dict(os.environ))
+        args = [run] + args
+    try:
+        value = function(*args, **kwargs)
+        content = encode_value(value) if keep else b""
+    except Exception as problem:
+        return fail(folder, problem, keep)
+    if keep:
+        write(os.path.join(folder, VALUE), content)
+    return 0
+
+
+def refuse(folder: str, message: str) -> int:
+    sys.stderr.write("error: %s\n" % message)
+    write(os.path.join(folder, SETUP_FAILED), message.encode("utf-8", "replace"))
+    return 1
+
+
+def fail(folder: str, problem: Exception, keep: bool) -> int:
+    frames = problem.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    told = "".join(traceback.format_exception(type(problem), problem, frames))
+    sys.stderr.write(told)
+    if keep:
+        write(os.path.join(folder, VALUE), encode_failure(problem, told))
+    return 1
+
+
+def write(path: str, content: bytes) -> None:
+    """Write a file that is seen whole or not at all."""
+    beside = "%s.%d" % (path, os.getpid())
+    with io.open(beside, "wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.rename(beside, path)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main(sys.argv[1]))
