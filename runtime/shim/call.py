@@ -92,6 +92,7 @@ class Run(object):
         for name, number in numbers.items():
             line[name] = float(number)
         if self._metrics is None:
+            os.makedirs(self._folders["attempt"], exist_ok=True)
             place = os.path.join(self._folders["attempt"], METRICS)
             self._metrics = io.open(place, "a", encoding="utf-8", buffering=1)
         self._metrics.write(json.dumps(line) + "\n")

@@ -1,0 +1,177 @@
+"""Calls of a function, wherever they run: each is a `concurrent.futures.Future`, and together they are a sequence."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import as_completed as futures_as_completed
+from contextlib import suppress
+from typing import Any, Final, Protocol, overload
+
+from runtime.errors import InfrastructureFailure
+from runtime.units import Span, count_noun, read_span
+
+FIRST_LOOK_S: Final = 0.02
+LAST_LOOK_S: Final = 1.0
+
+
+class Source(Protocol):
+    """Where the calls of one experiment run."""
+
+    def describe(self) -> str:
+        """How a message names all of them: `job j-1234… on slurm`."""
+
+    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
+        """Which of the open calls have ended: number → a function that returns the value, or raises what stands for it.
+
+        Raises `InfrastructureFailure` if nothing can be told now.
+        """
+
+    def read_log(self, number: int) -> str:
+        """What a call has printed so far, every attempt in turn."""
+
+    def cancel(self, numbers: Sequence[int] | None) -> list[str]:
+        """Stop these calls, or all. Returns descriptions of what was left."""
+
+
+class Call(Future[Any]):
+    """One call of a function. `result()`, `exception()` and `await` wait for its end; its program may end meanwhile, and
+    the call goes on."""
+
+    def __init__(self, number: int, what: str, source: Source | None = None) -> None:
+        super().__init__()
+        self.number, self._what, self._source = number, what, source
+
+    def __repr__(self) -> str:
+        if not self.done():
+            state = "not ended"
+        elif self.cancelled():
+            state = "cancelled"
+        else:
+            problem = super().exception()
+            state = "succeeded" if problem is None else f"failed: {type(problem).__name__}: {problem}"
+        return f"<{self._what}: {state}>"
+
+    def result(self, timeout: Span | None = None) -> Any:
+        """Return what the function returned, or raise what it raised. Raises `TimeoutError`, and `CancelledError`."""
+        return super().result(_seconds(timeout))
+
+    def exception(self, timeout: Span | None = None) -> BaseException | None:
+        """Return what `result` would raise, None for a value. Raises `TimeoutError`, and `CancelledError`."""
+        return super().exception(_seconds(timeout))
+
+    def logs(self) -> str:
+        """Return what it has printed so far; empty for a call on `here`, which prints to this process's output."""
+        return self._source.read_log(self.number) if self._source else ""
+
+    def cancel(self) -> bool:
+        """Stop the call wherever it runs. False if it has ended."""
+        if not super().cancel():
+            return False
+        if self._source is not None:
+            self._source.cancel([self.number])
+        return True
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+
+def _seconds(timeout: Span | None) -> float | None:
+    span = read_span(timeout, "timeout")
+    return None if span is None else span.total_seconds()
+
+
+class Calls(Sequence[Call]):
+    """The calls of one `runtime.map`, in the order of its items."""
+
+    def __init__(self, name: str, calls: Sequence[Call], source: Source | None = None) -> None:
+        self.name, self._calls, self._source = name, calls, source
+        if source is not None:
+            _watch(source, calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    @overload
+    def __getitem__(self, at: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Call]: ...
+
+    def __getitem__(self, at: int | slice) -> Call | Sequence[Call]:
+        return self._calls[at]
+
+    def __repr__(self) -> str:
+        ended = sum(each.done() for each in self._calls)
+        where = f", {self._source.describe()}" if self._source else ""
+        return f"<{count_noun(len(self), 'call')} of {self.name}{where}: {ended} ended>"
+
+    def results(self, timeout: Span | None = None) -> list[Any]:
+        """Wait for all, and return their values in the order of the items. Raises what the first failed one raised."""
+        span = _seconds(timeout)
+        until = None if span is None else time.monotonic() + span
+        return [
+            each.result(None if until is None else max(0.0, until - time.monotonic())) for each in self._calls
+        ]
+
+    def as_completed(self, timeout: Span | None = None) -> Iterator[Call]:
+        """Yield each call once it has ended. Raises `TimeoutError`."""
+        yield from futures_as_completed(self._calls, _seconds(timeout))  # type: ignore[misc]
+
+    def cancel(self) -> list[str]:
+        """Stop all that have not ended. Returns descriptions of what was left, such as a pod that did not go."""
+        stopped = [each for each in self._calls if Future.cancel(each)]
+        return self._source.cancel(None) if self._source is not None and stopped else []
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        import asyncio
+
+        return asyncio.gather(*map(asyncio.wrap_future, self._calls)).__await__()
+
+
+def finish(call: Call, take: Callable[[], Any]) -> None:
+    """Give a call the end that `take` returns or raises, unless it was cancelled from here."""
+    try:
+        value, problem = take(), None
+    except CancelledError:
+        Future.cancel(call)
+        return
+    except BaseException as raised:
+        value, problem = None, raised
+    with suppress(InvalidStateError):
+        if problem is None:
+            call.set_result(value)
+        else:
+            call.set_exception(problem)
+
+
+def _watch(source: Source, calls: Iterable[Call]) -> None:
+    """Look for the ends of the calls in a thread, which ends with them or with this process."""
+    left = {each.number: each for each in calls}
+
+    def look() -> None:
+        pause = FIRST_LOOK_S
+        while left:
+            for number in [number for number, call in left.items() if call.done()]:
+                del left[number]
+            began = time.monotonic()
+            try:
+                ended = source.look(list(left))
+            except InfrastructureFailure:
+                ended = {}  # it goes on, and may answer the next time
+            except BaseException as problem:
+                for call in left.values():
+                    with suppress(InvalidStateError):
+                        call.set_exception(problem)
+                return
+            for number, take in ended.items():
+                finish(left.pop(number), take)
+            pause = FIRST_LOOK_S if ended else min(LAST_LOOK_S, pause * 1.5)
+            # A look that takes long, as over a slow connection, is made less often.
+            time.sleep(max(pause, time.monotonic() - began))
+
+    threading.Thread(target=look, name="calls", daemon=True).start()

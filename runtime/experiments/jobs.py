@@ -1,0 +1,64 @@
+"""Calls that are a job: one run for each item of an array, or a job of a single run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, Final
+
+from runtime.client.jobs import returned
+from runtime.client.jobs.handle import JobHandle
+from runtime.jobs import ledger
+from runtime.jobs.ledger import Outcome
+from runtime.reasons import EndReason
+
+JUDGED_EVERY_S: Final = 5.0
+"""How often the backend is asked, for runs that end without a word in the record root."""
+
+
+class JobCalls:
+    """The runs of a job. A later look asks the record root for new results, and now and then the backend."""
+
+    def __init__(self, job: JobHandle) -> None:
+        self.job = job
+        self._entry = job.entry()
+        self._judged_at = time.monotonic()
+
+    def describe(self) -> str:
+        return f"job {self.job.id[:10]} on {self.job.target.name}"
+
+    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
+        first = self._entry.first_index
+        outcomes = ledger.read_outcomes(self.job.files, self.job.id).get(self.job.id, {})
+        ended = {index: outcomes[index] for index in (first + number for number in open) if index in outcomes}
+        if not ended and time.monotonic() - self._judged_at >= JUDGED_EVERY_S:
+            ended = self._judge([first + number for number in open])
+        stored = returned.read_stored(self.job.files, self.job.id, ended) if ended else {}
+        return {index - first: self._taker(stored[index], outcome) for index, outcome in ended.items()}
+
+    def _judge(self, open: Sequence[int]) -> dict[int, Outcome]:
+        """How runs ended of which only the backend knows."""
+        status = self.job.status(indices=True)
+        self._judged_at = time.monotonic()
+        return {
+            each.index: returned.end_of(status.entry, each)
+            for each in status.indices
+            if each.state.terminal and each.index in open
+        }
+
+    def _taker(self, stored: returned.Stored | None, outcome: Outcome) -> Callable[[], Any]:
+        def take() -> Any:
+            if outcome.reason is EndReason.CANCELLED:
+                raise CancelledError
+            return returned.take_value(stored, outcome, returned.describe_call(self._entry, outcome.index))
+
+        return take
+
+    def read_log(self, number: int) -> str:
+        return b"".join(self.job.logs(index=self._entry.first_index + number)).decode(errors="replace")
+
+    def cancel(self, numbers: Sequence[int] | None) -> list[str]:
+        if numbers is None or self._entry.indices == 1:
+            return self.job.cancel()
+        return self.job.cancel(indices=[self._entry.first_index + number for number in numbers])
