@@ -8,6 +8,7 @@ where JSON gives them back as they are, and a pickle otherwise.
 from __future__ import annotations
 
 import base64
+import functools
 import inspect
 import platform
 import sys
@@ -94,7 +95,14 @@ def _why_no_value(function: Callable[..., Any]) -> str | None:
 def pack_value(value: object, what: str) -> str:
     """Return a value as a pickle in base64; `what` names it in errors."""
     try:
-        packed = dump(value)
+        import cloudpickle
+    except ImportError:
+        pack = dump
+    else:
+        # It takes classes of a script along, which the standard library only names.
+        pack = functools.partial(cloudpickle.dumps, protocol=PROTOCOL)
+    try:
+        packed = pack(value)
     except Exception as problem:
         raise RequestRefused(
             f"{what} cannot be packed: {_text(problem)}", hint="pass a path or an id, and load the rest in the function"

@@ -15,8 +15,9 @@ import re
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
@@ -111,14 +112,25 @@ class Snapshot:
 
 
 def take_snapshot(
-    folder: Path, records: RecordStore | None, *, rules: SnapshotRules | None = None, cache_dir: Path | None = None
+    folder: Path,
+    records: RecordStore | None,
+    *,
+    rules: SnapshotRules | None = None,
+    cache_dir: Path | None = None,
+    more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> str:
     """Store the tree at `folder` as it is now and return its content id; raises as `make_snapshot`.
 
     Without `records` nothing is stored. With `cache_dir`, the user's cache folder, files whose status did not change
-    since they were last read are not read again, and a snapshot that `records` has is not sent again.
+    since they were last read are not read again, and a snapshot that `records` has is not sent again. `more` are files at
+    the root of the snapshot that the tree does not have.
     """
     files = survey(folder, rules or SnapshotRules())
+    if more:
+        archive = _pack(sorted(_read_all(folder, files) + _add(folder, more), key=lambda each: each[0].name))
+        if records is not None:
+            records.put_blob(archive, prefix="snapshots")
+        return snapshot_id(archive)
     cache = SnapshotCache.open(cache_dir, folder)
     identity = None if cache.is_empty else cache.find_id(_read_changed(folder, files, cache))
     if identity is None or (records is not None and not records.has_blob(_reference(identity))):
@@ -455,6 +467,15 @@ def _read_changed(folder: Path, files: Sequence[TreeFile], cache: SnapshotCache)
 
 def _read_all(folder: Path, files: Iterable[TreeFile]) -> list[tuple[TreeFile, bytes]]:
     return [_read(str(folder), each) for each in files]
+
+
+def _add(folder: Path, more: Mapping[str, bytes]) -> list[tuple[TreeFile, bytes]]:
+    """Files for a snapshot that are not in the tree. Raises `NotPossible` where the tree has one of that name."""
+    for name in more:
+        if os.path.lexists(folder / name):
+            raise NotPossible(f"`{folder / name}` has the name of a file that goes with packed calls", hint="rename it")
+    status = os.stat_result((stat.S_IFREG | 0o600, *(0,) * 9))
+    return [(TreeFile(name, status), content) for name, content in more.items()]
 
 
 def _pack(contents: Iterable[tuple[TreeFile, bytes]]) -> bytes:

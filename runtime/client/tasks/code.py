@@ -6,8 +6,9 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.config import Settings, folders_above, load_project, working_folder
@@ -40,12 +41,17 @@ class SubmittedCode:
 
 
 def take_code(
-    wanted: str | Path | bool | None, records: RecordStore | None, settings: Settings, *, start: Path | None = None
+    wanted: str | Path | bool | None,
+    records: RecordStore | None,
+    settings: Settings,
+    *,
+    start: Path | None = None,
+    more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> SubmittedCode:
     """Return the code to submit, after storing it in `records` if given.
 
     `wanted` is a content id, a folder, True for the folder of the project around `start` (the working directory if
-    None), False for none, or None for the project's setting. Raises `NotPossible` for a folder that cannot be code: too
+    None), False for none, or None for the project's setting. `more` are files beside those of the tree. Raises `NotPossible` for a folder that cannot be code: too
     large, a home, or with a file that looks like a secret.
     """
     if isinstance(wanted, str):
@@ -55,11 +61,13 @@ def take_code(
     from runtime.snapshots.snapshot import SecretInTree, take_snapshot
 
     here = working_folder()
-    if not isinstance(wanted, Path) and (inherited := _inherit(here, records)) is not None:
+    if not more and not isinstance(wanted, Path) and (inherited := _inherit(here, records)) is not None:
         return inherited
     folder = wanted.absolute() if isinstance(wanted, Path) else find_code_folder(start or here)
     try:
-        identity = take_snapshot(folder, records, rules=_rules(settings, records), cache_dir=settings.cache_dir)
+        identity = take_snapshot(
+            folder, records, rules=_rules(settings, records), cache_dir=settings.cache_dir, more=more
+        )
     except NotPossible as problem:
         named = [NAMED] if isinstance(problem, SecretInTree) else []
         problem.hint = "; ".join([*([problem.hint] if problem.hint else []), *named, WITHOUT])

@@ -7,7 +7,7 @@ has died or beside another one, does nothing twice and yields every end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -111,7 +111,7 @@ class MappedTasks:
         left, pause = set(self._inputs), _FIRST_POLL_S
         with self._open() as records, ThreadPoolExecutor(calls_at_once(records), thread_name_prefix="mapped") as pool:
             while left:
-                ended = self._find_ended(records, left)
+                ended = find_ended(records, self.submission.experiment, left)
                 for start in range(0, len(ended), _BATCH):
                     for each in pool.map(lambda one: self._read(records, *one), ended[start : start + _BATCH]):
                         left.discard(each.task)
@@ -119,19 +119,6 @@ class MappedTasks:
                 pause = _FIRST_POLL_S if ended else min(pause * 1.5, self._poll_s)
                 if left:
                     time.sleep(pause)
-
-    def _find_ended(self, records: RecordStore, left: set[str]) -> list[tuple[str, int]]:
-        """The newest recorded generation of each task that has ended, by listings alone."""
-        newest: dict[str, int] = {}
-        for task, generation in records.recorded(self.submission.experiment):
-            if task in left:
-                newest[task] = max(generation, newest.get(task, 1))
-        if newest:
-            # Of a task that a person has retried the old record is not the end.
-            for task, generation in records.tried_again(self.submission.experiment):
-                if newest.get(task) == generation:
-                    del newest[task]
-        return list(newest.items())
 
     def _read(self, records: RecordStore, task: str, generation: int) -> MappedTask:
         record = records.find(task, generation)
@@ -152,6 +139,20 @@ class MappedTasks:
         made = self.submission
         with open_target(made.asked or made.queue, made.stack) as opened:
             yield (opened.queue if isinstance(opened, KeptStack) else opened).records
+
+
+def find_ended(records: RecordStore, experiment: str, tasks: Collection[str]) -> list[tuple[str, int]]:
+    """The newest recorded generation of each of these tasks that has ended, by listings alone."""
+    newest: dict[str, int] = {}
+    for task, generation in records.recorded(experiment):
+        if task in tasks:
+            newest[task] = max(generation, newest.get(task, 1))
+    if newest:
+        # Of a task that a person has retried the old record is not the end.
+        for task, generation in records.tried_again(experiment):
+            if newest.get(task) == generation:
+                del newest[task]
+    return list(newest.items())
 
 
 def map_tasks(

@@ -1,0 +1,159 @@
+"""Calls that are tasks of a queue: one experiment, whose records have their ends."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from runtime.client.functions import make_call
+from runtime.client.tasks.cancel import cancel_task
+from runtime.client.tasks.code import find_code_folder, import_root, take_code
+from runtime.client.tasks.kept_stacks import KeptStack
+from runtime.client.tasks.logs import find_logs, read_log
+from runtime.client.tasks.make import open_target
+from runtime.client.tasks.mapping import find_ended
+from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.submit import submit
+from runtime.client.values import CallFailed
+from runtime.config import load_settings, working_folder
+from runtime.errors import NotPossible, UnknownName
+from runtime.experiments.calls import Call, Calls
+from runtime.records.base import RecordStore
+from runtime.records.codec import read_value
+from runtime.records.orders import person
+from runtime.tasks.history import Record
+from runtime.tasks.model import TaskState, task_id
+from runtime.worker.attempts.calls import FILE, PICKLE, call_packed, call_request
+
+TERMS: Final = ("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot")
+"""Fields of tasks; `time_limit` is the job file's word for `timeout`."""
+
+
+def start_on_queue(
+    function: Callable[..., Any],
+    items: Sequence[Any],
+    name: str,
+    queue: str,
+    fields: Mapping[str, Any],
+    *,
+    run: bool,
+) -> Calls:
+    """Submit a task for each item. The same call again finds the same tasks, as long as the code is the same."""
+    terms = {("timeout" if key == "time_limit" else key): value for key, value in fields.items()}
+    for key in terms:
+        if key not in TERMS:
+            raise UnknownName("field", key, TERMS, where="of tasks")
+    stack = terms.pop("stack", None)
+    asked = queue or None
+    folder = find_code_folder(import_root(function) or working_folder())
+    call, every = make_call(function, items=items, run=run, folder=folder)
+    request = {"function": call.function, "name": name, "run": run, "args": [], "kwargs": {}, "packed": call.packed}
+    more: dict[str, bytes] = {}
+    in_file = call.packed or call.pickled is not None
+    if in_file:
+        made = call.pickled
+        pickled = made and {"function": made.function, "python": made.python, "cloudpickle": made.cloudpickle}
+        content = {**request, **({"pickled": pickled} if pickled else {}), "items": list(every)}
+        more[FILE] = json.dumps(content, sort_keys=True).encode()
+    with open_target(asked, stack) as opened:
+        records = (opened.queue if isinstance(opened, KeptStack) else opened).records
+        code = take_code(terms.pop("snapshot", None), records, load_settings(), start=folder, more=more)
+    if in_file and code.snapshot is None:
+        raise NotPossible(
+            f"`{call.function}` is packed in the snapshot, and this submission is to have none",
+            hint="move the function into a module that the workers have, or leave `snapshot` out",
+        )
+    ids: dict[str, int] = {}
+
+    def make_lines() -> Iterator[dict[str, Any]]:
+        for number, item in enumerate(every):
+            if in_file:
+                entry: dict[str, Any] = {"function": _name(call_packed), "args": [number, call.function]}
+            elif run:
+                entry = {"function": _name(call_request), "args": [{**request, "item": item, "number": number}]}
+            else:
+                entry = {"function": call.function, "args": [item]}
+            key = f"{number}-{_digest(entry, code.snapshot)}"
+            ids[task_id(name, key=key)] = number
+            yield {**entry, "key": key, "folder": code.folder}
+
+    submission = submit(
+        make_lines(), experiment=name, queue=asked, stack=stack, snapshot=code.snapshot or False, **terms
+    )
+    source = QueueCalls(name, submission.queue, asked, stack, ids)
+    return Calls(name, [Call(number, f"task {task} of {name}", source) for task, number in ids.items()], source)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def _digest(entry: Mapping[str, Any], snapshot: str | None) -> str:
+    text = json.dumps([entry, snapshot], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class QueueCalls:
+    """The tasks of one experiment."""
+
+    def __init__(self, name: str, queue: str, asked: str | None, stack: str | None, ids: Mapping[str, int]) -> None:
+        self._name, self._queue, self._asked, self._stack = name, queue, asked, stack
+        self._numbers = dict(ids)
+        self._tasks = {number: task for task, number in ids.items()}
+
+    def describe(self) -> str:
+        return f"experiment {self._name} in queue {self._queue}"
+
+    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
+        with open_target(self._asked, self._stack) as opened:
+            records = (opened.queue if isinstance(opened, KeptStack) else opened).records
+            ended = find_ended(records, self._name, {self._tasks[number] for number in open})
+            found = {self._numbers[task]: _take_end(records, task, generation) for task, generation in ended}
+        return found
+
+    def read_log(self, number: int) -> str:
+        with open_target(self._asked, self._stack) as opened:
+            records = (opened.queue if isinstance(opened, KeptStack) else opened).records
+            standing = read_standing(records, self._tasks[number])
+            logs = find_logs(records, standing)
+            return b"".join(piece for each in logs for piece in read_log(records, each)).decode(errors="replace")
+
+    def cancel(self, numbers: Sequence[int] | None) -> list[str]:
+        with open_target(self._asked, self._stack) as opened:
+            stack = opened.stack if isinstance(opened, KeptStack) else opened  # type: ignore[assignment]
+            for number in self._tasks if numbers is None else numbers:
+                cancel_task(stack, self._tasks[number], now=datetime.now(UTC), by=person())
+        return []
+
+
+def _take_end(records: RecordStore, task: str, generation: int) -> Callable[[], Any]:
+    record = records.find(task, generation)
+    assert record is not None, "it was listed, and records stay"
+    value = read_value(record, records) if record.state is TaskState.SUCCEEDED and not record.unreadable else None
+
+    def take() -> Any:
+        if record.state is TaskState.CANCELLED:
+            raise CancelledError
+        if record.state is not TaskState.SUCCEEDED or record.unreadable:
+            raise _failure(record)
+        if isinstance(value, dict) and list(value) == [PICKLE]:
+            return pickle.loads(base64.b64decode(value[PICKLE]))
+        return value
+
+    return take
+
+
+def _failure(record: Record) -> CallFailed:
+    said = (record.message or record.unreadable or "").strip()
+    last = said.rpartition("\n")[2]
+    return CallFailed(
+        f"task {record.task_id} ended without a value: {record.reason}" + (f": {last}" if last else ""),
+        hint=f"runtime explain {record.task_id}",
+        traceback=record.log,
+    )

@@ -1,0 +1,77 @@
+"""Functions of tasks that call other functions: with a run, or packed in the snapshot that goes with the task.
+
+What a queue delivers is never unpickled: packed functions and arguments lie in a file of the snapshot, whose content id the
+worker has checked, and the task only names a place in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+
+from runtime.shim import call
+from runtime.worker.attempts import context
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+FILE = ".runtime-calls"
+"""File at the root of a snapshot with packed calls, as JSON."""
+PICKLE = "$runtime.pickle"
+"""The only name of an object that stands for a returned value which JSON does not hold."""
+
+
+def call_request(request: dict[str, Any]) -> Any:
+    """Call a function of a module with JSON arguments, and with its run if the request says so."""
+    return _call(request)
+
+
+def call_packed(number: int, label: str) -> Any:
+    """Make call `number` of the snapshot's file. `label` is for people."""
+    root = os.environ.get("RUNTIME_SNAPSHOT_DIR") or "."
+    with open(f"{root}/{FILE}", encoding="utf-8") as opened:  # noqa: PTH123 - pathlib is too large here
+        packed = json.load(opened)
+    return _call({**packed, "item": packed["items"][number], "number": number})
+
+
+def _call(request: dict[str, Any]) -> Any:
+    try:
+        function = call.load(request)
+    except call.Misfit as problem:
+        raise TypeError(str(problem)) from None
+    args, kwargs = call.load_arguments(request)
+    if request["run"]:
+        args = [_TaskRun(request["name"], args[0] if args else None, int(request.get("number", 0))), *args]
+    value = function(*args, **kwargs)
+    if call.is_json(value) and not (isinstance(value, dict) and list(value) == [PICKLE]):
+        return value
+    return {PICKLE: base64.b64encode(call.dump(value)).decode("ascii")}
+
+
+class _TaskRun(call.Run):
+    """The run of a task, by the attempt's own context."""
+
+    def __init__(self, name: str, variant: Any, index: int) -> None:
+        self._attempt = context.current_attempt()
+        ids = {"RUNTIME_TASK_ID": self._attempt.task_id, "RUNTIME_ATTEMPT_TOKEN": self._attempt.token}
+        super().__init__(name, variant, {}, ids=ids, index=index, attempt=self._attempt.attempt)
+
+    @property
+    def output(self) -> Path:
+        return self._attempt.output_dir
+
+    @property
+    def checkpoint(self) -> Path:
+        return self._attempt.checkpoint_dir
+
+    def should_stop(self) -> bool:
+        return self._attempt.should_stop()
+
+    def report(self, step: float | None = None, **numbers: float) -> None:
+        if step is not None:
+            self._attempt.progress(step, **numbers)
+        else:
+            self._attempt.report(**numbers)
