@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from runtime.client.functions import make_call
+from runtime.client.tasks.packed import check_packed, digest, encode_packed, name_entry, request_of
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.logs import find_logs, read_log
 from runtime.client.tasks.make import open_target
 from runtime.client.tasks.mapping import find_ended
+from runtime.client.tasks.returned import read_end
 from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.submit import submit
-from runtime.client.values import CallFailed
 from runtime.config import load_settings, working_folder
-from runtime.errors import NotPossible, UnknownName
+from runtime.errors import UnknownName
 from runtime.experiments.calls import Call, Calls
-from runtime.records.base import RecordStore
-from runtime.records.codec import read_value
 from runtime.records.orders import person
-from runtime.tasks.history import Record
-from runtime.tasks.model import TaskState, task_id
-from runtime.worker.attempts.calls import FILE, PICKLE, call_packed, call_request
+from runtime.tasks.model import task_id
+from runtime.worker.attempts.calls import FILE, call_packed, call_request
 
 TERMS: Final = ("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot")
 """Fields of tasks; `time_limit` is the job file's word for `timeout`."""
@@ -53,33 +48,26 @@ def start_on_queue(
     asked = queue or None
     folder = find_code_folder(import_root(function) or working_folder())
     call, every = make_call(function, items=items, run=run, folder=folder)
-    request = {"function": call.function, "name": name, "run": run, "args": [], "kwargs": {}, "packed": call.packed}
-    more: dict[str, bytes] = {}
+    request = request_of(call, name)
     in_file = call.packed or call.pickled is not None
-    if in_file:
-        made = call.pickled
-        pickled = made and {"function": made.function, "python": made.python, "cloudpickle": made.cloudpickle}
-        content = {**request, **({"pickled": pickled} if pickled else {}), "items": list(every)}
-        more[FILE] = json.dumps(content, sort_keys=True).encode()
+    more = {FILE: encode_packed({**request, "items": list(every)})} if in_file else {}
+    wanted = terms.pop("snapshot", None)
     with open_target(asked, stack) as opened:
         records = (opened.queue if isinstance(opened, KeptStack) else opened).records
-        code = take_code(terms.pop("snapshot", None), records, load_settings(), start=folder, more=more)
-    if in_file and code.snapshot is None:
-        raise NotPossible(
-            f"`{call.function}` is packed in the snapshot, and this submission is to have none",
-            hint="move the function into a module that the workers have, or leave `snapshot` out",
-        )
+        code = take_code(wanted, records, load_settings(), start=folder, more=more)
+    if in_file:
+        check_packed(call.function, wanted, code)
     ids: dict[str, int] = {}
 
     def make_lines() -> Iterator[dict[str, Any]]:
         for number, item in enumerate(every):
             if in_file:
-                entry: dict[str, Any] = {"function": _name(call_packed), "args": [number, call.function]}
+                entry: dict[str, Any] = {"function": name_entry(call_packed), "args": [number, call.function, digest(more[FILE])]}
             elif run:
-                entry = {"function": _name(call_request), "args": [{**request, "item": item, "number": number}]}
+                entry = {"function": name_entry(call_request), "args": [{**request, "item": item, "number": number}]}
             else:
                 entry = {"function": call.function, "args": [item]}
-            key = f"{number}-{_digest(entry, code.snapshot)}"
+            key = f"{number}-{_key_of(entry, code.snapshot)}"
             ids[task_id(name, key=key)] = number
             yield {**entry, "key": key, "folder": code.folder}
 
@@ -90,11 +78,7 @@ def start_on_queue(
     return Calls(name, [Call(number, f"task {task} of {name}", source) for task, number in ids.items()], source)
 
 
-def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{function.__qualname__}"
-
-
-def _digest(entry: Mapping[str, Any], snapshot: str | None) -> str:
+def _key_of(entry: Mapping[str, Any], snapshot: str | None) -> str:
     text = json.dumps([entry, snapshot], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -114,8 +98,7 @@ class QueueCalls:
         with open_target(self._asked, self._stack) as opened:
             records = (opened.queue if isinstance(opened, KeptStack) else opened).records
             ended = find_ended(records, self._name, {self._tasks[number] for number in open})
-            found = {self._numbers[task]: _take_end(records, task, generation) for task, generation in ended}
-        return found
+            return {self._numbers[task]: read_end(records, task, generation, loads=True) for task, generation in ended}
 
     def read_log(self, number: int) -> str:
         with open_target(self._asked, self._stack) as opened:
@@ -130,30 +113,3 @@ class QueueCalls:
             for number in self._tasks if numbers is None else numbers:
                 cancel_task(stack, self._tasks[number], now=datetime.now(UTC), by=person())
         return []
-
-
-def _take_end(records: RecordStore, task: str, generation: int) -> Callable[[], Any]:
-    record = records.find(task, generation)
-    assert record is not None, "it was listed, and records stay"
-    value = read_value(record, records) if record.state is TaskState.SUCCEEDED and not record.unreadable else None
-
-    def take() -> Any:
-        if record.state is TaskState.CANCELLED:
-            raise CancelledError
-        if record.state is not TaskState.SUCCEEDED or record.unreadable:
-            raise _failure(record)
-        if isinstance(value, dict) and list(value) == [PICKLE]:
-            return pickle.loads(base64.b64decode(value[PICKLE]))
-        return value
-
-    return take
-
-
-def _failure(record: Record) -> CallFailed:
-    said = (record.message or record.unreadable or "").strip()
-    last = said.rpartition("\n")[2]
-    return CallFailed(
-        f"task {record.task_id} ended without a value: {record.reason}" + (f": {last}" if last else ""),
-        hint=f"runtime explain {record.task_id}",
-        traceback=record.log,
-    )

@@ -32,6 +32,7 @@ from runtime.client.tasks.make import (
     read_resources,
     submitter,
 )
+from runtime.client.tasks.packed import check_packed, pack_work
 from runtime.client.tasks.sending import (
     PART_TASKS,
     Counted,
@@ -122,8 +123,7 @@ def submit(
 ) -> Submission:
     """Put work into a queue; on return every task is durable and will be run.
 
-    `work` is a function of an importable module (with `args` and `kwargs` that JSON can hold), a workflow
-    `(project, name, args)`, a `Task`, an object of the wire format, or an iterable of these, which is read as it is
+    `work` is a function with its `args` and `kwargs`, a workflow `(project, name, args)`, a `Task`, an object of the wire format, or an iterable of these, which is read as it is
     submitted and may be as long as you like. `expires` and `delay` count from now; durations are a `timedelta`,
     seconds, or text such as "2h". `secrets` are names of the stack's secrets that attempts get: by default those that the
     stack gives to each attempt, with an empty list none.
@@ -160,10 +160,15 @@ def submit(
     with open_target(queue, stack) as opened:
         kept, target = (opened, opened.queue) if isinstance(opened, KeptStack) else (None, opened)
         start = module_folder(work)
-        if kept is not None:
+        packed = pack_work(work, args, kwargs)
+        if kept is not None and packed is None:
             code = kept.take_code(snapshot, start)
         else:
-            code = take_code(snapshot, target.records, load_settings(), start=start)
+            more = packed.more if packed else {}
+            code = take_code(snapshot, target.records, load_settings(), start=start, more=more)
+        if packed is not None:
+            check_packed(packed.function, snapshot, code)
+            work, args, kwargs = {"function": packed.entry.function, "args": list(packed.entry.args)}, (), None
         terms: dict[str, Any] = {
             "experiment": experiment,
             "key": key,

@@ -7,6 +7,7 @@ worker has checked, and the task only names a place in it.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 
@@ -29,12 +30,17 @@ def call_request(request: dict[str, Any]) -> Any:
     return _call(request)
 
 
-def call_packed(number: int, label: str) -> Any:
-    """Make call `number` of the snapshot's file. `label` is for people."""
+def call_packed(number: int | None, label: str, digest: str) -> Any:
+    """Make a call of the snapshot's file, whose SHA-256 is `digest`: that of item `number`. `label` is for people."""
     root = os.environ.get("RUNTIME_SNAPSHOT_DIR") or "."
-    with open(f"{root}/{FILE}", encoding="utf-8") as opened:  # noqa: PTH123 - pathlib is too large here
-        packed = json.load(opened)
-    return _call({**packed, "item": packed["items"][number], "number": number})
+    with open(f"{root}/{FILE}", "rb") as opened:  # noqa: PTH123 - pathlib is too large here
+        content = opened.read()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"{FILE} of the snapshot is not the one that {label} was submitted with")
+    request = json.loads(content)
+    if number is not None:
+        request.update(item=request["items"][number], number=number)
+    return _call(request)
 
 
 def _call(request: dict[str, Any]) -> Any:
