@@ -13,11 +13,8 @@ from runtime.client.tasks.packed import check_packed, digest, encode_packed, nam
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.kept_stacks import KeptStack
-from runtime.client.tasks.logs import find_logs, read_log
 from runtime.client.tasks.make import open_target
-from runtime.client.tasks.mapping import find_ended
-from runtime.client.tasks.returned import read_end
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
 from runtime.config import load_settings, working_folder
 from runtime.errors import UnknownName
@@ -103,9 +100,7 @@ class QueueCalls:
     def read_log(self, number: int) -> str:
         with open_target(self._asked, self._stack) as opened:
             records = (opened.queue if isinstance(opened, KeptStack) else opened).records
-            standing = read_standing(records, self._tasks[number])
-            logs = find_logs(records, standing)
-            return b"".join(piece for each in logs for piece in read_log(records, each)).decode(errors="replace")
+            return read_task_log(records, self._tasks[number])
 
     def cancel(self, numbers: Sequence[int] | None) -> list[str]:
         with open_target(self._asked, self._stack) as opened:

@@ -7,7 +7,7 @@ has died or beside another one, does nothing twice and yields every end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import experiment_of, function_entry, module_folder, open_target
+from runtime.client.tasks.returned import find_ended
 from runtime.client.tasks.submit import Submission, submit
 from runtime.errors import InvalidValue, RequestRefused, WorkFailed
 from runtime.queues.base import Queue
@@ -139,20 +140,6 @@ class MappedTasks:
         made = self.submission
         with open_target(made.asked or made.queue, made.stack) as opened:
             yield (opened.queue if isinstance(opened, KeptStack) else opened).records
-
-
-def find_ended(records: RecordStore, experiment: str, tasks: Collection[str]) -> list[tuple[str, int]]:
-    """The newest recorded generation of each of these tasks that has ended, by listings alone."""
-    newest: dict[str, int] = {}
-    for task, generation in records.recorded(experiment):
-        if task in tasks:
-            newest[task] = max(generation, newest.get(task, 1))
-    if newest:
-        # Of a task that a person has retried the old record is not the end.
-        for task, generation in records.tried_again(experiment):
-            if newest.get(task) == generation:
-                del newest[task]
-    return list(newest.items())
 
 
 def map_tasks(

@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError
-from typing import Any
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
 
+from runtime.client.tasks.cancel import cancel_task
+from runtime.client.tasks.kept_stacks import KeptStack
+from runtime.client.tasks.logs import find_logs, read_log
+from runtime.client.tasks.make import open_target
+from runtime.client.tasks.standing import read_standing
 from runtime.client.values import CallFailed
 from runtime.errors import NotPossible
+from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
 from runtime.records.codec import read_value
+from runtime.records.orders import person
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
+from runtime.units import Span, count_noun, format_duration, read_span
 from runtime.worker.attempts.calls import PICKLE
+
+FIRST_LOOK_S: Final = 0.02
+LAST_LOOK_S: Final = 1.0
+
+
+def find_ended(records: RecordStore, experiment: str, tasks: Collection[str]) -> list[tuple[str, int]]:
+    """The newest recorded generation of each of these tasks that has ended, by listings alone."""
+    newest: dict[str, int] = {}
+    for task, generation in records.recorded(experiment):
+        if task in tasks:
+            newest[task] = max(generation, newest.get(task, 1))
+    if newest:
+        # Of a task that a person has retried the old record is not the end.
+        for task, generation in records.tried_again(experiment):
+            if newest.get(task) == generation:
+                del newest[task]
+    return list(newest.items())
 
 
 def read_end(records: RecordStore, task: str, generation: int, *, loads: bool) -> Callable[[], Any]:
@@ -55,3 +83,69 @@ def _failure(record: Record) -> CallFailed:
         hint=f"runtime explain {record.task_id}",
         traceback=record.log,
     )
+
+
+# what was submitted
+
+
+class Submitted(Protocol):
+    """The part of a submission by which its tasks are found."""
+
+    @property
+    def experiment(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def stack(self) -> str | None: ...
+    @property
+    def asked(self) -> Queue | str | None: ...
+    @property
+    def tasks(self) -> tuple[tuple[str, int], ...] | None: ...
+
+
+def await_ends(made: Submitted, timeout: Span | None) -> list[Callable[[], Any]]:
+    """Wait until every task has ended; returns `read_end` of each, in the order of submission. Raises `TimeoutError`."""
+    span = read_span(timeout, "timeout")
+    until = None if span is None else time.monotonic() + span.total_seconds()
+    tasks, pause = _named(made), FIRST_LOOK_S
+    with open_records(made) as records:
+        while True:
+            ended = dict(find_ended(records, made.experiment, {task for task, _ in tasks}))
+            if len(ended) == len(tasks):
+                return [read_end(records, task, ended[task], loads=True) for task, _ in tasks]
+            if span is not None and until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"{len(ended)} of {count_noun(len(tasks), 'task')} ended in {format_duration(span)}")
+            time.sleep(pause)
+            pause = min(LAST_LOOK_S, pause * 1.5)
+
+
+def read_printed(made: Submitted) -> str:
+    with open_records(made) as records:
+        return "".join(read_task_log(records, task) for task, _ in _named(made))
+
+
+def read_task_log(records: RecordStore, task: str) -> str:
+    logs = find_logs(records, read_standing(records, task))
+    return b"".join(piece for each in logs for piece in read_log(records, each)).decode(errors="replace")
+
+
+def cancel_tasks(made: Submitted) -> None:
+    with open_target(made.asked or made.queue, made.stack) as opened:
+        stack: Any = opened.stack if isinstance(opened, KeptStack) else opened
+        for task, _ in _named(made):
+            cancel_task(stack, task, now=datetime.now(UTC), by=person())
+
+
+def _named(made: Submitted) -> tuple[tuple[str, int], ...]:
+    if made.tasks is None:
+        raise NotPossible(
+            "a submission of that many tasks is not followed task by task",
+            hint="`runtime.wait(submission)` waits for all of it, and `runtime.map` has a future for each call",
+        )
+    return made.tasks
+
+
+@contextmanager
+def open_records(made: Submitted) -> Iterator[RecordStore]:
+    with open_target(made.asked or made.queue, made.stack) as opened:
+        yield (opened.queue if isinstance(opened, KeptStack) else opened).records

@@ -9,12 +9,14 @@ manifest lists is not listed a second time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from runtime.client.tasks import returned
 from runtime.client.tasks.code import take_code
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import (
@@ -42,6 +44,7 @@ from runtime.client.tasks.sending import (
     content_of,
     find_kept_code,
 )
+from runtime.client.values import CallFailed
 from runtime.clock import describe_skew
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
@@ -90,6 +93,34 @@ class Submission:
     """Id and generation of each distinct task that was not skipped; None beyond `NAMED_TASKS`."""
     asked: Queue | str | None = field(default=None, repr=False, compare=False)
     """The queue that the caller named or passed, for `wait`."""
+
+    single: bool = field(default=False, repr=False, compare=False)
+    """Whether one task was submitted, and no list."""
+
+    def result(self, timeout: Span | None = None) -> Any:
+        """Wait for the end and return what the function returned; of a list the values, in the order of submission.
+
+        Raises `CallFailed` for a task that did not succeed, `CancelledError`, and `TimeoutError`.
+        """
+        values = [take() for take in returned.await_ends(self, timeout)]
+        return values[0] if self.single else values
+
+    def exception(self, timeout: Span | None = None) -> BaseException | None:
+        """Wait for the end and return what `result` would raise; None if there is a value."""
+        try:
+            for take in returned.await_ends(self, timeout):
+                take()
+        except (CallFailed, CancelledError) as problem:
+            return problem
+        return None
+
+    def logs(self) -> str:
+        """Return what the tasks have printed so far, every attempt in turn."""
+        return returned.read_printed(self)
+
+    def cancel(self) -> None:
+        """Cancel the tasks that have not ended, wherever they run."""
+        returned.cancel_tasks(self)
 
     @property
     def ids(self) -> tuple[str, ...] | None:
@@ -205,7 +236,7 @@ def submit(
             done = replace(sent, **said)
         if done.new:
             _say_skew(target.records)
-        return done
+        return replace(done, single=True) if is_one(work) else done
 
 
 def _submit_one(task: Task, queue: Queue, check_secrets: _CheckSecrets | None, said: Mapping[str, Any]) -> Submission:
