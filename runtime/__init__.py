@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from runtime.client.tasks.submit import submit
     from runtime.client.tasks.wait import wait
     from runtime.errors import RuntimeFailure
+    from runtime.experiments.run import map, run_experiment  # noqa: A004  as `concurrent.futures` names it
     from runtime.jobs.spec import JobSpec
     from runtime.stack.open import open_stack
     from runtime.tasks.workflows import workflow
     from runtime.worker.attempts.context import current_attempt
     from runtime.worker.options import WorkerOptions
-    from runtime.worker.worker import run_worker
+    from runtime.worker.run import run_worker
 
 __version__ = "0.1.0"
 
@@ -28,8 +29,10 @@ __all__ = [
     "WorkerOptions",
     "current_attempt",
     "launch",
+    "map",
     "map_tasks",
     "open_stack",
+    "run_experiment",
     "run_worker",
     "submit",
     "wait",
@@ -43,9 +46,11 @@ _HOMES = {
     "WorkerOptions": "runtime.worker.options",
     "current_attempt": "runtime.worker.attempts.context",
     "launch": "runtime.client.jobs.launch",
+    "map": "runtime.experiments.run",
     "map_tasks": "runtime.client.tasks.mapping",
     "open_stack": "runtime.stack.open",
-    "run_worker": "runtime.worker.worker",
+    "run_experiment": "runtime.experiments.run",
+    "run_worker": "runtime.worker.run",
     "submit": "runtime.client.tasks.submit",
     "wait": "runtime.client.tasks.wait",
     "workflow": "runtime.tasks.workflows",

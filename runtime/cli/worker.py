@@ -13,9 +13,7 @@ from runtime.errors import InvalidValue, RequestRefused, UnknownName
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
-    from runtime.stack.open import OpenStack
     from runtime.worker.options import EntryKind, WorkerOptions
-    from runtime.worker.secrets import AttemptSecrets
 
 _DESCRIPTION = "Serve a queue: lease tasks, run each in a process of its own, record how it ended, repeat."
 _EPILOG = """\
@@ -143,29 +141,16 @@ def main(argv: Sequence[str]) -> int:
         return launch_fleet(argv)
     arguments = build_parser(fleet=helps).parse_args(argv)
     options = read_options(arguments)
-    from runtime.stack.open import open_stack
     from runtime.worker.reporter import LogFormat, Reporter
-    from runtime.worker.worker import Worker
+    from runtime.worker.run import run_worker
 
-    with open_stack(arguments.stack, queue=arguments.queue, durability=arguments.durability) as stack:
-        reporter, queue = Reporter.for_stderr(LogFormat(arguments.log_format)), stack.queue()
-        if new := stack.describe_new(queue, serving=True):
-            reporter.serving_new_queue(new)
-        return Worker(queue, options, reporter=reporter, secrets=_secrets(stack)).run().exit_code
-
-
-def _secrets(stack: OpenStack) -> AttemptSecrets | None:
-    if not stack.gives_secrets:
-        return None
-    from runtime.stack.find import is_location, pull_stack
-    from runtime.worker.secrets import AttemptSecrets
-
-    source = stack.found.source if is_location(stack.found.source) else stack.name
-    return AttemptSecrets(
-        stack.outputs,
-        server=stack.settings.google_api,
-        find_outputs=lambda: pull_stack(source, settings=stack.settings).outputs,
-    )
+    return run_worker(
+        arguments.queue,
+        options,
+        stack=arguments.stack,
+        durability=arguments.durability,
+        reporter=Reporter.for_stderr(LogFormat(arguments.log_format)),
+    ).exit_code
 
 
 def read_options(arguments: object) -> WorkerOptions:

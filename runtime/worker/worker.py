@@ -366,20 +366,6 @@ class Drain:
         return True
 
 
-def run_worker(
-    queue: Queue,
-    options: WorkerOptions | None = None,
-    *,
-    clock: Clock | None = None,
-    secrets: AttemptSecrets | None = None,
-) -> WorkerResult:
-    """Serve `queue` in this thread until it is drained or asked to stop, as `runtime worker` does.
-
-    Attempts get no secrets without `secrets`, which is closed at the end.
-    """
-    return Worker(queue, options, clock=clock, secrets=secrets).run()
-
-
 class SignalReader:
     """Holds signals back in this thread, and in threads that it starts later, until they are read from a descriptor.
 
