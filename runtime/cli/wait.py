@@ -20,7 +20,7 @@ from runtime.client.identify import Kind, identify, recall_last
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
-from runtime.units import format_duration
+from runtime.units import format_duration, read_span
 
 if TYPE_CHECKING:
     from runtime.client.tasks.standing import Stack

@@ -78,13 +78,11 @@ def pack_function(function: Callable[..., Any]) -> PackedFunction:
         ) from problem
     text = _in_base64(packed, f"`{name}` with all that it refers to")
     python = ".".join(platform.python_version_tuple()[:2])
-    return PackedFunction(
-        name=name, pickled=Pickled(function=text, python=python, cloudpickle=cloudpickle.__version__)
-    )
+    return PackedFunction(name=name, pickled=Pickled(function=text, python=python, cloudpickle=cloudpickle.__version__))
 
 
 def _why_no_value(function: Callable[..., Any]) -> str | None:
-    inner = function if inspect.isroutine(function) else getattr(function, "func", getattr(function, "__call__", None))
+    inner = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
     if inspect.iscoroutinefunction(inner):
         return "is a coroutine function"
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):

@@ -80,8 +80,6 @@ def load_raised(stored: Stored, what: str) -> BaseException:
         except Exception:
             found = None
     if not isinstance(found, BaseException):
-        found = CallFailed(
-            f"{what} raised {stored.head.get('type')}: {stored.head.get('message')}", traceback=told
-        )
+        found = CallFailed(f"{what} raised {stored.head.get('type')}: {stored.head.get('message')}", traceback=told)
     found.__cause__ = RemoteTraceback(told)
     return found

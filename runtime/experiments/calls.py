@@ -114,9 +114,7 @@ class Calls(Sequence[Call]):
         """Wait for all, and return their values in the order of the items. Raises what the first failed one raised."""
         span = _seconds(timeout)
         until = None if span is None else time.monotonic() + span
-        return [
-            each.result(None if until is None else max(0.0, until - time.monotonic())) for each in self._calls
-        ]
+        return [each.result(None if until is None else max(0.0, until - time.monotonic())) for each in self._calls]
 
     def as_completed(self, timeout: Span | None = None) -> Iterator[Call]:
         """Yield each call once it has ended. Raises `TimeoutError`."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from runtime.client.jobs import returned
 from runtime.client.jobs.handle import JobHandle
+from runtime.client.values import Stored
 from runtime.jobs import ledger
 from runtime.jobs.ledger import Outcome
 from runtime.reasons import EndReason
@@ -47,7 +48,7 @@ class JobCalls:
             if each.state.terminal and each.index in open
         }
 
-    def _taker(self, stored: returned.Stored | None, outcome: Outcome) -> Callable[[], Any]:
+    def _taker(self, stored: Stored | None, outcome: Outcome) -> Callable[[], Any]:
         def take() -> Any:
             if outcome.reason is EndReason.CANCELLED:
                 raise CancelledError

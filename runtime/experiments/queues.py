@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from runtime.client.functions import make_call
-from runtime.client.tasks.packed import check_packed, digest, encode_packed, name_entry, request_of
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import open_target
+from runtime.client.tasks.packed import check_packed, digest, encode_packed, name_entry, request_of
 from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
 from runtime.config import load_settings, working_folder
@@ -59,7 +59,10 @@ def start_on_queue(
     def make_lines() -> Iterator[dict[str, Any]]:
         for number, item in enumerate(every):
             if in_file:
-                entry: dict[str, Any] = {"function": name_entry(call_packed), "args": [number, call.function, digest(more[FILE])]}
+                entry: dict[str, Any] = {
+                    "function": name_entry(call_packed),
+                    "args": [number, call.function, digest(more[FILE])],
+                }
             elif run:
                 entry = {"function": name_entry(call_request), "args": [{**request, "item": item, "number": number}]}
             else:
@@ -104,7 +107,7 @@ class QueueCalls:
 
     def cancel(self, numbers: Sequence[int] | None) -> list[str]:
         with open_target(self._asked, self._stack) as opened:
-            stack = opened.stack if isinstance(opened, KeptStack) else opened  # type: ignore[assignment]
+            stack: Any = opened.stack if isinstance(opened, KeptStack) else opened
             for number in self._tasks if numbers is None else numbers:
                 cancel_task(stack, self._tasks[number], now=datetime.now(UTC), by=person())
         return []

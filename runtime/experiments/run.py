@@ -38,7 +38,7 @@ def run_experiment(
     return _start(function, [variant], name, target, fields, run=True, single=True)[0]
 
 
-def map(
+def map(  # noqa: A001  as the builtin, of which it is the form elsewhere
     function: Callable[..., Any], items: Iterable[Any], *, name: str | None = None, target: str = HERE, **fields: Any
 ) -> Calls:
     """Call `function(item)` for each item, and return the calls as futures in the order of the items.

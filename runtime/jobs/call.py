@@ -9,7 +9,6 @@ from typing import Any, Final
 from runtime.schema import describe
 from runtime.values import dataclass, field
 
-
 ANY_PYTHON: Final = "python3"
 
 

@@ -6,7 +6,6 @@ file at once; `encode_spec` is canonical, so equal specs have equal text and the
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -107,7 +107,7 @@ def is_json(value: "Any") -> bool:
     if value is None or kind in (str, int, bool):
         return True
     if kind is float:
-        return value - value == 0  # neither infinite nor NaN
+        return bool(value - value == 0)  # neither infinite nor NaN
     if kind is list:
         return all(map(is_json, value))
     return kind is dict and all(type(key) is str and is_json(each) for key, each in value.items())
@@ -124,8 +124,7 @@ def dump(value: "Any") -> bytes:
             cloudpickle = None
         if cloudpickle is None:
             raise
-        found = cloudpickle.dumps(value, protocol=PROTOCOL)  # type: bytes
-        return found
+        return bytes(cloudpickle.dumps(value, protocol=PROTOCOL))
 
 
 def encode_value(value: "Any") -> bytes:
@@ -174,7 +173,8 @@ def load(request: "Dict[str, Any]") -> "Callable[..., Any]":
     if packed is None:
         module, _, name = request["function"].partition(":")
         try:
-            return functools.reduce(getattr, name.split("."), importlib.import_module(module))  # type: ignore[arg-type]
+            found = importlib.import_module(module)  # type: Any
+            return functools.reduce(getattr, name.split("."), found)  # type: ignore[no-any-return]
         except AttributeError:
             raise Misfit("module %s has no function %s" % (module, name))
         except ImportError as problem:

@@ -127,7 +127,8 @@ def write_call(order, run, number, scratch):
     import importlib.util
 
     # It is not imported here: it runs by another Python, and imports what no shim needs.
-    source = importlib.util.find_spec(CALLER).loader.get_source(CALLER)
+    spec = importlib.util.find_spec(CALLER)  # type: Any
+    source = spec.loader.get_source(CALLER)
     wanted = dict(order["call"], attempt=run.attempt_folder(number), ids=native_ids())
     if "item" in order["runs"][str(run.index)]:
         wanted["item"] = order["runs"][str(run.index)]["item"]
@@ -136,8 +137,8 @@ def write_call(order, run, number, scratch):
         wanted["signals"] = ["SIG" + checkpoint["signal"]]
     paths = [os.path.join(scratch, name) for name in ("call.py", "call.json")]
     try:
-        for path, text in zip(paths, (source, json.dumps(wanted))):
-            write_whole(path, text, durable=False, mode=0o600)
+        write_whole(paths[0], source, durable=False, mode=0o600)
+        write_whole(paths[1], json.dumps(wanted), durable=False, mode=0o600)
     except (IOError, OSError) as problem:
         raise SetupFailed("cannot write the call: %s" % problem.strerror)
     return [order["call"]["python"]] + paths

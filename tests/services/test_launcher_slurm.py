@@ -323,9 +323,7 @@ def test_job_whose_dependency_fails_names_it_and_one_that_waits_for_the_failure_
     assert never.wait(timeout=PATIENCE_S).state is JobState.CANCELLED
     assert f"`{then['ok'].id[:10]}`, which was cancelled" in explain(read_facts(never)).sentence
     # The end is known before the launch.
-    assert (
-        place.launch("echo late", after=(f"notok:{first.id}",)).wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
-    )
+    assert place.launch("echo late", after=(f"notok:{first.id}",)).wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
     with pytest.raises(NotPossible, match=f"`after` names `{first.id}`, and that job ended as failed"):
         place.launch("echo late", after=(first.id,))
 

@@ -30,7 +30,9 @@ def fields_of_call(
     """
     for name in ("command", "call"):
         if name in fields:
-            raise RequestRefused(f"`{name}` has no place beside a function", hint="leave it out: the function is what runs")
+            raise RequestRefused(
+                f"`{name}` has no place beside a function", hint="leave it out: the function is what runs"
+            )
     base = options.base or find_code_folder(import_root(function) or working_folder())
     call, every = make_call(function, args, kwargs, items=items, run=run, folder=base)
     made = {**fields, "call": plain_value(call)}

@@ -106,7 +106,9 @@ class JobHandle(OpenTarget):
         every = index is None and self._is_array(entry)
         ran = sorted(outcomes) if every else [entry.first_index if index is None else ledger.check_index(entry, index)]
         stored = returned.read_stored(self.files, self.id, {each: outcomes[each] for each in ran})
-        values = [returned.take_value(stored[each], outcomes[each], returned.describe_call(entry, each)) for each in ran]
+        values = [
+            returned.take_value(stored[each], outcomes[each], returned.describe_call(entry, each)) for each in ran
+        ]
         return values if every else values[0]
 
     def exception(self, index: int | None = None, *, timeout: Span | None = None) -> BaseException | None:

@@ -99,13 +99,15 @@ def _add_fields(
 ) -> dict[str, Any]:
     if args or kwargs:
         raise RequestRefused(
-            "`args` and `kwargs` are those of a function, and this job runs a command", hint="write them into the command"
+            "`args` and `kwargs` are those of a function, and this job runs a command",
+            hint="write them into the command",
         )
     if isinstance(job, Mapping):
         return {**job, **fields}
     if isinstance(job, JobSpec | Request):
         raise RequestRefused(
-            "fields were given beside a whole spec", hint="runtime.values.replace(spec, …), or pass the fields of a job file"
+            "fields were given beside a whole spec",
+            hint="runtime.values.replace(spec, …), or pass the fields of a job file",
         )
     return {"command": job if isinstance(job, str) else list(job), **fields}  # type: ignore[call-overload]
 

@@ -31,10 +31,11 @@ def pack_work(work: object, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
 
     Raises like `runtime.client.functions.make_call`.
     """
-    if not callable(work) or isinstance(work, Mapping):
-        return None
-    named = isinstance(work, FunctionType) and work.__module__ != "__main__" and "<" not in work.__qualname__
-    if named and not kwargs and all(map(is_plain, args)):
+    if isinstance(work, FunctionType):
+        named = work.__module__ != "__main__" and "<" not in work.__qualname__
+        if named and not kwargs and all(map(is_plain, args)):
+            return None
+    elif not callable(work) or isinstance(work, Mapping):
         return None
     try:
         function_entry(work, args, kwargs)

@@ -78,6 +78,6 @@ class _TaskRun(call.Run):
 
     def report(self, step: float | None = None, **numbers: float) -> None:
         if step is not None:
-            self._attempt.progress(step, **numbers)
+            self._attempt.progress(step, None, None, **numbers)
         else:
             self._attempt.report(**numbers)

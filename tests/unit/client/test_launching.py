@@ -113,9 +113,7 @@ def test_launch_of_a_changed_tree_or_again_is_another_job(settings: Settings, tr
     changed = start(settings, "true")
 
     assert len({each.id for each in (first, again, third, changed)}) == 4
-    assert [each.wait(timeout=PATIENCE_S).state for each in (first, again, third, changed)] == [
-        JobState.SUCCEEDED
-    ] * 4
+    assert [each.wait(timeout=PATIENCE_S).state for each in (first, again, third, changed)] == [JobState.SUCCEEDED] * 4
 
 
 def test_intent_says_where_the_tree_stood_in_its_history(settings: Settings, tree: Path) -> None:
