@@ -68,10 +68,18 @@ class Call(Future[Any]):
 
     def cancel(self) -> bool:
         """Stop the call wherever it runs. False if it has ended."""
-        if not super().cancel():
+        if not self.give_up():
             return False
         if self._source is not None:
             self._source.cancel([self.number])
+        return True
+
+    def give_up(self) -> bool:
+        """Count as cancelled, without stopping anything. False if it has ended."""
+        if self.done() or not super().cancel():
+            return False
+        with suppress(RuntimeError):  # another thread was first
+            self.set_running_or_notify_cancel()  # tells those that wait
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -122,7 +130,7 @@ class Calls(Sequence[Call]):
 
     def cancel(self) -> list[str]:
         """Stop all that have not ended. Returns descriptions of what was left, such as a pod that did not go."""
-        stopped = [each for each in self._calls if Future.cancel(each)]
+        stopped = [each for each in self._calls if each.give_up()]
         return self._source.cancel(None) if self._source is not None and stopped else []
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
@@ -136,7 +144,7 @@ def finish(call: Call, take: Callable[[], Any]) -> None:
     try:
         value, problem = take(), None
     except CancelledError:
-        Future.cancel(call)
+        call.give_up()
         return
     except BaseException as raised:
         value, problem = None, raised
