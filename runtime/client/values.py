@@ -50,7 +50,7 @@ def parse_stored(content: bytes) -> Stored:
     """Raises `ValueError` for bytes that no call has left."""
     line, _, body = content.partition(b"\n")
     head = json.loads(line)
-    if not isinstance(head, dict) or head.get("form") not in ("json", "pickle", "text"):
+    if not isinstance(head, dict) or head.get("form") not in ("json", "pickle", "parts", "text"):
         raise ValueError("the file does not begin as that of a value")
     return Stored(head, body)
 
@@ -74,11 +74,15 @@ def load_raised(stored: Stored, what: str) -> BaseException:
     """Return the exception as it was raised, with its traceback as its cause; a `CallFailed` if it cannot be loaded."""
     told = str(stored.head.get("traceback", ""))
     found: object = None
-    if stored.head["form"] == "pickle":
-        try:
+    try:
+        if stored.head["form"] == "pickle":
             found = pickle.loads(stored.body)
-        except Exception:
-            found = None
+        elif stored.head["form"] == "parts":
+            kind, args, state = pickle.loads(stored.body)
+            found = kind.__new__(kind, *args)
+            vars(found).update(state)
+    except Exception:
+        found = None
     if not isinstance(found, BaseException):
         found = CallFailed(f"{what} raised {stored.head.get('type')}: {stored.head.get('message')}", traceback=told)
     found.__cause__ = RemoteTraceback(told)

@@ -55,7 +55,6 @@ class Run(object):
         self.name, self.variant, self.ids = name, variant, dict(ids or {})
         self.index, self.attempt = index, attempt
         self._folders, self._asked = folders, False
-        self._metrics = None  # type: Optional[io.TextIOBase]
 
     def __repr__(self) -> str:
         return "<run %d of %s, attempt %d>" % (self.index, self.name, self.attempt)
@@ -91,11 +90,9 @@ class Run(object):
             line["step"] = step
         for name, number in numbers.items():
             line[name] = float(number)
-        if self._metrics is None:
-            os.makedirs(self._folders["attempt"], exist_ok=True)
-            place = os.path.join(self._folders["attempt"], METRICS)
-            self._metrics = io.open(place, "a", encoding="utf-8", buffering=1)
-        self._metrics.write(json.dumps(line) + "\n")
+        os.makedirs(self._folders["attempt"], exist_ok=True)
+        with io.open(os.path.join(self._folders["attempt"], METRICS), "a", encoding="utf-8") as opened:
+            opened.write(json.dumps(line) + "\n")
 
 
 # values
@@ -138,13 +135,19 @@ def encode_value(value: "Any") -> bytes:
 
 
 def encode_failure(problem: BaseException, told: str) -> bytes:
-    """The file of a raised exception, whose traceback is `told`. One that cannot be pickled is kept as text."""
+    """The file of a raised exception, whose traceback is `told`: a pickle, one of its parts if it cannot be made again of its
+    arguments, as is common where `__init__` takes others, and else text."""
+    said = {"type": _name_of(type(problem)), "message": _text_of(problem)[:MOST_TEXT], "traceback": told[-MOST_TEXT:]}
     try:
         body = dump(problem)
+        if type(pickle.loads(body)) is type(problem):
+            return _join("pickle", body, raised=True, **said)
     except Exception:
-        body = b""
-    said = {"type": _name_of(type(problem)), "message": _text_of(problem)[:MOST_TEXT], "traceback": told[-MOST_TEXT:]}
-    return _join("pickle" if body else "text", body, raised=True, **said)
+        pass
+    try:
+        return _join("parts", dump((type(problem), problem.args, problem.__dict__)), raised=True, **said)
+    except Exception:
+        return _join("text", b"", raised=True, **said)
 
 
 def _join(form: str, body: bytes, **more: "Any") -> bytes:

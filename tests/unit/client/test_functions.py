@@ -80,7 +80,11 @@ def test_function_that_is_hidden_by_another_of_its_name_is_packed(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("function", "kind"),
-    [(wait, "a coroutine function"), (count, "a generator function"), (functools.partial(wait, 1), "a coroutine function")],
+    [
+        (wait, "a coroutine function"),
+        (count, "a generator function"),
+        (functools.partial(wait, 1), "a coroutine function"),
+    ],
 )
 def test_function_without_one_value_is_refused(function: Callable[..., Any], kind: str) -> None:
     with pytest.raises(RequestRefused, match=f"it is {kind}, and a call returns one value") as refused:
@@ -132,9 +136,7 @@ def test_argument_that_cannot_be_packed_is_refused_by_its_number() -> None:
         make_call(plain, items=[1, threading.Lock()])
 
 
-def test_modules_are_looked_for_where_this_process_finds_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_are_looked_for_where_this_process_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("src", "libs/deep", "lib/site-packages"):
         (tmp_path / name).mkdir(parents=True)
     places = ["", str(tmp_path / "src"), str(tmp_path / "gone"), str(tmp_path / "lib/site-packages"), "/usr/lib"]

@@ -35,8 +35,8 @@ class Refused(Exception):
         return Refused, (self.code, str(self))
 
 class Unpicklable(Exception):
-    def __reduce__(self):
-        raise TypeError("never")
+    def __init__(self, why):
+        super().__init__(why, __import__("threading").Lock())
 
 class Places(object):
     @staticmethod
@@ -48,6 +48,14 @@ def tell(*args, **kwargs):
 
 def refuse(why):
     raise Refused(7, why)
+
+class Small(Exception):
+    def __init__(self, n):
+        super().__init__("%d is small" % n)
+        self.n = n
+
+def be_small(n):
+    raise Small(n)
 
 def fail_strangely():
     raise Unpicklable("no way")
@@ -186,6 +194,13 @@ def test_exception_is_kept_with_its_traceback_and_printed(place: Place) -> None:
     assert place.said.startswith("Traceback (most recent call last):\n")
     assert "call.py" not in place.said
     assert place.said.endswith("lab.Refused: too small\n")
+
+
+def test_exception_that_its_arguments_do_not_make_again_is_kept_in_parts(place: Place) -> None:
+    stored = place.call("lab:be_small", 3, code=1)
+
+    assert stored is not None
+    assert (stored.head["form"], stored.head["message"]) == ("parts", "3 is small")
 
 
 def test_exception_that_cannot_be_pickled_is_kept_as_text(place: Place) -> None:

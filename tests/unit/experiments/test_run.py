@@ -1,0 +1,361 @@
+"""`run_experiment`, `map`, and `launch` and `submit` of functions: the same on this process, as jobs and in a queue."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtime
+from runtime.client.values import CallFailed, RemoteTraceback
+from runtime.errors import InvalidTask, NotPossible, RequestRefused, UnknownName
+from runtime.jobs.spec import InvalidSpec
+from tests.services_support import PATIENCE_S, wait_until
+from tests.shim_support import processes_with, signal_all
+
+MODULE = """\
+import os, time
+from pathlib import Path
+
+class Small(ValueError):
+    def __init__(self, n):
+        super().__init__("%d is small" % n)
+        self.n = n
+
+def double(n):
+    print("double", n)
+    return 2 * n
+
+def check(n):
+    if n < 2:
+        raise Small(n)
+    return n
+
+def pair(n):
+    return (n, {n})
+
+def fit(run, variant):
+    run.report(step=1, loss=variant["lr"])
+    (run.output / "weights").write_text("w")
+    (run.checkpoint / "state").write_text("s")
+    return [run.name, run.variant["lr"], run.output.joinpath("weights").read_text(), run.should_stop()]
+
+def hang(n):
+    print("hangs", flush=True)
+    time.sleep(600)
+
+def where():
+    return [os.getcwd(), Path(__file__).parent.name]
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of a project, in the working directory."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    # Equal trees make equal jobs, and a shim kills leftovers of its job anywhere on the machine, even another test's.
+    (folder / "salt").write_bytes(os.urandom(12))
+    (folder / "runtime.toml").write_text("")
+    (folder / "lab_of_test.py").write_text(MODULE)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    import lab_of_test  # type: ignore[import-not-found]
+
+    yield lab_of_test
+    del sys.modules["lab_of_test"]
+    signal_all(processes_with(str(tmp_path)))
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[[], None]]:
+    """Starts a worker of the built-in stack."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        words = [sys.executable, "-m", "runtime", "worker", "--slots", "2"]
+        started.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    yield start
+    for each in started:
+        each.terminate()
+        each.wait(PATIENCE_S)
+
+
+TARGETS = ("here", "local", "queue:")
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, lab: Any, worker: Callable[[], None]) -> str:
+    if request.param == "queue:":
+        worker()
+    return str(request.param)
+
+
+def value_of(found: Any, target: str) -> Any:
+    return found if target == "here" else found.result(timeout=PATIENCE_S)
+
+
+# every target
+
+
+def test_map_has_the_values_in_the_order_of_its_items(lab: Any, target: str) -> None:
+    calls = runtime.map(lab.double, range(3), target=target)
+
+    assert calls.results(timeout=PATIENCE_S) == [0, 2, 4]
+    assert (len(calls), calls[1].result()) == (3, 2)
+    if target != "here":
+        assert calls[2].logs() == "double 2\n"
+
+
+def test_lambda_and_values_that_json_lacks_go_through(lab: Any, target: str) -> None:
+    offset = 10
+
+    calls = runtime.map(lambda n: (n[0] + offset, {n}), [(1,), (2,)], name="odd", target=target)
+
+    assert calls.results(timeout=PATIENCE_S) == [(11, {(1,)}), (12, {(2,)})]
+
+
+def test_run_has_the_same_context_on_every_target(lab: Any, target: str) -> None:
+    found = runtime.run_experiment(lab.fit, {"lr": 0.5}, name="sac", target=target)
+
+    assert value_of(found, target) == ["sac", 0.5, "w", False]
+
+
+def test_failed_call_says_what_was_raised(lab: Any, target: str) -> None:
+    calls = runtime.map(lab.check, [1, 2], target=target, **({"max_failures": 1} if target == "queue:" else {}))
+
+    problem = calls[0].exception(timeout=PATIENCE_S)
+    assert calls[1].result(timeout=PATIENCE_S) == 2
+    if target == "queue:":
+        assert isinstance(problem, CallFailed)
+        assert "lab_of_test.Small: 1 is small" in problem.message
+        assert "in check\n" in (problem.traceback or "")
+    else:
+        assert type(problem) is lab.Small
+        assert problem.n == 1
+    if target == "local":
+        assert isinstance(problem.__cause__, RemoteTraceback)
+        assert "in check\n    raise Small(n)\nlab_of_test.Small: 1 is small\n" in str(problem.__cause__)
+
+
+def test_nothing_to_map_is_no_call(lab: Any, target: str) -> None:
+    assert runtime.map(lab.double, [], target=target).results() == []
+
+
+@pytest.mark.parametrize("target", ["local", "queue:"])
+def test_the_same_map_again_is_the_same_work(lab: Any, worker: Callable[[], None], target: str) -> None:
+    worker()
+    first = runtime.map(lab.double, [1, 2], target=target)
+    assert first.results(timeout=PATIENCE_S) == [2, 4]
+
+    again = runtime.map(lab.double, [1, 2], target=target)
+
+    assert again.results(timeout=PATIENCE_S) == [2, 4]
+    assert again[0].logs() == "double 1\n"
+    assert repr(again).partition(": ")[0] == repr(first).partition(": ")[0]
+
+
+@pytest.mark.parametrize("target", ["local", "queue:"])
+def test_cancelled_call_ends_where_it_runs(lab: Any, worker: Callable[[], None], target: str) -> None:
+    worker()
+    calls = runtime.map(lab.hang, [1], target=target)
+    assert wait_until(lambda: "hangs" in calls[0].logs())
+
+    assert calls[0].cancel()
+
+    with pytest.raises(CancelledError):
+        calls[0].result()
+    again = runtime.map(lab.hang, [1], target=target)
+    with pytest.raises(CancelledError):
+        again[0].result(timeout=PATIENCE_S)
+
+
+# here
+
+
+def test_field_of_a_job_is_refused_here(lab: Any) -> None:
+    with pytest.raises(RequestRefused, match="`resources` is a field of jobs and tasks, and the target is `here`"):
+        runtime.map(lab.double, [1], resources={"cpus": 1})
+    with pytest.raises(RequestRefused, match="`retry`"):
+        runtime.run_experiment(lab.fit, {}, retry={"failure": 1})
+
+
+def test_exception_of_an_experiment_here_is_raised_unchanged(lab: Any) -> None:
+    def fail(run: Any, variant: Any) -> None:
+        raise lab.Small(variant)
+
+    with pytest.raises(lab.Small) as raised:
+        runtime.run_experiment(fail, 0)
+
+    assert raised.value.__cause__ is None
+
+
+def test_runs_here_have_folders_of_their_own(lab: Any) -> None:
+    def place(run: Any, variant: Any) -> Path:
+        return Path(run.output)
+
+    first, second = (runtime.run_experiment(place, name="sac") for _ in range(2))
+
+    assert first != second
+    assert first.parent.parent == second.parent.parent
+    assert first.parent.parent.name == "sac"
+
+
+# jobs
+
+
+def test_launched_function_returns_what_it_is_called_with(lab: Any) -> None:
+    job = runtime.launch(lab.double, "local", args=[4])
+
+    assert job.result(timeout=PATIENCE_S) == 8
+    assert job.exception() is None
+    assert repr(job) == f"<job {job.id[:10]} on local>"
+    assert runtime.launch(lab.double, "local", args=[4]).id == job.id
+    assert runtime.launch(lab.double, "local", args=[5]).id != job.id
+
+
+def test_fields_of_a_job_file_stand_beside_the_function(lab: Any) -> None:
+    job = runtime.launch(lab.double, "local", args=[4], name="twice", array={"count": 2}, env={"A": "b"})
+
+    assert job.result(timeout=PATIENCE_S) == [8, 8]
+    assert job.result(1) == 8
+    assert job.entry().name == "twice"
+    with pytest.raises(UnknownName, match="run"):
+        job.result(2)
+
+
+def test_field_that_no_job_file_has_is_refused(lab: Any) -> None:
+    with pytest.raises(InvalidSpec, match=r"`resource` is no field here.*"):
+        runtime.launch(lab.double, "local", args=[4], resource={})
+    with pytest.raises(RequestRefused, match="`command` has no place beside a function"):
+        runtime.launch(lab.double, "local", command=["true"])
+
+
+def test_arguments_of_a_command_are_refused(lab: Any) -> None:
+    with pytest.raises(RequestRefused, match="`args` and `kwargs` are those of a function"):
+        runtime.launch(["echo"], "local", args=["x"])
+
+
+def test_command_has_no_value(lab: Any) -> None:
+    job = runtime.launch(["true"], "local", name="command")
+
+    with pytest.raises(CallFailed, match="left no value: it runs a command"):
+        job.result(timeout=PATIENCE_S)
+
+
+def test_result_waits_no_longer_than_asked(lab: Any) -> None:
+    job = runtime.launch(lab.hang, "local", args=[1])
+    try:
+        with pytest.raises(TimeoutError, match="after 50ms"):
+            job.result(timeout="50ms")
+    finally:
+        job.cancel()
+    with pytest.raises(CallFailed, match="ended without a value: cancelled"):
+        job.result(timeout=PATIENCE_S)
+
+
+def test_values_of_another_user_are_not_loaded(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.client.jobs import returned
+
+    job = runtime.launch(lab.pair, "local", args=[4])
+    assert job.result(timeout=PATIENCE_S) == (4, {4})
+    monkeypatch.setattr(returned, "owner_name", lambda: "mallory")
+
+    with pytest.raises(NotPossible, match="loading them could run code of theirs"):
+        job.result()
+
+
+def test_function_starts_in_the_folder_that_it_is_launched_from(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("deep").mkdir()
+    Path("deep/file").touch()
+    monkeypatch.chdir("deep")
+
+    folder, home = runtime.launch(lab.where, "local").result(timeout=PATIENCE_S)
+
+    assert (Path(folder).name, home) == ("deep", Path(folder).parent.name)
+
+
+def test_secret_among_the_arguments_is_refused(lab: Any) -> None:
+    with pytest.raises(InvalidSpec, match=r"`call` has a value for `api_key`, which looks like a secret"):
+        runtime.launch(lab.double, "local", kwargs={"api_key": "sk-abcdefghijklmnopqrstuvwxyz123456"})
+
+
+# tasks
+
+
+def test_submitted_function_has_a_result(lab: Any, worker: Callable[[], None]) -> None:
+    worker()
+    named = runtime.submit(lab.double, args=[4])
+    packed = runtime.submit(lambda: {1, 2})
+    odd = runtime.submit(lab.double, args=[(1, {2})])
+    many = runtime.submit([{"function": "lab_of_test:double", "args": [n]} for n in (5, 6)])
+
+    assert named.result(timeout=PATIENCE_S) == 8
+    assert named.logs() == "double 4\n"
+    assert packed.result(timeout=PATIENCE_S) == {1, 2}
+    assert odd.result(timeout=PATIENCE_S) == (1, {2}, 1, {2})
+    assert many.result(timeout=PATIENCE_S) == [10, 12]
+    assert named.exception() is None
+
+
+def test_submitted_function_that_fails_says_so(lab: Any, worker: Callable[[], None]) -> None:
+    worker()
+    made = runtime.submit(lab.check, args=[0], max_failures=1)
+
+    problem = made.exception(timeout=PATIENCE_S)
+
+    assert isinstance(problem, CallFailed)
+    with pytest.raises(CallFailed, match="0 is small"):
+        made.result()
+
+
+def test_submission_is_cancelled_and_waited_for_no_longer_than_asked(lab: Any) -> None:
+    made = runtime.submit(lab.double, args=[4])
+
+    with pytest.raises(TimeoutError, match="0 of 1 task ended in 20ms"):
+        made.result(timeout="20ms")
+    made.cancel()
+    with pytest.raises(CancelledError):
+        made.result(timeout=PATIENCE_S)
+
+
+def test_packed_function_needs_the_snapshot(lab: Any) -> None:
+    for snapshot in (False, "sha256:" + "0" * 64):
+        with pytest.raises(NotPossible, match="is packed in the snapshot that goes with the task"):
+            runtime.submit(lambda: 1, snapshot=snapshot)
+    with pytest.raises(NotPossible, match="is packed in the snapshot"):
+        runtime.map(lambda n: n, [1], target="queue:", snapshot=False)
+
+
+def test_field_that_no_task_has_is_refused(lab: Any) -> None:
+    with pytest.raises(UnknownName, match="`nodes`"):
+        runtime.map(lab.double, [1], target="queue:", nodes=2)
+
+
+def test_secret_among_arguments_of_tasks_is_refused(lab: Any) -> None:
+    with pytest.raises(InvalidTask, match="looks like a secret"):
+        runtime.submit(lab.double, kwargs={"api_key": "sk-abcdefghijklmnopqrstuvwxyz123456"})
+
+
+# the worker
+
+
+def test_worker_opens_the_queue_by_itself(lab: Any) -> None:
+    made = runtime.submit(lab.double, args=[4])
+
+    program = (
+        "import runtime\nfrom datetime import timedelta\n"
+        "print(runtime.run_worker(options=runtime.WorkerOptions(idle_timeout=timedelta(seconds=0.2))).succeeded)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.stdout == "1\n", done.stderr
+    assert made.result() == 8
