@@ -42,11 +42,14 @@ def parse_duration(text: str, *, field: str = "duration") -> timedelta:
     raise InvalidValue(field, text, "such as 90s, 5m, 2h, 1d or 1h30m")
 
 
-def read_span(value: Span | None, name: str) -> timedelta | None:
+def to_span(value: Span, name: str) -> timedelta:
     """Read a duration as the whole API takes it. Raises `InvalidValue`, which names the argument `name`."""
-    if value is None or isinstance(value, timedelta):
-        return value
-    return parse_duration(str(value), field=name)
+    return value if isinstance(value, timedelta) else parse_duration(str(value), field=name)
+
+
+def read_span(value: Span | None, name: str) -> timedelta | None:
+    """Read a duration that may be left out, like `to_span`."""
+    return None if value is None else to_span(value, name)
 
 
 def parse_size(text: str) -> int:

@@ -95,7 +95,7 @@ def launch_fleet(argv: Sequence[str]) -> int:
         "resources.memory": given.memory,
         **read_gpus(given.gpus),
         "time_limit": given.time_limit,
-        "grace_period": (max(GRACE, options.grace + LEEWAY)).total_seconds(),
+        "grace_period": (max(GRACE, options.grace_time + LEEWAY)).total_seconds(),
         "array.count": count,
         "array.max_parallel": count,
         "retry.failure": _read_number("retries", given.retries or str(FAILURES), int),

@@ -80,7 +80,7 @@ class Leasing:
         room = self.room()
         self.under_way = True
         services.offload.call(
-            lambda: services.queue.lease(room, worker=services.name, ttl=services.options.lease), self._fetched
+            lambda: services.queue.lease(room, worker=services.name, ttl=services.options.lease_time), self._fetched
         )
 
     def _fetched(self, leases: list[Lease] | None, problem: Exception | None) -> None:
@@ -115,7 +115,7 @@ class Leasing:
         if holdings.by_token or expected or services.offload.awaited:
             holdings.busy_at = now
             return wait
-        timeout = services.options.idle_timeout
+        timeout = services.options.idle_time
         if timeout is None or (services.options.wait_for_first and not self._seen_any):
             return wait
         # This look found nothing, nor did the look before the whole time-out; a task in between would have moved

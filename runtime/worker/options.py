@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Final, Literal
 
 from runtime.queues.base import DEFAULT_LEASE
+from runtime.units import Span, read_span, to_span
 from runtime.values import dataclass, field
 
 EntryKind = Literal["workflow", "command", "function"]
@@ -19,15 +20,15 @@ ENTRY_KINDS: Final[tuple[EntryKind, ...]] = ("workflow", "command", "function")
 class WorkerOptions:
     slots: int | Literal["auto"] = 1
     gpus_per_slot: float = 0
-    idle_timeout: timedelta | None = None
+    idle_timeout: Span | None = None
     """Time without work after which the worker leaves; None stays."""
     wait_for_first: bool = False
     """Do not leave for idleness before the first task came."""
     max_tasks: int | None = None
     max_consecutive_failures: int = 3
     """Distinct tasks that fail in a row, before any has succeeded, until the worker leaves with exit code 1; 0 never does."""
-    lease: timedelta = DEFAULT_LEASE
-    grace: timedelta = timedelta(seconds=30)
+    lease: Span = DEFAULT_LEASE
+    grace: Span = timedelta(seconds=30)
     """Time between asking attempts to stop and killing them."""
     reuse_process: bool = False
     accept: frozenset[EntryKind] = frozenset(ENTRY_KINDS)
@@ -39,6 +40,22 @@ class WorkerOptions:
     owns_process: bool = False
     """The process serves this worker alone, as under `runtime worker`: the worker ends the orphans that fall to the
     process, and handles its notices and signals."""
+
+    def __post_init__(self) -> None:
+        for name in ("idle_timeout", "lease", "grace"):
+            object.__setattr__(self, name, read_span(getattr(self, name), name))
+
+    @property
+    def idle_time(self) -> timedelta | None:
+        return read_span(self.idle_timeout, "idle_timeout")
+
+    @property
+    def lease_time(self) -> timedelta:
+        return to_span(self.lease, "lease")
+
+    @property
+    def grace_time(self) -> timedelta:
+        return to_span(self.grace, "grace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class Orders:
     def wait(self, now: float) -> None:
         """Leave after the idle time-out if no orders could be read: waiting tasks need a worker that gets orders."""
         options, leaving = self._services.options, self._services.leaving
-        waited, timeout = timedelta(seconds=now - self._services.holdings.busy_at), options.idle_timeout
+        waited, timeout = timedelta(seconds=now - self._services.holdings.busy_at), options.idle_time
         if not self._tries and waited >= ANSWER_WITHIN:
             self._services.say.trouble(_NO_ORDERS, self._refused)
         elif self._tries <= REFUSALS:

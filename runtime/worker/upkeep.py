@@ -74,7 +74,7 @@ class Upkeep:
             return
         asked_at = services.clock.boottime()
         services.offload.call(
-            lambda: services.queue.renew(leases, services.options.lease),
+            lambda: services.queue.renew(leases, services.options.lease_time),
             lambda lost, problem: self._renewed(leases, lost, problem, asked_at),
         )
 

@@ -110,7 +110,7 @@ class Worker:
             metrics=metrics,
             offload=Offload(inline=local),
             leaving=leaving,
-            holdings=Holdings(options.lease, self._clock),
+            holdings=Holdings(options.lease_time, self._clock),
             pool=pool,
             scratch=scratch.path,
             trees=Trees(scratch.path, pool.discard),
@@ -334,7 +334,7 @@ class Drain:
                 self._services.pool.ask_to_stop(held.lease.token, EndReason.PREEMPTED)
             else:
                 self._outbox.give_back(held)
-        grace_s = self._services.options.grace.total_seconds()
+        grace_s = self._services.options.grace_time.total_seconds()
         self._kill_at = self._give_up_at = now + grace_s
         self._services.say.draining(reason, running, grace_s if self._services.leaving.asked else 0.0)
 

@@ -7,7 +7,7 @@ import getpass
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeAlias
@@ -35,7 +35,7 @@ from runtime.tasks.model import (
 )
 from runtime.tasks.typed_secrets import refuse_secrets
 from runtime.tasks.wire import parse_resources, parse_task
-from runtime.units import Span, parse_duration
+from runtime.units import Span, to_span
 from runtime.values import dataclass, replace
 
 OWN_CODE: Final = "worker"
@@ -237,7 +237,7 @@ def module_folder(work: object) -> Path | None:
 
 def moment_after(now: datetime, value: Span, name: str) -> datetime:
     """Return the time a duration after `now`. Raises `InvalidValue` beyond the calendar."""
-    span = value if isinstance(value, timedelta) else parse_duration(str(value), field=name)
+    span = to_span(value, name)
     try:
         return now + span
     except OverflowError:

@@ -113,7 +113,7 @@ def test_packed_function_and_arguments_have_a_limit(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(functions, "MOST_BYTES", 1000)
     large = b"x" * 1000
 
-    with pytest.raises(RequestRefused, match="with all that it refers to is .* when packed, and the most is 1000B"):
+    with pytest.raises(RequestRefused, match=r"with all that it refers to is .* when packed, and the most is 1000B"):
         pack_function(lambda: large)
     with pytest.raises(RequestRefused, match="item 1 of"):
         make_call(plain, items=[b"", large])
