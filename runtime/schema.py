@@ -54,6 +54,8 @@ class Size(int):
         raise ValueError("a size such as 512MiB, 16GiB or 2TB")
 
 
+NO_FIELD: Final = "is no field here"
+"""The message about a key that its class does not have."""
 UNREADABLE: Final = object()
 """In the place of a value with a problem that is reported already."""
 
@@ -173,7 +175,7 @@ class Reader:
     def report_unknown(self, value: Mapping[str, Any], known: list[str], path: str) -> None:
         for key in value:
             if key not in known:
-                self.report(join(path, key), "is no field here", suggest(key, known) or f"known: {', '.join(known)}")
+                self.report(join(path, key), NO_FIELD, suggest(key, known) or f"known: {', '.join(known)}")
 
     def report_missing(self, kind: Any, name: str, path: str) -> None:
         self.report(join(path, name), "is missing")

@@ -28,6 +28,7 @@ READER_LEFT = 141
 _GARBAGE_AFTER = 100_000
 
 EXTRA_OF = {
+    "cloudpickle": "experiments",
     "google": "gcp",
     "grpc": "gcp",
     "kubernetes": "kubernetes",

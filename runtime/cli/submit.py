@@ -446,7 +446,9 @@ def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int
 
 def _submission_fields(done: Submission) -> dict[str, Any]:
     """Return the fields of `-o json`."""
-    shown = {each.name: getattr(done, each.name) for each in fields(done) if each.name not in ("tasks", "asked")}
+    shown = {
+        each.name: getattr(done, each.name) for each in fields(done) if each.name not in ("tasks", "asked", "single")
+    }
     return {**shown, "ids": None if done.ids is None else list(done.ids)}
 
 

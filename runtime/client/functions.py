@@ -137,7 +137,7 @@ def make_call(
     packed = pack_function(function)
     every: tuple[Any, ...] = () if items is None else tuple(items)
     args, kwargs = tuple(args), dict(kwargs or {})
-    plain = is_json(list(args)) and is_json(kwargs) and is_json(list(every))
+    plain = _is_plain([list(args), kwargs, list(every)])
     if not plain:
         every = tuple(pack_value(each, f"item {number} of `{packed.name}`") for number, each in enumerate(every))
         args, kwargs = (pack_value((args, kwargs), f"what `{packed.name}` is called with"),), {}
@@ -152,6 +152,13 @@ def make_call(
         packed=not plain,
     )
     return call, every
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        return is_json(value)
+    except RecursionError:
+        return False
 
 
 def import_paths(folder: Path) -> tuple[str, ...]:

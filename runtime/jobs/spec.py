@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from runtime.errors import RequestRefused
 from runtime.jobs.call import Call, check_json
-from runtime.schema import Problem, Size, describe, json_schema, read_record
+from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
 from runtime.units import format_duration, format_size, parse_size
 from runtime.values import dataclass, field, replace
@@ -489,7 +489,7 @@ class JobSpec:
 
 
 def _check_spec(spec: JobSpec) -> None:
-    if spec.call is None and not all(spec.command[:1] or ("",)):
+    if spec.call is None and not (spec.command and spec.command[0]):
         raise ValueError("has an empty `command`")
     if spec.call is not None and spec.command:
         raise ValueError("has both `command` and `call`, expected one of them")
@@ -544,6 +544,9 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
     if isinstance(value, Mapping) and isinstance(value.get("after"), str):
         value = {**value, "after": [value["after"]]}
     spec, problems = read_record(JobSpec, value)
+    if isinstance(value, Mapping) and "command" not in value and "call" not in value:
+        spec, unknown = None, sum("." not in each.path and each.message == NO_FIELD for each in problems)
+        problems.insert(unknown, Problem(path="command", message="is missing"))
     if spec is None:
         raise InvalidSpec(source, [replace(each, hint=NOWHERE.get(each.path, each.hint)) for each in problems])
     return spec
@@ -553,6 +556,7 @@ def spec_schema() -> dict[str, Any]:
     """The JSON Schema that editors check job files with."""
     schema = {"title": "research-runtime job", **json_schema(JobSpec)}
     job = {"type": "string", "pattern": f"^(({'|'.join(When)}):)?j-\\S+$", "examples": ["j-91c0…", "any:j-91c0…"]}
+    schema["anyOf"] = [{"required": [name]} for name in ("command", "call")]
     schema["properties"]["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
     return schema
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import subprocess
@@ -569,24 +570,21 @@ def in_main() -> None: ...
 in_main.__module__ = "__main__"
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (lambda: 1, "it is a lambda"),
-        (local_function(), "it is defined inside another function"),
-        (in_main, "it is defined in the script"),
-        (itertools.partial if hasattr(itertools, "partial") else __import__("functools").partial(importable), "name"),
-    ],
-)
-def test_function_that_no_worker_can_import_is_refused(queue: Any, function: Any, reason: str) -> None:
-    with pytest.raises(RequestRefused, match=reason):
-        submit(function, queue=queue)
+@pytest.mark.parametrize("function", [lambda: 1, local_function(), in_main, functools.partial(importable)])
+def test_function_that_no_worker_can_import_is_refused_without_a_snapshot(queue: Any, function: Any) -> None:
+    with pytest.raises(NotPossible, match="is packed in the snapshot that goes with the task, and `snapshot` is False"):
+        submit(function, queue=queue, snapshot=False)
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
-def test_arguments_that_json_cannot_hold_are_refused(queue: Any, value: object) -> None:
-    with pytest.raises(RequestRefused, match="cannot be submitted"):
-        submit(importable, args=[value], queue=queue)
+def test_arguments_that_json_cannot_hold_are_refused_without_a_snapshot(queue: Any, value: object) -> None:
+    with pytest.raises(NotPossible, match="is packed in the snapshot"):
+        submit(importable, args=[value], queue=queue, snapshot=False)
+
+
+def test_arguments_that_cannot_be_packed_are_refused(queue: Any) -> None:
+    with pytest.raises(RequestRefused, match="cannot be packed: TypeError"):
+        submit(importable, args=[threading.Lock()], queue=queue)
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, None), ([], ()), (["hf-token"], ("hf-token",))])
