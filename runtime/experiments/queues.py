@@ -13,15 +13,15 @@ from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import open_target
-from runtime.client.tasks.packed import check_packed, digest, encode_packed, name_entry, request_of
+from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
 from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
 from runtime.config import load_settings, working_folder
 from runtime.errors import UnknownName
 from runtime.experiments.calls import Call, Calls
 from runtime.records.orders import person
-from runtime.tasks.model import task_id
-from runtime.worker.attempts.calls import FILE, call_packed, call_request
+from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, task_id
+from runtime.worker.attempts.calls import FILE
 
 TERMS: Final = ("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot")
 """Fields of tasks; `time_limit` is the job file's word for `timeout`."""
@@ -60,11 +60,11 @@ def start_on_queue(
         for number, item in enumerate(every):
             if in_file:
                 entry: dict[str, Any] = {
-                    "function": name_entry(call_packed),
+                    "function": CALL_PACKED,
                     "args": [number, call.function, digest(more[FILE])],
                 }
             elif run:
-                entry = {"function": name_entry(call_request), "args": [{**request, "item": item, "number": number}]}
+                entry = {"function": CALL_REQUEST, "args": [{**request, "item": item, "number": number}]}
             else:
                 entry = {"function": call.function, "args": [item]}
             key = f"{number}-{_key_of(entry, code.snapshot)}"

@@ -21,6 +21,9 @@ from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.values import dataclass, field, replace
 
 SCHEMA: Final = 1
+CALL_PACKED: Final = "runtime.worker.attempts.calls:call_packed"
+CALL_REQUEST: Final = "runtime.worker.attempts.calls:call_request"
+"""Functions of ours that call others for a task."""
 DEFAULT_EXPERIMENT: Final = "default"
 DEFAULT_MAX_FAILURES: Final = 3
 FIRST_GENERATION: Final = 1
@@ -283,10 +286,19 @@ def describe_entry(entry: Entry, *, width: int = 72) -> str:
             text = " ".join((project, workflow, *args))
         case CommandEntry(command):
             text = " ".join(command)
-        case FunctionEntry(function, _, _):
-            text = f"{function}()"
+        case FunctionEntry(function, args, _):
+            text = f"{_name_called(function, args)}()"
     text = " ".join(text.split())
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _name_called(function: str, args: tuple[Any, ...]) -> str:
+    """The function that one of ours calls, for `runtime.worker.attempts.calls`, or the function itself."""
+    if function == CALL_PACKED and len(args) > 1:
+        return str(args[1])
+    if function == CALL_REQUEST and args and isinstance(args[0], Mapping):
+        return str(args[0].get("function"))
+    return function
 
 
 # checking: the rules for every task, however it was made

@@ -27,6 +27,7 @@ from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import RootLost
 from runtime.jobs import ledger
+from runtime.jobs.call import Call
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan
@@ -226,6 +227,22 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
         assert bench.end(job).state is JobState.SUCCEEDED
         names = {line.split("=", 1)[0] for line in read_log(job).splitlines() if "=" in line}
         assert {name for name in names if name.startswith("RUNTIME_")} | {"PYTHONUNBUFFERED"} & names == CONTRACT
+
+    def test_function_runs_from_the_tree_and_its_values_come_home(self, bench: Bench) -> None:
+        bench.require("call", "array.items")
+        (bench.tree / "lab.py").write_text(
+            "def divide(n, by):\n    print('n is', n)\n    return [n // by, {'by': by}] if by else 1 / 0\n"
+        )
+
+        job = bench.start(call=Call(function="lab:divide", kwargs={"by": 2}), array=Array(items=(4, 6)))
+        failed = bench.start(call=Call(function="lab:divide", args=(1, 0)), name="failed")
+
+        assert (bench.end(job).state, bench.end(failed).reason) == (JobState.SUCCEEDED, EndReason.APP_FAILED)
+        assert job.result() == [[2, {"by": 2}], [3, {"by": 2}]]
+        assert read_log(job, index=1) == "n is 6\n"
+        problem = failed.exception()
+        assert isinstance(problem, ZeroDivisionError)
+        assert "in divide\n" in str(problem.__cause__)
 
     def test_secret_reaches_the_command_and_is_gone_when_the_job_has_ended(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

@@ -12,9 +12,9 @@ from runtime.client.tasks.code import SubmittedCode
 from runtime.client.tasks.make import function_entry
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
 from runtime.jobs.call import Call
-from runtime.tasks.model import FunctionEntry, is_plain
+from runtime.tasks.model import CALL_PACKED, FunctionEntry, is_plain
 from runtime.values import dataclass
-from runtime.worker.attempts.calls import FILE, call_packed
+from runtime.worker.attempts.calls import FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,8 @@ def pack_work(work: object, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
 
     call, _ = make_call(work, args, kwargs)
     content = encode_packed(request_of(call, call.function))
-    entry = FunctionEntry(name_entry(call_packed), (None, call.function, digest(content)))
+    entry = FunctionEntry(CALL_PACKED, (None, call.function, digest(content)))
     return PackedWork(function=call.function, entry=entry, more={FILE: content})
-
-
-def name_entry(function: Callable[..., Any]) -> str:
-    """Return the import path of a function of ours."""
-    return f"{function.__module__}:{function.__qualname__}"
 
 
 def request_of(call: Call, name: str) -> dict[str, Any]:

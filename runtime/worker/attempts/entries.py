@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _FOLDER = __file__.rpartition("/")[0]
-OWN_FILES = frozenset(f"{_FOLDER}/{name}.py" for name in ("child", "entries", "environment", "wire"))
+OWN_FILES = frozenset(f"{_FOLDER}/{name}.py" for name in ("calls", "child", "entries", "environment", "wire"))
 """Files of the code between a child's loop and the user's code; tracebacks are shown without their frames."""
 
 
