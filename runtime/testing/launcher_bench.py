@@ -137,12 +137,12 @@ class Bench:
         return LaunchOptions(base=self.tree, assume_yes=True)
 
     def start(self, *command: str, ignore: tuple[str, ...] = (), **changes: Any) -> JobHandle:
-        spec = replace(JobSpec(command=command), **changes)
+        spec = JobSpec(command=command, **changes)
         options = replace(self.options, ignore=ignore)
         return self.keep(launch(spec, NAME, settings=self.settings, options=options))
 
     def plan(self, *command: str, **changes: Any) -> LaunchPlan:
-        spec = replace(JobSpec(command=command), **changes)
+        spec = JobSpec(command=command, **changes)
         return prepare(spec, self.target, self.settings, self.options).plan
 
     def end(self, job: JobHandle) -> ledger.JobStatus:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -359,3 +360,22 @@ def test_worker_opens_the_queue_by_itself(lab: Any) -> None:
 
     assert done.stdout == "1\n", done.stderr
     assert made.result() == 8
+
+
+# what people see
+
+
+def test_task_is_shown_by_the_function_that_it_calls(lab: Any) -> None:
+    from runtime.tasks import model
+    from runtime.worker.attempts import calls
+
+    assert f"{calls.__name__}:{calls.call_packed.__qualname__}" == model.CALL_PACKED
+    assert f"{calls.__name__}:{calls.call_request.__qualname__}" == model.CALL_REQUEST
+    runtime.run_experiment(lab.fit, {"lr": 0.5}, name="sac", target="queue:")
+    runtime.map(lambda n: n, [1], name="odd", target="queue:")
+    with runtime.open_stack() as stack:
+        leases = stack.queue().lease(2, worker="w", ttl=timedelta(minutes=1))
+        shown = {model.describe_entry(lease.task.entry, width=200) for lease in leases}
+
+    assert "lab_of_test:fit()" in shown
+    assert any(each.endswith("<lambda>()") for each in shown)
