@@ -49,8 +49,8 @@ LOOK: Final = (
     'if [ -z "$pid" ] || ps -o stat= -p "$pid" | grep -qv Z; then echo "$name running"; else echo "$name gone"; fi; done'
 )
 KEPT: Final = (
-    "command", "name", "shell", "env", "secrets", "grace_period", "time_limit", "retry.failure", "retry.preemption",
-    "retry.on_exit", "retry.backoff.min", "retry.backoff.max", "array.count", "array.params", "array.offset",
+    "command", "call", "name", "shell", "env", "secrets", "grace_period", "time_limit", "retry.failure", "retry.preemption",
+    "retry.on_exit", "retry.backoff.min", "retry.backoff.max", "array.count", "array.params", "array.items", "array.offset",
     "code.mode", "code.path", "code.exclude", "code.secrets", "code.max_size", "code.writable", "placement.on",
     "idempotency_key",
 )  # fmt: skip
