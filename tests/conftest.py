@@ -6,13 +6,14 @@ import gc
 import importlib.util
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -59,13 +60,10 @@ _homes = itertools.count()
 
 # The longest test files run first, so that none is still running after all other workers have finished.
 LONGEST = (
-    "services/test_images.py",
-    "services/test_launcher_kubernetes.py",
-    "services/test_launcher_slurm.py",
     "services/test_launcher_ray.py",
-    "services/test_ray_head_suite.py",
-    "services/test_ray_head.py",
-    "services/test_ray_storm.py",
+    "services/test_launcher_kubernetes.py",
+    "services/test_images.py",
+    "services/test_launcher_slurm.py",
     "unit/shim/test_shim.py",
     "services/test_queue_pubsub.py",
     "services/test_failures_worker.py",
@@ -79,9 +77,27 @@ LONGEST = (
     "unit/records/test_records_bucket.py",
 )
 
+_OF_RAY = re.compile(r"tests/services/test_(launcher_ray|ray_\w+|cluster_\w+)\.py")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite the golden files instead of comparing")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Give all files with Ray heads to one worker: each head is some twenty processes, and several at a time would take the
+    CPUs from the tests beside them."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneHeadAtATime(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return "ray" if _OF_RAY.fullmatch(file) else file
+
+    return OneHeadAtATime(config, log)
 
 
 def _find_python_without_scripts(config: pytest.Config) -> None:

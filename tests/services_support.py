@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REQUIRE_VARIABLE = "RUNTIME_REQUIRE_SERVICES"
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 """The longest wait for a certain event, on a machine busy with other work."""
 
 _EMULATOR_FOLDERS = (

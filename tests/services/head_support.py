@@ -40,8 +40,8 @@ from runtime.values import replace
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import V4, sample_cluster
 from tests.services.gcloud_support import add_gcloud
-from tests.services.lab_machines import REPOSITORY, SITE, Lab, Machine
-from tests.services.ray_cluster import tell_of_jobs
+from tests.services.lab_machines import REPOSITORY, Lab, Machine
+from tests.services.ray_cluster import SITE, tell_of_jobs
 from tests.services_support import PATIENCE_S, require, wait_until
 from tests.ssh_support import SshServer
 

@@ -26,11 +26,10 @@ from infra.render.cluster import PORTS
 from infra.render.startup import MACHINE_KEY, STARTUP_KEY
 from tests.infra.machine_support import MetadataServer
 from tests.ports import Ports
-from tests.services.ray_cluster import FRUGAL
+from tests.services.ray_cluster import ENVIRON
 from tests.services_support import PATIENCE_S, require
 
 TOOLS: Final = Path(__file__).parent / "lab/bin"
-SITE: Final = Path(__file__).parent / "lab/site"
 REPOSITORY: Final = Path(__file__).parents[2]
 
 SLOTS: Final = 80
@@ -173,7 +172,7 @@ class Machine:
             given = dict(word.split("=", 1) for word in shlex.split(text))
         words = shlex.split(fields["ExecStart"])
         at = next(at for at, word in enumerate(words) if word.startswith("--entrypoint="))
-        environment = {**FRUGAL, "TMPDIR": "/tmp"}
+        environment = {**ENVIRON, "TMPDIR": "/tmp"}
         for word in words[:at]:
             if word.startswith("--env="):
                 name, equals, value = word.removeprefix("--env=").partition("=")

@@ -28,15 +28,22 @@ _PORTS = (
     "metrics-export-port",
     "min-worker-port",
 )
-FRUGAL = {
+SITE = Path(__file__).parent / "lab/site"
+ENVIRON = {
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_metrics_report_interval_ms": "60000",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_agent_register_timeout_ms": "240000",
     "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(SITE),
+    "RAY_agent_register_timeout_ms": "240000",
+    "RAY_gcs_server_port_wait_time_s": "240",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240",
+    "RAY_worker_register_timeout_seconds": "240",
+    "RAY_health_check_timeout_ms": "60000",
 }
-"""Settings of Ray under which a node takes less of this machine, and has the time to start on one that is busy."""
+"""Settings under which a node takes less of this machine, and has the time that it needs where other tests keep it busy.
+One that was killed refuses connections, which the head notices as soon as otherwise."""
 _STARTED = "Ray runtime started."
 _WORKERS = 80
 _STEP = 100
@@ -50,7 +57,7 @@ class RayCluster:
         require("unshare", shutil.which("unshare"), "apt-get install util-linux")
         self._ray = Path(sys.executable).with_name("ray")
         require("ray", self._ray.exists(), "make test")
-        self._environ = {**os.environ, **FRUGAL, **environ}
+        self._environ = {**os.environ, **ENVIRON, **environ}
         # Unix sockets have short names, and a folder of a test has a long one.
         self._folder = tempfile.mkdtemp(prefix="ray-")
         self._ports = Ports(_STEP * (_NODES + 1))
