@@ -157,6 +157,13 @@ CELLS: Mapping[str, Cell] = {
     "carried": _cell("jobs", name="carried", n=1000, files=2000),
     "plan": _cell("jobs", name="plan", files=2000),
     "slurm.status": _cell("jobs", name="slurm_status", n=1000, needs=_SLURM, once=True),
+    # 30
+    "call.here": _cell("calls", name="here", n=20000),
+    "call.local": _cell("calls", name="mapped", n=1000, target="local"),
+    "call.submitit": _cell("calls", name="submitit", n=60, package="submitit"),
+    "call.queue": _cell("calls", name="mapped", n=2000, target="queue:"),
+    "call.huey": _cell("calls", name="huey", n=2000, package="huey"),
+    "call.ray": _cell("calls", name="ray", n=2000, package="ray"),
 }
 
 F = Figure
@@ -817,6 +824,40 @@ CHECKS: tuple[Check, ...] = (
         at_most=2,
         plus=0.5,
         unit="s",
+    ),
+    Check(
+        goal=30,
+        what="a call of `runtime.map` of 1,000 on `local`",
+        ours=F("call.local", "ms"),
+        theirs=F("call.submitit", "ms"),
+        against="submitit LocalExecutor",
+        at_most=0.1,
+        unit="ms",
+    ),
+    Check(
+        goal=30,
+        what="`run_experiment` on `here`, over a plain call",
+        ours=F("call.here", "added_us"),
+        at_most=50,
+        unit="us",
+    ),
+    Check(
+        goal=30,
+        what="a call of `runtime.map` in a queue, durable",
+        ours=F("call.queue", "ms"),
+        theirs=F("call.huey", "ms"),
+        against="huey's call",
+        at_most=2,
+        unit="ms",
+    ),
+    Check(
+        goal=30,
+        what="a call of `runtime.map` in a queue, durable",
+        ours=F("call.queue", "ms"),
+        theirs=F("call.ray", "ms"),
+        against="Ray's, which dies with its driver",
+        at_most=2,
+        unit="ms",
     ),
 )
 

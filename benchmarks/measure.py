@@ -403,6 +403,12 @@ def jobs(folder: Path, services: Mapping[str, Any], *, name: str, **parameters: 
     return found
 
 
+def calls(folder: Path, services: Mapping[str, Any], *, name: str, **parameters: Any) -> Numbers:
+    """Measure calls of a function: a function of `benchmarks.calls`."""
+    found: Numbers = getattr(importlib.import_module("benchmarks.calls"), name)(folder, services, **parameters)
+    return found
+
+
 def in_new_process(command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float = PATIENCE_S) -> str:
     """Run a program in a small process, because a fork of a large one would cost more; returns its standard output."""
     done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=timeout_s, check=False)

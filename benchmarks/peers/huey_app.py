@@ -22,3 +22,8 @@ def noop(index: int) -> bool:
 def cpu(index: int) -> bool:
     bodies.cpu(index)
     return True
+
+
+@huey.task()
+def absolute(value: int) -> int:
+    return abs(value)

@@ -34,7 +34,7 @@ def run_experiment(
     name = name or _plain_name(function)
     if target == HERE:
         _refuse_fields(fields)
-        return function(Run(name, variant, _folders_here(name)), variant)
+        return function(Run(name, variant, _FoldersHere(name)), variant)
     return _start(function, [variant], name, target, fields, run=True, single=True)[0]
 
 
@@ -107,9 +107,16 @@ def _plain_name(function: Callable[..., Any]) -> str:
     return re.sub("[^a-z0-9]+", "-", last).strip("-")[:40] or "call"
 
 
-def _folders_here(name: str) -> dict[str, str]:
-    from runtime.config import load_settings
+class _FoldersHere(dict[str, str]):
+    """The folders of a run in this process. They get their names on first use, since most calls here are short."""
 
-    place = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_counter)}"
-    folder = Path(load_settings().data_dir) / HERE / name / place
-    return {each: str(folder / each) for each in ("output", "checkpoint")} | {"attempt": str(folder)}
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __missing__(self, which: str) -> str:
+        from runtime.config import load_settings
+
+        place = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_counter)}"
+        folder = Path(load_settings().data_dir) / HERE / self._name / place
+        self.update(output=str(folder / "output"), checkpoint=str(folder / "checkpoint"), attempt=str(folder))
+        return self[which]

@@ -1,24 +1,19 @@
 """Calls a Python function in an attempt of a job: a program of its own, which the shim starts with the job's Python.
 
     python call.py call.json
+    python call.pyc call.bin        both made by the Python that runs them
 
 It needs nothing but the standard library of any Python from 3.6 on, and cloudpickle where the function was packed by it. What
 the function returns or raises becomes the file `value` of the attempt: a line of JSON about it, and then JSON or a pickle.
 Only `.result()` of the job's owner loads a pickle.
 """
 
-import base64
-import contextlib
-import functools
 import importlib
 import io
-import json
 import os
-import pickle
-import signal
 import sys
-import time
-import traceback
+
+# A short call takes as long as its imports, so the others are made on use.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,6 +80,9 @@ class Run(object):
 
     def report(self, step: "Optional[float]" = None, **numbers: float) -> None:
         """Keep numbers by their names: a line of JSON in the attempt's folder."""
+        import json
+        import time
+
         line = {"at": round(time.time(), 3)}  # type: Dict[str, Any]
         if step is not None:
             line["step"] = step
@@ -112,6 +110,8 @@ def is_json(value: "Any") -> bool:
 
 def dump(value: "Any") -> bytes:
     """A pickle of `value`; with cloudpickle, if there is one, of what the standard library cannot pickle."""
+    import pickle
+
     try:
         return pickle.dumps(value, protocol=PROTOCOL)
     except Exception:
@@ -128,15 +128,26 @@ def encode_value(value: "Any") -> bytes:
     """The file of a returned value. Raises what pickling it raises."""
     try:
         if is_json(value):
-            return _join("json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8"))
-    except (RecursionError, UnicodeEncodeError):  # too deep, or a text with half a letter
+            return _join("json", _write_json(value).encode("utf-8"))
+    except (RecursionError, ValueError):  # too deep, half a letter, or more digits than Python writes
         pass
     return _join("pickle", dump(value), type=_name_of(type(value)))
+
+
+def _write_json(value: "Any") -> str:
+    if value is None or type(value) in (bool, int, float):
+        text = repr(value)
+        return {"None": "null", "True": "true", "False": "false"}.get(text, text)
+    import json
+
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def encode_failure(problem: BaseException, told: str) -> bytes:
     """The file of a raised exception, whose traceback is `told`: a pickle, one of its parts if it cannot be made again of its
     arguments, as is common where `__init__` takes others, and else text."""
+    import pickle
+
     said = {"type": _name_of(type(problem)), "message": _text_of(problem)[:MOST_TEXT], "traceback": told[-MOST_TEXT:]}
     try:
         body = dump(problem)
@@ -151,9 +162,12 @@ def encode_failure(problem: BaseException, told: str) -> bytes:
 
 
 def _join(form: str, body: bytes, **more: "Any") -> bytes:
-    head = {"schema": VALUE_SCHEMA, "form": form, "python": "%d.%d" % sys.version_info[:2]}
-    head.update(more)
-    return json.dumps(head, sort_keys=True).encode("ascii") + b"\n" + body
+    head = '{"form": "%s", "python": "%d.%d", "schema": %d' % ((form,) + sys.version_info[:2] + (VALUE_SCHEMA,))
+    if more:
+        import json
+
+        head += ", " + json.dumps(more, sort_keys=True)[1:-1]
+    return (head + "}\n").encode("ascii") + body
 
 
 def _name_of(kind: type) -> str:
@@ -177,7 +191,9 @@ def load(request: "Dict[str, Any]") -> "Callable[..., Any]":
         module, _, name = request["function"].partition(":")
         try:
             found = importlib.import_module(module)  # type: Any
-            return functools.reduce(getattr, name.split("."), found)  # type: ignore[no-any-return]
+            for part in name.split("."):
+                found = getattr(found, part)
+            return found  # type: ignore[no-any-return]
         except AttributeError:
             raise Misfit("module %s has no function %s" % (module, name))
         except ImportError as problem:
@@ -185,7 +201,7 @@ def load(request: "Dict[str, Any]") -> "Callable[..., Any]":
                 raise Misfit("no module %s in %s" % (module, os.getcwd()))
             raise
     check_python(packed)
-    return pickle.loads(base64.b64decode(packed["function"]))  # type: ignore[no-any-return]
+    return unpack(packed["function"])  # type: ignore[no-any-return]
 
 
 def check_python(packed: "Dict[str, Any]") -> None:
@@ -218,6 +234,9 @@ def load_arguments(request: "Dict[str, Any]") -> "Tuple[List[Any], Dict[str, Any
 
 
 def unpack(text: str) -> "Any":
+    import base64
+    import pickle
+
     return pickle.loads(base64.b64decode(text))
 
 
@@ -236,13 +255,26 @@ def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]
         attempt=int(environ["RUNTIME_ATTEMPT"]),
     )
     for name in request.get("signals") or ():
+        import signal
+
         signal.signal(getattr(signal, name), run.ask_to_stop)
     return run
 
 
+def read_request(path: str) -> "Dict[str, Any]":
+    with io.open(path, "rb") as opened:
+        content = opened.read()
+    if path.endswith(".bin"):
+        import marshal
+
+        return marshal.loads(content)  # type: ignore[no-any-return]
+    import json
+
+    return json.loads(content.decode("utf-8"))  # type: ignore[no-any-return]
+
+
 def main(path: str) -> int:
-    with io.open(path, encoding="utf-8") as opened:
-        request = json.load(opened)
+    request = read_request(path)
     # This file's own folder has nothing to import.
     sys.path[:1] = [os.path.abspath(each) for each in request["paths"]]
     if os.path.isdir(request["folder"]):
@@ -276,8 +308,10 @@ def refuse(folder: str, message: str) -> int:
 
 
 def fail(folder: str, problem: Exception, keep: bool) -> int:
+    import traceback
+
     frames = problem.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_frame.f_code.co_filename == fail.__code__.co_filename:
         frames = frames.tb_next
     told = "".join(traceback.format_exception(type(problem), problem, frames))
     sys.stderr.write(told)
@@ -297,5 +331,4 @@ def write(path: str, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1]))

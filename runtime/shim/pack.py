@@ -67,6 +67,10 @@ def load_for_copies(order):
         import tarfile  # noqa: F401
 
         import runtime.shim.tree
+    if order.get("call"):
+        from runtime.shim.calling import load_program
+
+        load_program(order["call"]["python"])
     if order.get("environment"):
         import runtime.shim.environment
     if order.get("notices"):

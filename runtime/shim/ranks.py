@@ -1,7 +1,6 @@
 """The command of an attempt and its ranks: processes on this machine, or a starter that runs a shim for each elsewhere."""
 
 import io
-import json
 import os
 import shutil
 import signal
@@ -10,7 +9,7 @@ import sys
 import time
 import zlib
 
-from runtime.shim.files import drop_file, leave_mark, list_names, make_folder, read_system, write_whole
+from runtime.shim.files import drop_file, leave_mark, list_names, make_folder, read_system
 from runtime.shim.logs import LOG_BYTES, Logs
 from runtime.shim.processes import Child, boot_id, end_orphans, kill, kill_group, started_at
 from runtime.shim.usage import held_memory
@@ -109,6 +108,8 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
     if order.get("shell"):
         words = ["/bin/sh", "-c", words[0]]
     if order.get("call"):
+        from runtime.shim.calling import write_call
+
         words = write_call(order, run, number, scratch)
     before = list(order.get("wrap") or [])
     has_setup = any(END_SETUP in word for word in before)
@@ -117,39 +118,6 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
         before = [shutil.which("bash") or "/bin/sh", "-c", script, "setup"] + before
         has_setup = True
     return Command(before + words, environment, folder, has_setup)
-
-
-CALLER = "runtime.shim.call"
-
-
-def write_call(order, run, number, scratch):
-    """Write the program that calls the function, and what it is to call; returns the words that start it."""
-    import importlib.util
-
-    # It is not imported here: it runs by another Python, and imports what no shim needs.
-    spec = importlib.util.find_spec(CALLER)  # type: Any
-    source = spec.loader.get_source(CALLER)
-    wanted = dict(order["call"], attempt=run.attempt_folder(number), ids=native_ids())
-    if "item" in order["runs"][str(run.index)]:
-        wanted["item"] = order["runs"][str(run.index)]["item"]
-    checkpoint = order.get("checkpoint")
-    if checkpoint:
-        wanted["signals"] = ["SIG" + checkpoint["signal"]]
-    paths = [os.path.join(scratch, name) for name in ("call.py", "call.json")]
-    try:
-        write_whole(paths[0], source, durable=False, mode=0o600)
-        write_whole(paths[1], json.dumps(wanted), durable=False, mode=0o600)
-    except (IOError, OSError) as problem:
-        raise SetupFailed("cannot write the call: %s" % problem.strerror)
-    return [order["call"]["python"]] + paths
-
-
-NATIVE_IDS = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "RAY_JOB_ID", "HOSTNAME")
-"""Variables by which backends name what runs."""
-
-
-def native_ids():
-    return {name: os.environ[name] for name in NATIVE_IDS if name in os.environ}
 
 
 def make_tree(order, job, scratch):
