@@ -12,7 +12,7 @@ from benchmarks.peers.ours_pubsub import open_queue
 
 def work(topic: str, subscription: str) -> None:
     from runtime.worker.options import WorkerOptions
-    from runtime.worker.worker import run_worker
+    from runtime.worker.run import run_worker
 
     run_worker(open_queue(topic, subscription), WorkerOptions(reuse_process=True))
 

@@ -19,7 +19,7 @@ from runtime.records.base import ManifestPart, RecordStore
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import FakeClock
 from runtime.worker.options import WorkerOptions
-from runtime.worker.worker import run_worker
+from runtime.worker.run import run_worker
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import Bench as WorkerBench
 from tests.unit.worker.worker_bench import bench, open_pair_with_folder

@@ -41,7 +41,7 @@ from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.records import open_records
 from runtime.records.embedded import EmbeddedFile
 from runtime.worker.options import WorkerOptions
-from runtime.worker.worker import run_worker
+from runtime.worker.run import run_worker
 
 queue = SqliteQueue(EmbeddedFile(Path(sys.argv[1])), open_records(f"file:{sys.argv[2]}"))
 run_worker(queue, WorkerOptions(slots=2, look_ahead=4))
