@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import time
 from collections.abc import Callable
@@ -31,6 +30,8 @@ from runtime.shim.hold import BEAT, FOLDER, OVER
 from runtime.snapshots.snapshot import Snapshot, SnapshotRules, make_snapshot, survey
 from runtime.values import dataclass, replace
 
+CLIENT: Final = "client"
+"""File for each client that has taken the machine over: `client.N`, the highest of which goes on with it."""
 BEAT_S: Final = 20.0
 """How often the counter moves."""
 LOOK_S: Final = 1.0
@@ -100,14 +101,26 @@ class Machine:
         """Number of the newest tree that was sent."""
         self._folder = f"{job_folder(job.id)}/{FOLDER}"
         self._command = list(prepared.plan.order["runs"]["0"]["command"])
-        self._token, self._beats, self._due = os.urandom(6).hex(), 0, 0.0
+        self._beats, self._due = 0, 0.0
         self._log = RunLog(self.files, job.id, 0, read_limit(self.files, job.id))
         self._attempt = 1
-        self.beat(first=True)
+        self._client = self._take_over()
+        self.beat()
         self._sent: tuple[str | None, list[str] | None] = job.entry().snapshot, self._command
         """Content id and command of that tree."""
         if not job.new:
             self._recall()
+
+    def _clients(self) -> list[int]:
+        names = self.files.names(self._folder, f"{CLIENT}.")
+        return [int(number) for name in names if (number := name.partition(".")[2]).isdecimal()]
+
+    def _take_over(self) -> int:
+        """Return the number of this client, higher than that of any before."""
+        number = max(self._clients(), default=0) + 1
+        while not self.files.create(f"{self._folder}/{CLIENT}.{number}", b""):
+            number += 1
+        return number
 
     def _recall(self) -> None:
         self.tree = max(self._numbers(), default=0)
@@ -152,15 +165,14 @@ class Machine:
             self.files.remove(f"{self._folder}/{number - 2}.{ending}")
         return True
 
-    def beat(self, *, first: bool = False) -> None:
-        """Move the counter on if it is due. Raises `TakenOver` if another client moves it."""
+    def beat(self) -> None:
+        """Move the counter on if it is due. Raises `TakenOver` if a later client goes on with the machine."""
         if time.monotonic() < self._due:
             return
-        name = f"{self._folder}/{BEAT}"
-        if not first and not (self.files.read(name) or b"").startswith(self._token.encode()):
+        if max(self._clients(), default=0) > self._client:
             raise TakenOver(self.job)
         self._beats += 1
-        self.files.write(name, f"{self._token} {self._beats}".encode())
+        self.files.write(f"{self._folder}/{BEAT}", f"{self._client} {self._beats}".encode())
         self._due = time.monotonic() + BEAT_S
 
     def read(self, write: Callable[[RunLog, int, int], None], began: Callable[[str], None]) -> list[CommandEnd]:

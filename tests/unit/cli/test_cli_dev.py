@@ -187,6 +187,20 @@ def test_earlier_client_of_a_machine_ends_without_giving_it_back(run: Terminal, 
     assert second.end() == 0
 
 
+def test_earlier_client_ends_even_if_it_wrote_over_the_beat_of_the_later_one(run: Terminal, start: Start) -> None:
+    first = start("--", "cat", "main.py")
+    first.wait_for(ENDED)
+    beat = run.data / "jobs" / "jobs" / jobs(run)[0] / "hold" / "beat"
+    before = beat.read_bytes()
+    second = start("--", "cat", "main.py")
+    second.wait_for("going on with j-")
+    beat.write_bytes(before)
+
+    assert first.process.wait(PATIENCE_S) == 2
+    assert second.process.poll() is None
+    assert second.end() == 0
+
+
 def test_second_interrupt_leaves_at_once(run: Terminal, start: Start) -> None:
     dev = start("--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
     dev.wait_for("up\n")
