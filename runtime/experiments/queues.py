@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,15 +12,14 @@ from typing import Any, Final
 from runtime.client.functions import make_call
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
-from runtime.client.tasks.kept_stacks import KeptStack
-from runtime.client.tasks.make import open_target
 from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
 from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
-from runtime.config import load_settings, working_folder
+from runtime.config import working_folder
 from runtime.errors import UnknownName
 from runtime.experiments.calls import Call, Calls
 from runtime.records.orders import person
+from runtime.stack.open import OpenStack, open_stack
 from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, task_id
 from runtime.worker.attempts.calls import FILE
 
@@ -49,9 +49,9 @@ def start_on_queue(
     in_file = call.packed or call.pickled is not None
     more = {FILE: encode_packed({**request, "items": list(every)})} if in_file else {}
     wanted = terms.pop("snapshot", None)
-    with open_target(asked, stack) as opened:
-        records = (opened.queue if isinstance(opened, KeptStack) else opened).records
-        code = take_code(wanted, records, load_settings(), start=folder, more=more)
+    # It stays open for the calls, which end wherever the program has gone meanwhile.
+    opened = open_stack(stack, queue=asked)
+    code = take_code(wanted, opened.records, opened.settings, start=folder, more=more)
     if in_file:
         check_packed(call.function, wanted, code)
     ids: dict[str, int] = {}
@@ -74,7 +74,7 @@ def start_on_queue(
     submission = submit(
         make_lines(), experiment=name, queue=asked, stack=stack, snapshot=code.snapshot or False, **terms
     )
-    source = QueueCalls(name, submission.queue, asked, stack, ids)
+    source = QueueCalls(name, submission.queue, opened, ids)
     return Calls(name, [Call(number, f"task {task} of {name}", source) for task, number in ids.items()], source)
 
 
@@ -86,28 +86,28 @@ def _key_of(entry: Mapping[str, Any], snapshot: str | None) -> str:
 class QueueCalls:
     """The tasks of one experiment."""
 
-    def __init__(self, name: str, queue: str, asked: str | None, stack: str | None, ids: Mapping[str, int]) -> None:
-        self._name, self._queue, self._asked, self._stack = name, queue, asked, stack
+    def __init__(self, name: str, queue: str, stack: OpenStack, ids: Mapping[str, int]) -> None:
+        self._name, self._queue, self._stack = name, queue, stack
         self._numbers = dict(ids)
         self._tasks = {number: task for task, number in ids.items()}
+        self._alone = threading.Lock()
+        """Held while the stack is in use, since the calls' own thread and the program's share it."""
 
     def describe(self) -> str:
         return f"experiment {self._name} in queue {self._queue}"
 
     def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
-        with open_target(self._asked, self._stack) as opened:
-            records = (opened.queue if isinstance(opened, KeptStack) else opened).records
+        with self._alone:
+            records = self._stack.records
             ended = find_ended(records, self._name, {self._tasks[number] for number in open})
             return {self._numbers[task]: read_end(records, task, generation, loads=True) for task, generation in ended}
 
     def read_log(self, number: int) -> str:
-        with open_target(self._asked, self._stack) as opened:
-            records = (opened.queue if isinstance(opened, KeptStack) else opened).records
-            return read_task_log(records, self._tasks[number])
+        with self._alone:
+            return read_task_log(self._stack.records, self._tasks[number])
 
     def cancel(self, numbers: Sequence[int] | None) -> list[str]:
-        with open_target(self._asked, self._stack) as opened:
-            stack: Any = opened.stack if isinstance(opened, KeptStack) else opened
+        with self._alone:
             for number in self._tasks if numbers is None else numbers:
-                cancel_task(stack, self._tasks[number], now=datetime.now(UTC), by=person())
+                cancel_task(self._stack, self._tasks[number], now=datetime.now(UTC), by=person())
         return []

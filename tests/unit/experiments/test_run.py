@@ -379,3 +379,17 @@ def test_task_is_shown_by_the_function_that_it_calls(lab: Any) -> None:
 
     assert "lab_of_test:fit()" in shown
     assert any(each.endswith("<lambda>()") for each in shown)
+
+
+def test_calls_in_a_queue_end_wherever_the_program_has_gone(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("runtime.toml").write_text(f'queue = "sqlite:{tmp_path}/own.db"\n')
+    calls = runtime.map(lab.double, [1, 2], target="queue:")
+    runtime.run_worker(options=runtime.WorkerOptions(idle_timeout="0.1s"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+
+    assert calls.results(timeout=PATIENCE_S) == [2, 4]
+    assert calls[0].logs() == "double 1\n"
