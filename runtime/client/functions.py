@@ -23,11 +23,11 @@ from runtime.units import format_size
 from runtime.values import dataclass
 
 MOST_BYTES: Final = 32 << 20
-"""The most that a packed function or the arguments of a call may take."""
+"""Limit for a packed function, and for the arguments of a call."""
 
 
 def name_function(function: Callable[..., Any]) -> str:
-    """Return `module:name` of a callable, for people where no module has it under that name."""
+    """Return `module:name` of a callable, whether or not the module has it under that name."""
     inner = function
     while (wrapped := getattr(inner, "func", None)) is not None and callable(wrapped):  # a partial's
         inner = wrapped
@@ -36,7 +36,7 @@ def name_function(function: Callable[..., Any]) -> str:
 
 
 def is_importable(function: Callable[..., Any]) -> bool:
-    """Whether other processes find this callable under the name of its module."""
+    """Whether another process can import this callable."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name or module == "__main__":
         return False
@@ -55,7 +55,7 @@ class PackedFunction:
 
 
 def pack_function(function: Callable[..., Any]) -> PackedFunction:
-    """Raises `RequestRefused` for what no other process could call, and `MissingExtra` where cloudpickle is needed."""
+    """Raises `RequestRefused` for a callable that no other process could call, and `MissingExtra` if it needs cloudpickle."""
     name = name_function(function)
     kind = _why_no_value(function)
     if kind:

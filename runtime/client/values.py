@@ -1,4 +1,4 @@
-"""What a call returned or raised, read from the file that the attempt left: loaded only when its owner asks for it."""
+"""The value or exception of a call, read from the attempt's file, and unpickled only if its owner asks for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runtime.values import dataclass
 
 
 class CallFailed(WorkFailed):
-    """A call that ended without a value: its run was cancelled or lost, or it raised what cannot be loaded here."""
+    """A call that ended without a value: it was lost, say, or raised an exception that cannot be loaded here."""
 
     def __init__(
         self, message: str, *, facts: Iterable[str] = (), hint: str | None = None, traceback: str | None = None
     ) -> None:
         self.traceback = traceback
-        """Of the exception where it was raised, as text."""
+        """Traceback of the exception in the process that raised it, as text."""
         super().__init__(message, facts=facts, hint=hint)
 
 
@@ -36,7 +36,7 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A value's file: what is said of it, and its bytes."""
+    """The file of a value: its header and its bytes."""
 
     head: Mapping[str, Any]
     body: bytes
@@ -47,7 +47,7 @@ class Stored:
 
 
 def parse_stored(content: bytes) -> Stored:
-    """Raises `ValueError` for bytes that no call has left."""
+    """Raises `ValueError` for bytes that are no file of a value."""
     line, _, body = content.partition(b"\n")
     head = json.loads(line)
     if not isinstance(head, dict) or head.get("form") not in ("json", "pickle", "parts", "text"):

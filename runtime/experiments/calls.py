@@ -21,24 +21,24 @@ class Source(Protocol):
     """Where the calls of one experiment run."""
 
     def describe(self) -> str:
-        """How a message names all of them: `job j-1234… on slurm`."""
+        """Return the name of all calls for messages, such as `job j-1234… on slurm`."""
 
     def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
-        """Which of the open calls have ended: number → a function that returns the value, or raises what stands for it.
+        """Return the open calls that have ended: number → a function that returns the call's value, or raises its error.
 
-        Raises `InfrastructureFailure` if nothing can be told now.
+        Raises `InfrastructureFailure` if the backend or the store does not answer.
         """
 
     def read_log(self, number: int) -> str:
-        """What a call has printed so far, every attempt in turn."""
+        """Return the output of a call so far, attempt after attempt."""
 
     def cancel(self, numbers: Sequence[int] | None) -> list[str]:
-        """Stop these calls, or all. Returns descriptions of what was left."""
+        """Stop these calls, or all. Returns descriptions of resources that remain."""
 
 
 class Call(Future[Any]):
-    """One call of a function. `result()`, `exception()` and `await` wait for its end; its program may end meanwhile, and
-    the call goes on."""
+    """One call of a function. `result()`, `exception()` and `await` wait until it has ended; it goes on if this program
+    ends before."""
 
     def __init__(self, number: int, what: str, source: Source | None = None) -> None:
         super().__init__()
@@ -55,15 +55,15 @@ class Call(Future[Any]):
         return f"<{self._what}: {state}>"
 
     def result(self, timeout: Span | None = None) -> Any:
-        """Return what the function returned, or raise what it raised. Raises `TimeoutError`, and `CancelledError`."""
+        """Return the function's value, or raise its exception. Raises `TimeoutError` and `CancelledError`."""
         return super().result(_seconds(timeout))
 
     def exception(self, timeout: Span | None = None) -> BaseException | None:
-        """Return what `result` would raise, None for a value. Raises `TimeoutError`, and `CancelledError`."""
+        """Return the exception that `result` would raise, or None. Raises `TimeoutError` and `CancelledError`."""
         return super().exception(_seconds(timeout))
 
     def logs(self) -> str:
-        """Return what it has printed so far; empty for a call on `here`, which prints to this process's output."""
+        """Return the output so far; empty for a call on `here`, which prints to this process's own output."""
         return self._source.read_log(self.number) if self._source else ""
 
     def cancel(self) -> bool:
@@ -75,11 +75,11 @@ class Call(Future[Any]):
         return True
 
     def give_up(self) -> bool:
-        """Count as cancelled, without stopping anything. False if it has ended."""
+        """Mark the call as cancelled, and stop nothing. False if it has ended."""
         if self.done() or not super().cancel():
             return False
         with suppress(RuntimeError):  # another thread was first
-            self.set_running_or_notify_cancel()  # tells those that wait
+            self.set_running_or_notify_cancel()  # wakes the threads that wait for it
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -119,7 +119,7 @@ class Calls(Sequence[Call]):
         return f"<{count_noun(len(self), 'call')} of {self.name}{where}: {ended} ended>"
 
     def results(self, timeout: Span | None = None) -> list[Any]:
-        """Wait for all, and return their values in the order of the items. Raises what the first failed one raised."""
+        """Wait for all calls, and return their values in the order of the items. Raises the exception of the first failed one."""
         span = _seconds(timeout)
         until = None if span is None else time.monotonic() + span
         return [each.result(None if until is None else max(0.0, until - time.monotonic())) for each in self._calls]
@@ -129,7 +129,7 @@ class Calls(Sequence[Call]):
         yield from futures_as_completed(self._calls, _seconds(timeout))  # type: ignore[misc]
 
     def cancel(self) -> list[str]:
-        """Stop all that have not ended. Returns descriptions of what was left, such as a pod that did not go."""
+        """Stop all calls that have not ended. Returns descriptions of resources that remain, such as a pod that was not deleted."""
         stopped = [each for each in self._calls if each.give_up()]
         return self._source.cancel(None) if self._source is not None and stopped else []
 
@@ -140,7 +140,7 @@ class Calls(Sequence[Call]):
 
 
 def finish(call: Call, take: Callable[[], Any]) -> None:
-    """Give a call the end that `take` returns or raises, unless it was cancelled from here."""
+    """End a call with the value or the exception of `take`, unless this process has cancelled it."""
     try:
         value, problem = take(), None
     except CancelledError:
@@ -156,7 +156,7 @@ def finish(call: Call, take: Callable[[], Any]) -> None:
 
 
 def _watch(source: Source, calls: Iterable[Call]) -> None:
-    """Look for the ends of the calls in a thread, which ends with them or with this process."""
+    """Start a thread that looks for calls that have ended, until all have or this process ends."""
     left = {each.number: each for each in calls}
 
     def look() -> None:
@@ -168,7 +168,7 @@ def _watch(source: Source, calls: Iterable[Call]) -> None:
             try:
                 ended = source.look(list(left))
             except InfrastructureFailure:
-                ended = {}  # it goes on, and may answer the next time
+                ended = {}  # the next look may succeed
             except BaseException as problem:
                 for call in left.values():
                     with suppress(InvalidStateError):

@@ -15,11 +15,11 @@ from runtime.jobs.ledger import Outcome
 from runtime.reasons import EndReason
 
 JUDGED_EVERY_S: Final = 5.0
-"""How often the backend is asked, for runs that end without a word in the record root."""
+"""How often to ask the backend for runs that left no result in the record root, such as lost ones."""
 
 
 class JobCalls:
-    """The runs of a job. A later look asks the record root for new results, and now and then the backend."""
+    """The runs of a job. Each look reads new results from the record root, and every few seconds asks the backend."""
 
     def __init__(self, job: JobHandle) -> None:
         self.job = job
@@ -39,7 +39,7 @@ class JobCalls:
         return {index - first: self._taker(stored[index], outcome) for index, outcome in ended.items()}
 
     def _judge(self, open: Sequence[int]) -> dict[int, Outcome]:
-        """How runs ended of which only the backend knows."""
+        """Return the ends of runs that only the backend knows."""
         status = self.job.status(indices=True)
         self._judged_at = time.monotonic()
         return {

@@ -14,12 +14,12 @@ ANY_PYTHON: Final = "python3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pickled:
-    """A function that no module has, as cloudpickle packed it."""
+    """A function that cloudpickle packed, because no module has it."""
 
     function: str
     """The pickle in base64."""
     python: str
-    """The version whose code it has, such as `3.11`; no other runs it."""
+    """The minor version of Python that packed it, such as `3.11`; no other version can run it."""
     cloudpickle: str
 
 
@@ -28,18 +28,18 @@ class Call:
     """A Python function that runs instead of a command."""
 
     function: str
-    """`module:name`; of a packed one the name that people see."""
+    """`module:name`; if the function is packed, the name that people see."""
     args: tuple[Any, ...] = ()
-    """Values of JSON, as those of `kwargs` and `array.items`."""
+    """JSON values, like those of `kwargs` and `array.items`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     run: bool = False
-    """Whether the function gets its run as its first argument."""
+    """Whether the first argument is a `Run`."""
     paths: tuple[str, ...] = (".",)
-    """Folders of the tree in which modules are looked for first."""
+    """Folders of the tree that come first on the module path."""
     folder: str = "."
-    """Folder of the tree that the function starts in."""
+    """Working directory of the function, in the tree."""
     python: str = ANY_PYTHON
-    """The interpreter that calls it."""
+    """The interpreter that calls the function."""
     pickled: Pickled | None = None
     packed: bool = False
     """Whether `args` is one pickle of all arguments, and each of `array.items` a pickle, in base64."""

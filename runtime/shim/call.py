@@ -35,7 +35,7 @@ class Misfit(Exception):
 
 
 class Run(object):
-    """What a function sees of the run that it is called in, the same on every target."""
+    """The run that a function is called in, the same on every target."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class Run(object):
         return path
 
     def should_stop(self) -> bool:
-        """Whether to save a checkpoint and return soon."""
+        """Whether the function should save a checkpoint and return soon."""
         return self._asked
 
     def ask_to_stop(self, *_: object) -> None:
         self._asked = True
 
     def report(self, step: "Optional[float]" = None, **numbers: float) -> None:
-        """Keep numbers by their names: a line of JSON in the attempt's folder."""
+        """Append numbers, by their names, to the attempt's file of metrics."""
         import json
         import time
 

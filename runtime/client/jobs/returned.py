@@ -16,8 +16,8 @@ from runtime.shim.files import VALUE
 
 
 def read_stored(files: Files, job: str, outcomes: Mapping[int, Outcome]) -> dict[int, Stored | None]:
-    """Index → what its last attempt left; None if it left nothing. A result that was carried over is read where it was
-    made."""
+    """Return the value file of each index's last attempt, None if there is none. A result that `retry` carried over is read
+    from the job that made it."""
     places = {index: _place(job, index, outcome.attempt) for index, outcome in outcomes.items()}
     found = files.read_many(places.values())
     missing = [index for index, place in places.items() if place not in found]
@@ -37,7 +37,7 @@ def _place(job: str, index: int, attempt: int) -> str:
 
 
 def end_of(entry: LedgerEntry, run: IndexStatus) -> Outcome:
-    """How a run ended: as its shim has committed it, or as only the backend knows."""
+    """Return how a run ended: the result that its shim committed, or else the state that the backend reports."""
     if run.index in entry.outcomes:
         return entry.outcomes[run.index]
     reason = run.reason or EndReason.LOST
@@ -54,7 +54,7 @@ def check_own(entry: LedgerEntry) -> None:
 
 
 def take_value(stored: Stored | None, outcome: Outcome, what: str) -> Any:
-    """Return the value of an ended run, or raise what its function raised. Raises `CallFailed` for a run without either."""
+    """Return the value of an ended run, or raise its function's exception. Raises `CallFailed` for a run without either."""
     problem = find_problem(stored, outcome, what)
     if problem is not None:
         raise problem
@@ -63,7 +63,7 @@ def take_value(stored: Stored | None, outcome: Outcome, what: str) -> Any:
 
 
 def find_problem(stored: Stored | None, outcome: Outcome, what: str) -> BaseException | None:
-    """Return what the function of an ended run raised, a `CallFailed` for a run without a value, and None for others."""
+    """Return the exception of an ended run's function, a `CallFailed` for a run without a value, or None."""
     if outcome.reason is EndReason.SUCCEEDED and stored is not None and not stored.raised:
         return None
     if stored is not None and stored.raised and outcome.reason is EndReason.APP_FAILED:
@@ -75,6 +75,6 @@ def find_problem(stored: Stored | None, outcome: Outcome, what: str) -> BaseExce
 
 
 def describe_call(entry: LedgerEntry, index: int) -> str:
-    """How messages name a run: `run 3 of sac (j-12345678)`."""
+    """Return the name of a run for messages, such as `run 3 of sac (j-12345678)`."""
     whole = f"{entry.name} ({entry.id[:10]})"
     return whole if entry.indices == 1 else f"run {index} of {whole}"

@@ -1,4 +1,4 @@
-"""What the function of a task returned, and how a task ended that has no value, from its record."""
+"""The value of a task's function, or the error of a task without a value, from its record."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LAST_LOOK_S: Final = 1.0
 
 
 def find_ended(records: RecordStore, experiment: str, tasks: Collection[str]) -> list[tuple[str, int]]:
-    """The newest recorded generation of each of these tasks that has ended, by listings alone."""
+    """Return the newest recorded generation of each of these tasks that has ended, by listings alone."""
     newest: dict[str, int] = {}
     for task, generation in records.recorded(experiment):
         if task in tasks:
             newest[task] = max(generation, newest.get(task, 1))
     if newest:
-        # Of a task that a person has retried the old record is not the end.
+        # A task that somebody has retried has not ended with its old record.
         for task, generation in records.tried_again(experiment):
             if newest.get(task) == generation:
                 del newest[task]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FILE = ".runtime-calls"
 """File at the root of a snapshot with packed calls, as JSON."""
 PICKLE = "$runtime.pickle"
-"""The only name of an object that stands for a returned value which JSON does not hold."""
+"""The only key of an object that stands for a value that JSON cannot hold."""
 
 
 def call_request(request: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ def _call(request: dict[str, Any]) -> Any:
 
 
 class _TaskRun(call.Run):
-    """The run of a task, by the attempt's own context."""
+    """The run of a task, from the attempt's context."""
 
     def __init__(self, name: str, variant: Any, index: int) -> None:
         self._attempt = context.current_attempt()
