@@ -23,6 +23,8 @@ _NUMBER: Final = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _WHOLE: Final = re.compile(r"[-+]?\d{1,18}")
 _MOST_LISTED: Final = 1_000_000
 """Most whole numbers between two ends that are drawn from by a key for each; of more, equal draws are repeated."""
+_MOST_LETTERS: Final = 200
+"""Of a text that may be meant as a form of StudioML."""
 
 
 class NoSpread(ValueError):
@@ -117,7 +119,7 @@ def _spell(number: float, *, whole: bool = False) -> str:
 
 def _refuse_foreign(text: str) -> None:
     """Refuse the forms of StudioML, whose end is another than ours, and ranges of numbers with a point."""
-    if text.count(":") not in (1, 2):
+    if text.count(":") != 2 or len(text) > _MOST_LETTERS or re.fullmatch(r"[-\d:]+", text):
         return
     number, flag = f"({_NUMBER})", r"[ular]*"
     if found := re.fullmatch(f"{number}:([lu])(\\d+):{number}", text):
@@ -126,8 +128,6 @@ def _refuse_foreign(text: str) -> None:
         low, high, kind = found[1], found[2], found[3] or "l"
         count = found[4] or found[5]
     elif found := re.fullmatch(f"{number}:{number}:{number}", text):
-        if all(map(_WHOLE.fullmatch, found.groups())):
-            return
         low, step, high = found.groups()
         raise NoSpread(
             "a range START:END:STEP of whole numbers", _suggest_even(float(low), float(step), float(high), low, high)
