@@ -47,7 +47,9 @@ def launch(
     env: job_options.EnvOption = None,
     secret: job_options.SecretOption = None,
     grid: Annotated[list[str] | None, Option(metavar="NAME=VALUES", help="An array of every combination.")] = None,
-    grid_seed: Annotated[int | None, Option(metavar="N", help="Of `sample` and `logsample` in --grid; 0.")] = None,
+    grid_seed: Annotated[
+        int | None, Option(metavar="N", help="Seed of the random values in --grid; 0 by default.")
+    ] = None,
     seeds: Annotated[int | None, Option(help="An array of N seeds.")] = None,
     max_parallel: Annotated[int | None, Option(help="Of the array's runs at a time.")] = None,
     after: Annotated[

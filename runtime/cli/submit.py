@@ -69,7 +69,9 @@ def submit(
             help="`lr=1e-3,1e-4`, `seed=0:10`, `lr=log:1e-5:1e-1:5`; given again, every combination.",
         ),
     ] = None,
-    grid_seed: Annotated[int | None, Option(metavar="N", help="Of `sample` and `logsample` in --grid; 0.")] = None,
+    grid_seed: Annotated[
+        int | None, Option(metavar="N", help="Seed of the random values in --grid; 0 by default.")
+    ] = None,
     experiment: Annotated[
         str | None, Option("--experiment", "-e", metavar="NAME", help="Name over these tasks; of a file, its own name.")
     ] = None,

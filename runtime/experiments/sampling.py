@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -59,14 +59,16 @@ def build_study(
     objective: Objective,
     sampler: optuna.samplers.BaseSampler | None = None,
 ) -> optuna.Study:
-    optuna = load_optuna()
-    states = optuna.trial.TrialState
+    of = load_optuna()
+    states = of.trial.TrialState
     distributions = _distributions(space)
     with _quiet():
-        study = optuna.create_study(sampler=sampler, direction="maximize" if objective.maximize else "minimize")
+        study: optuna.Study = of.create_study(
+            sampler=sampler, direction="maximize" if objective.maximize else "minimize"
+        )
         study.add_trials(
             [
-                optuna.trial.create_trial(
+                of.trial.create_trial(
                     state=_state_of(each, states),
                     params={name: _to_optuna(space, name, value) for name, value in each.params.items()},
                     distributions=distributions,
@@ -76,8 +78,7 @@ def build_study(
                 for each in trials
             ]
         )
-    built: optuna.Study = study
-    return built
+    return study
 
 
 def _state_of(trial: Trial, states: Any) -> Any:
@@ -86,7 +87,7 @@ def _state_of(trial: Trial, states: Any) -> Any:
     return states.COMPLETE if trial.state is TrialState.SUCCEEDED else states.FAIL
 
 
-def _distributions(space: Space) -> Mapping[str, Any]:
+def _distributions(space: Space) -> dict[str, Any]:
     of = load_optuna().distributions
     made = {}
     for name, variable in space.variables.items():

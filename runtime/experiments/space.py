@@ -55,8 +55,9 @@ def uniform(low: float, high: float) -> Real:
 
 def integer(low: int, high: int, *, log: bool = False) -> Integer:
     """Whole numbers from `low` to `high`, both included; with `log` tried evenly in their logarithm."""
+    each: Any
     for each in (low, high):
-        if type(each) is not int or abs(each) > MOST_WHOLE:
+        if isinstance(each, bool) or not isinstance(each, int) or abs(each) > MOST_WHOLE:
             raise InvalidValue("end of `runtime.integer`", each, "a whole number of at most 2**53")
     _check_ends("integer", low, high, log=log)
     return Integer(low, high, log)
@@ -72,6 +73,7 @@ def choice(*values: Any) -> Choice:
 
 
 def _real(name: str, low: float, high: float, *, log: bool) -> Real:
+    each: Any
     for each in (low, high):
         if isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each):
             raise InvalidValue(f"end of `runtime.{name}`", each, "a finite number")

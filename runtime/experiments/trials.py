@@ -68,8 +68,15 @@ class Objective:
             except Exception:
                 number = None
         if number is None or not math.isfinite(number):
-            raise NoNumber(f"the function returned {value!r:.100}{where}, which is no finite number")
+            raise NoNumber(f"the function returned {_show(value)}{where}, which is no finite number")
         return number
+
+
+def _show(value: Any) -> str:
+    try:
+        return f"{value!r:.100}"
+    except Exception:  # a number of thousands of digits, or a class of the user's
+        return f"a value of type {type(value).__name__}"
 
 
 def end_trial(trial: Trial, take: Callable[[], Any], objective: Objective) -> Trial:

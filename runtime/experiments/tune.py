@@ -28,8 +28,8 @@ MOST_TRIALS: Final = 100_000
 class Place(Protocol):
     """Where the trials of one study run. Variants are what the function is called with."""
 
-    most_at_once: int | None
-    """How many trials it can hold at a time; None for any number."""
+    at_once: bool
+    """Whether more than one trial can run at a time."""
 
     def read(self) -> Sequence[Mapping[str, Any]]:
         """The variants asked so far, by number. Raises `OtherStudy` if they are of another study."""
@@ -151,7 +151,7 @@ def _run(
     sampler: MakesSampler | None,
 ) -> list[Trial]:
     trials = [Trial(number=number, params=space.take_params(each)) for number, each in enumerate(place.read())]
-    parallel = min(parallel, place.most_at_once or parallel)
+    parallel = parallel if place.at_once else 1
     pause, began_again = FIRST_LOOK_S, False
     while True:
         ended = _look(place, trials, objective)
@@ -171,7 +171,7 @@ def _run(
             trials.append(Trial(number=len(trials), params=space.take_params(stands)))
             ended = True
         pause = FIRST_LOOK_S if ended else min(LAST_LOOK_S, pause * 1.5)
-        if not place.most_at_once:
+        if place.at_once:
             time.sleep(pause)
 
 
@@ -192,7 +192,7 @@ def _look(place: Place, trials: list[Trial], objective: Objective) -> bool:
 class Here:
     """Trials in this process, one after the other. What they came to is lost with it."""
 
-    most_at_once = 1
+    at_once = False
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._function, self._name = function, name

@@ -35,7 +35,7 @@ _STUDY: Final = "study.json"
 class JobPlace:
     """A job of one run for each trial, whose index is the trial's number."""
 
-    most_at_once = None
+    at_once = True
 
     def __init__(
         self, function: Callable[..., Any], name: str, target: str, told: Mapping[str, Any], fields: Mapping[str, Any]
@@ -103,7 +103,7 @@ class JobPlace:
 
     def start(self, number: int, variant: Mapping[str, Any]) -> Mapping[str, Any]:
         name, prepared = self._note(number), self._prepare(number, variant)
-        note = {"item": dict(variant), "job": prepared.plan.job.id}
+        note: dict[str, Any] = {"item": dict(variant), "job": prepared.plan.job.id}
         if not self._notes.create(name, json.dumps(note).encode()):
             stands = json.loads(self._notes.read(name) or b"{}")
             if stands["item"] != note["item"]:

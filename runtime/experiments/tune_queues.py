@@ -18,6 +18,7 @@ from runtime.config import load_settings, working_folder
 from runtime.errors import NotPossible
 from runtime.experiments.queues import read_terms
 from runtime.experiments.tune import OtherStudy, check_same
+from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
 from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, FunctionEntry, Task, task_id
 from runtime.terminal import Log
@@ -41,10 +42,15 @@ class _Code:
 class QueuePlace:
     """The tasks of one experiment, with the trial's number as key."""
 
-    most_at_once = None
+    at_once = True
 
     def __init__(
-        self, function: Callable[..., Any], name: str, queue: str, told: Mapping[str, Any], fields: Mapping[str, Any]
+        self,
+        function: Callable[..., Any],
+        name: str,
+        queue: str | Queue,
+        told: Mapping[str, Any],
+        fields: Mapping[str, Any],
     ) -> None:
         self._function, self._name, self._told = function, name, told
         self._asked = queue or None

@@ -6,17 +6,22 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import runtime
-from runtime.errors import InvalidValue, MissingExtra, RequestRefused, UnknownName, WorkFailed
+from runtime.client.tasks.cancel import cancel_experiment
+from runtime.errors import InvalidValue, MissingExtra, QueueUnavailable, RequestRefused, UnknownName, WorkFailed
 from runtime.experiments.trials import TrialState
 from runtime.experiments.tune import OtherStudy
+from runtime.experiments.tune_queues import QueuePlace
+from runtime.faults import FaultReached, arm
+from runtime.queues.memory import MemoryQueue
+from runtime.records import open_records
 from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all
 
@@ -152,7 +157,15 @@ def test_every_kind_of_variable_stays_in_its_range(lab: Any) -> None:
 
     assert all(1e-5 <= each["lr"] <= 1e-1 and each["n"] in range(1, 9) for each in variants)
     assert all(type(each["width"]) is int and 1 <= each["width"] <= 1024 for each in variants)
-    assert {json.dumps(each["which"]) for each in variants} <= {'"a"', "1", "true", "1.0", "null", "[1, 2]", '{"k": [3]}'}
+    assert {json.dumps(each["which"]) for each in variants} <= {
+        '"a"',
+        "1",
+        "true",
+        "1.0",
+        "null",
+        "[1, 2]",
+        '{"k": [3]}',
+    }
     assert all(each["data"] == {"path": "x"} and each["one"] == "only" for each in variants)
     assert sorted(variants[0]) == sorted(space)
     assert sorted(study.trials[0].params) == ["lr", "n", "one", "plain", "which", "width"]
@@ -167,6 +180,7 @@ def test_every_kind_of_variable_stays_in_its_range(lab: Any) -> None:
         (None, "the function returned None, which is no finite number"),
         ("0.5", "the function returned '0.5', which is no finite number"),
         (True, "the function returned True, which is no finite number"),
+        (10**5000, "the function returned a value of type int, which is no finite number"),
         ([1], "the function returned [1], which is no finite number"),
         ({"acc": 1}, "the function returned no `loss`, but `acc`"),
         ({}, "the function returned no `loss`, but nothing"),
@@ -229,7 +243,7 @@ def test_another_sampler_is_made_for_each_seed(lab: Any) -> None:
         lambda: runtime.integer(0, 8, log=True),
         lambda: runtime.integer(0.5, 8),  # type: ignore[arg-type]
         lambda: runtime.integer(3, 2),
-        lambda: runtime.choice(),
+        runtime.choice,
         lambda: runtime.choice("a", "a"),
         lambda: runtime.choice([1], [1]),
         lambda: runtime.choice((1, 2)),
@@ -295,7 +309,7 @@ def test_study_made_again_goes_on_with_its_trials(
     assert same.trials == first.trials == fewer.trials
     assert more.trials[:3] == first.trials
     assert tried(more) == tried(runtime.tune(lab.loss, SPACE, n=5))
-    made = [each for each in calls_made(tmp_path)]
+    made = list(calls_made(tmp_path))
     assert len(made) == 5 + 5
 
 
@@ -317,7 +331,7 @@ def test_other_study_under_the_same_name_is_refused(lab: Any, worker: Callable[[
 
 
 def test_experiment_of_other_tasks_is_no_study(lab: Any) -> None:
-    runtime.submit(["true"] and {"command": ["true"]}, experiment="fit", key="0")
+    runtime.submit({"command": ["true"]}, experiment="fit", key="0")
 
     with pytest.raises(OtherStudy, match="its work is another"):
         runtime.tune(lab.loss, SPACE, n=2, target="queue:", name="fit")
@@ -337,3 +351,86 @@ def test_changed_code_does_not_mix(
     assert more.trials[0] == first.trials[0]
     assert all((each.value or 100) < 1 for each in more.trials)
     assert ["goes on with the code that it was begun with" in each for each in caplog.messages] == [True]
+
+
+TOLD = {"function": "f", "objective": {"minimize": "loss"}, "space": {"x": {"uniform": [0, 1]}}}
+
+
+class Forgetful(MemoryQueue):
+    """Fails at the first put, as a service may between the list of the tasks and their publication."""
+
+    failed = False
+
+    def put(self, tasks: Any) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise QueueUnavailable("gone", retryable=False)
+        return super().put(tasks)
+
+
+def test_trials_in_the_parts_of_a_store_are_read_back(lab: Any, tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    queue = Forgetful(open_records(f"file:{tmp_path / 'records'}"))
+    first, second, third = (QueuePlace(lab.loss, "fit", queue, TOLD, {}) for _ in range(3))
+    assert (first.read(), second.read()) == ([], [])
+
+    with pytest.raises(QueueUnavailable):
+        first.start(0, {"x": 0.5})
+
+    assert second.start(0, {"x": 0.75}) == {"x": 0.5}
+    assert second.start(1, {"x": 0.75}) == {"x": 0.75}
+    assert third.read() == [{"x": 0.5}, {"x": 0.75}]
+    options = runtime.WorkerOptions(idle_timeout=timedelta(seconds=0.2))
+    assert runtime.run_worker(queue, options=options).succeeded == 2
+    ends = third.look([0, 1, 2])
+    assert {number: take() for number, take in ends.items()} == {0: (0.5 - 0.3) ** 2, 1: (0.75 - 0.3) ** 2}
+    with pytest.raises(OtherStudy):
+        QueuePlace(lab.loss, "fit", queue, {**TOLD, "function": "g"}, {}).read()
+
+
+def test_trials_of_another_user_are_not_loaded(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_off(lambda: runtime.tune(lab.loss, SPACE, n=1, target="queue:"))
+    monkeypatch.setenv("LOGNAME", "mallory")
+
+    with pytest.raises(OtherStudy, match="its owner is another"):
+        runtime.tune(lab.loss, SPACE, n=1, target="queue:")
+
+
+def cut_off(begin: Callable[[], Any]) -> None:
+    """Let the first trial begin, and no more."""
+    arm({"RUNTIME_FAULTS": "tune.started=raise"})
+    try:
+        with pytest.raises(FaultReached):
+            begin()
+    finally:
+        arm({})
+
+
+def test_cancelled_trial_has_no_value(lab: Any) -> None:
+    cut_off(lambda: runtime.tune(lab.loss, SPACE, n=1, target="queue:"))
+    with runtime.open_stack() as stack:
+        cancel_experiment(stack, "loss", now=datetime.now(UTC))
+
+    study = runtime.tune(lab.loss, SPACE, n=1, target="queue:")
+
+    assert [(each.state, each.error) for each in study.trials] == [(TrialState.CANCELLED, "it was cancelled")]
+
+
+def test_interrupt_leaves_the_trials_and_says_how_to_come_back(lab: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def interrupt(seed: int) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runtime.tune(lab.loss, SPACE, n=1, target="queue:", sampler=interrupt)
+
+    assert "run the same program again to go on" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("kind", ["local", "queue:"])
+def test_later_trials_run_under_the_terms_of_now(lab: Any, worker: Callable[[], None], kind: str) -> None:
+    cut_off(lambda: runtime.tune(lab.loss, SPACE, n=1, target=kind))
+    worker()
+
+    study = runtime.tune(lab.loss, SPACE, n=2, target=kind, time_limit="1h")
+
+    assert [each.state for each in study.trials] == [TrialState.SUCCEEDED] * 2

