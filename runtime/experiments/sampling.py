@@ -42,9 +42,7 @@ def ask(
         made = (sampler or make_tpe)(_seed_of(seed, len(trials)))
         base = load_optuna().samplers.BaseSampler
         if not isinstance(made, base):
-            raise InvalidValue(
-                "sampler", f"{made!r:.100}", "a function of a seed that returns a sampler of optuna, or its class"
-            )
+            raise InvalidValue("sampler", f"{made!r:.100}", "a function of a seed that returns a sampler of optuna")
         asked = build_study(trials, space, objective, made).ask(_distributions(space))
     return {name: _from_optuna(space, name, value) for name, value in sorted(asked.params.items())}
 

@@ -14,7 +14,7 @@ from runtime.client.functions import name_function
 from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused
 from runtime.experiments.run import HERE, QUEUE, folders_here, plain_name, refuse_fields
 from runtime.experiments.sampling import MakesSampler, ask, load_optuna
-from runtime.experiments.space import read_space
+from runtime.experiments.space import Space, read_space, spell
 from runtime.experiments.trials import Objective, Study, Trial, TrialState, end_trial, read_objective
 from runtime.faults import reach
 from runtime.shim.call import Run
@@ -66,7 +66,7 @@ def check_same(name: str, then: object, now: Mapping[str, Any]) -> None:
     if not isinstance(then, Mapping):
         raise OtherStudy(name, "work", "no trials of `runtime.tune`", "a study")
     for what, value in now.items():
-        if then.get(what) != value:
+        if spell(then.get(what)) != spell(value):
             raise OtherStudy(name, what, then.get(what), value)
 
 
@@ -122,7 +122,7 @@ def tune(
         raise
     finally:
         place.close()
-    return Study(name=name, trials=trials, space=found, objective=objective)
+    return Study(name=name, trials=tuple(trials), space=found, objective=objective)
 
 
 def _open(
@@ -142,7 +142,7 @@ def _open(
 
 def _run(
     place: Place,
-    space: Any,
+    space: Space,
     objective: Objective,
     *,
     n: int,

@@ -18,6 +18,7 @@ from runtime.client.jobs.targets import OpenTarget, find_target, make_context, o
 from runtime.config import load_settings
 from runtime.errors import RequestRefused
 from runtime.experiments.jobs import JobCalls
+from runtime.experiments.space import spell
 from runtime.experiments.tune import check_same
 from runtime.faults import reach
 from runtime.jobs import ledger
@@ -106,8 +107,9 @@ class JobPlace:
         note: dict[str, Any] = {"item": dict(variant), "job": prepared.plan.job.id}
         if not self._notes.create(name, json.dumps(note).encode()):
             stands = json.loads(self._notes.read(name) or b"{}")
-            if stands["item"] != note["item"]:
-                note, prepared = stands, self._prepare(number, stands["item"])
+            if spell(stands["item"]) != spell(note["item"]):
+                prepared = self._prepare(number, stands["item"])
+            note = stands
             if note["job"] != prepared.plan.job.id:
                 # The terms or the target's settings have changed since.
                 if self._was_launched(note["job"]):
