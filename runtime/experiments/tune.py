@@ -70,6 +70,15 @@ def check_same(name: str, then: object, now: Mapping[str, Any]) -> None:
             raise OtherStudy(name, what, then.get(what), value)
 
 
+def warn_of_code(name: str, then: str | None) -> None:
+    Log(__name__).warning(
+        "study `%s` goes on with the code that it was begun with, %s, and not with that of now; for that, give the study"
+        " another `name`",
+        name,
+        then or "that of the machines",
+    )
+
+
 def tune(
     function: Callable[..., Any],
     space: Mapping[str, Any],

@@ -19,14 +19,13 @@ from runtime.config import load_settings
 from runtime.errors import RequestRefused
 from runtime.experiments.jobs import JobCalls
 from runtime.experiments.space import spell
-from runtime.experiments.tune import check_same
+from runtime.experiments.tune import check_same, warn_of_code
 from runtime.faults import reach
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import job_folder
 from runtime.owners import make_folders
 from runtime.snapshots.snapshot import Snapshot
-from runtime.terminal import Log
 from runtime.values import replace
 
 FOLDER: Final = "studies"
@@ -64,7 +63,7 @@ class JobPlace:
         if self._notes.read(f"{self._name}/{_STUDY}") is None:
             if code is not None:
                 self._notes.create(f"{self._name}/{code.id.removeprefix('sha256:')}.tar", code.archive)
-            note = {"told": self._told, "fields": self._fields, "code": code.id if code else None}
+            note = {"told": self._told, "call": self._fields["call"], "code": code.id if code else None}
             self._notes.create(f"{self._name}/{_STUDY}", json.dumps(note).encode())
         study = json.loads(self._notes.read(f"{self._name}/{_STUDY}") or b"{}")
         check_same(self._name, study["told"], self._told)
@@ -73,17 +72,13 @@ class JobPlace:
 
     def _adopt(self, study: Mapping[str, Any], code: Snapshot | None) -> None:
         """Run what the study was begun with, but under the terms of now."""
-        now = code.id if code else None
-        self._fields["call"] = study["fields"]["call"]
-        if study["code"] == now:
+        call, self._fields["call"] = self._fields["call"], study["call"]
+        same = study["code"] == (code.id if code else None)
+        if not same or study["call"].get("pickled") != call.get("pickled"):
+            warn_of_code(self._name, study["code"])
+        if same:
             self._options = replace(self._options, snapshot=code)
             return
-        Log(__name__).warning(
-            "study `%s` goes on with the code that it was begun with, %s, and not with that of now; for that, give the study"
-            " another `name`",
-            self._name,
-            study["code"],
-        )
         archive = self._notes.read(f"{self._name}/{str(study['code']).removeprefix('sha256:')}.tar")
         if archive is None:
             raise RequestRefused(

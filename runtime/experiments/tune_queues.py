@@ -17,11 +17,10 @@ from runtime.client.tasks.submit import submit
 from runtime.config import load_settings, working_folder
 from runtime.errors import NotPossible
 from runtime.experiments.queues import read_terms
-from runtime.experiments.tune import OtherStudy, check_same
+from runtime.experiments.tune import OtherStudy, check_same, warn_of_code
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
 from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, FunctionEntry, Task, task_id
-from runtime.terminal import Log
 from runtime.values import dataclass
 from runtime.worker.attempts.calls import FILE
 
@@ -68,12 +67,7 @@ class QueuePlace:
         if variants:
             self._code = _code_of(found[self._id(0)])
             if self._code.snapshot != ours.snapshot:
-                Log(__name__).warning(
-                    "study `%s` goes on with the code that it was begun with, %s, and not with that of now; for that, give"
-                    " the study another `name`",
-                    self._name,
-                    self._code.snapshot or "that of the workers",
-                )
+                warn_of_code(self._name, self._code.snapshot)
         else:
             self._code = ours
         return variants

@@ -353,6 +353,19 @@ def test_changed_code_does_not_mix(
     assert ["goes on with the code that it was begun with" in each for each in caplog.messages] == [True]
 
 
+@pytest.mark.parametrize("kind", ["local", "queue:"])
+def test_function_defined_again_does_not_mix(
+    lab: Any, worker: Callable[[], None], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker()
+    runtime.tune(lambda run, variant: 1, SPACE, n=1, target=kind, name="fit")
+
+    study = runtime.tune(lambda run, variant: 2, SPACE, n=2, target=kind, name="fit")
+
+    assert [each.value for each in study.trials] == [1, 1]
+    assert ["goes on with the code that it was begun with" in each for each in caplog.messages] == [True]
+
+
 TOLD = {"function": "f", "objective": {"minimize": "loss"}, "space": {"x": {"uniform": [0, 1]}}}
 
 
@@ -396,9 +409,9 @@ def test_trials_of_another_user_are_not_loaded(lab: Any, monkeypatch: pytest.Mon
         runtime.tune(lab.loss, SPACE, n=1, target="queue:")
 
 
-def cut_off(begin: Callable[[], Any]) -> None:
-    """Let the first trial begin, and no more."""
-    arm({"RUNTIME_FAULTS": "tune.started=raise"})
+def cut_off(begin: Callable[[], Any], *, at: str = "tune.started") -> None:
+    """Let the first trial come to a fault point, and no further."""
+    arm({"RUNTIME_FAULTS": f"{at}=raise"})
     try:
         with pytest.raises(FaultReached):
             begin()
@@ -426,11 +439,16 @@ def test_interrupt_leaves_the_trials_and_says_how_to_come_back(lab: Any, caplog:
     assert "run the same program again to go on" in caplog.messages[0]
 
 
-@pytest.mark.parametrize("kind", ["local", "queue:"])
-def test_later_trials_run_under_the_terms_of_now(lab: Any, worker: Callable[[], None], kind: str) -> None:
-    cut_off(lambda: runtime.tune(lab.loss, SPACE, n=1, target=kind))
+@pytest.mark.parametrize(
+    ("kind", "at"), [("local", "tune.started"), ("local", "tune.noted"), ("queue:", "tune.started")]
+)
+def test_later_trials_run_under_the_terms_of_now(
+    lab: Any, worker: Callable[[], None], kind: str, at: str, tmp_path: Path
+) -> None:
+    cut_off(lambda: runtime.tune(lab.loss, SPACE, n=1, target=kind), at=at)
     worker()
 
     study = runtime.tune(lab.loss, SPACE, n=2, target=kind, time_limit="1h")
 
     assert [each.state for each in study.trials] == [TrialState.SUCCEEDED] * 2
+    assert calls_made(tmp_path) == [f"loss {each.number} {each.params['x']!r}" for each in study.trials]
