@@ -94,14 +94,22 @@ def _check_plain(value: Any, where: str) -> str:
     try:
         if is_json(value):
             return spell(value)
-    except RecursionError:
+    except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
         pass
     raise InvalidValue(
         f"value of {where}",
-        f"{value!r:.100}",
+        show(value),
         "a value of JSON: a finite number, a text, True, False, None, or a list or dictionary with texts as keys of them",
         hint="name it by a text, and let the function make it",
     )
+
+
+def show(value: Any) -> str:
+    """A value as an error names it."""
+    try:
+        return f"{value!r:.100}"
+    except Exception:  # a number of thousands of digits, or a class of the user's
+        return f"a value of type {type(value).__name__}"
 
 
 def spell(value: Any) -> str:

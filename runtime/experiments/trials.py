@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import RequestRefused, WorkFailed, explain_briefly
-from runtime.experiments.space import Space
+from runtime.experiments.space import Space, show
 from runtime.units import count_noun
 from runtime.values import dataclass, field
 
@@ -68,15 +68,8 @@ class Objective:
             except Exception:
                 number = None
         if number is None or not math.isfinite(number):
-            raise NoNumber(f"the function returned {_show(value)}{where}, which is no finite number")
+            raise NoNumber(f"the function returned {show(value)}{where}, which is no finite number")
         return number
-
-
-def _show(value: Any) -> str:
-    try:
-        return f"{value!r:.100}"
-    except Exception:  # a number of thousands of digits, or a class of the user's
-        return f"a value of type {type(value).__name__}"
 
 
 def end_trial(trial: Trial, take: Callable[[], Any], objective: Objective) -> Trial:

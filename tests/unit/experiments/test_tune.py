@@ -248,6 +248,7 @@ def test_another_sampler_is_made_for_each_seed(lab: Any) -> None:
         lambda: runtime.choice([1], [1]),
         lambda: runtime.choice((1, 2)),
         lambda: runtime.choice(object()),
+        lambda: runtime.choice(10**5000),
         lambda: runtime.choice(float("nan")),
     ],
 )
