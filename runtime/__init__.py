@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from runtime.client.tasks.wait import wait
     from runtime.errors import RuntimeFailure
     from runtime.experiments.run import map, run_experiment  # noqa: A004  as `concurrent.futures` names it
+    from runtime.experiments.space import choice, integer, log, uniform
+    from runtime.experiments.tune import tune
     from runtime.jobs.spec import JobSpec
     from runtime.stack.open import open_stack
     from runtime.tasks.workflows import workflow
@@ -27,14 +29,19 @@ __all__ = [
     "JobSpec",
     "RuntimeFailure",
     "WorkerOptions",
+    "choice",
     "current_attempt",
+    "integer",
     "launch",
+    "log",
     "map",
     "map_tasks",
     "open_stack",
     "run_experiment",
     "run_worker",
     "submit",
+    "tune",
+    "uniform",
     "wait",
     "workflow",
 ]
@@ -44,14 +51,19 @@ _HOMES = {
     "JobSpec": "runtime.jobs.spec",
     "RuntimeFailure": "runtime.errors",
     "WorkerOptions": "runtime.worker.options",
+    "choice": "runtime.experiments.space",
     "current_attempt": "runtime.worker.attempts.context",
+    "integer": "runtime.experiments.space",
     "launch": "runtime.client.jobs.launch",
+    "log": "runtime.experiments.space",
     "map": "runtime.experiments.run",
     "map_tasks": "runtime.client.tasks.mapping",
     "open_stack": "runtime.stack.open",
     "run_experiment": "runtime.experiments.run",
     "run_worker": "runtime.worker.run",
     "submit": "runtime.client.tasks.submit",
+    "tune": "runtime.experiments.tune",
+    "uniform": "runtime.experiments.space",
     "wait": "runtime.client.tasks.wait",
     "workflow": "runtime.tasks.workflows",
 }

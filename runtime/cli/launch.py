@@ -46,7 +46,10 @@ def launch(
     retries: Annotated[int | None, Option(help="Failures that are tried again.")] = None,
     env: job_options.EnvOption = None,
     secret: job_options.SecretOption = None,
-    grid: Annotated[list[str] | None, Option(metavar="NAME=A,B", help="An array of every combination.")] = None,
+    grid: Annotated[list[str] | None, Option(metavar="NAME=VALUES", help="An array of every combination.")] = None,
+    grid_seed: Annotated[
+        int | None, Option(metavar="N", help="Seed of the random values in --grid; 0 by default.")
+    ] = None,
     seeds: Annotated[int | None, Option(help="An array of N seeds.")] = None,
     max_parallel: Annotated[int | None, Option(help="Of the array's runs at a time.")] = None,
     after: Annotated[
@@ -113,7 +116,9 @@ def launch(
         assume_yes=yes,
         agree=_agree if sys.stdin.isatty() else None,
     )
-    request = build_request(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
+    request = build_request(
+        file, command or [], flags, env or [], secret or [], grid or [], set_ or [], grid_seed=grid_seed
+    )
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
         return print_dry_run(request, targets, settings, options, output)
@@ -193,6 +198,8 @@ def build_request(
     secret: Sequence[str],
     grid: Sequence[str],
     assignments: Sequence[str],
+    *,
+    grid_seed: int | None = None,
 ) -> Request:
     """The fields of a job file with the flags over them, or of the flags alone."""
     from runtime.client.jobs.prepare import Request
@@ -218,10 +225,11 @@ def build_request(
         if not given:
             raise InvalidValue("secret", text, "NAME=SOURCE, such as HF_TOKEN=env://HF_TOKEN")
         written["secrets"] = [*written.get("secrets", []), {"name": variable, "source": source}]
-    if grid:
-        from runtime.tasks.grid import parse_grid
+    if grid or grid_seed is not None:
+        from runtime.tasks.grid import read_options
 
-        _put(written, "array.params", {axis.name: list(axis.values) for axis in parse_grid(grid).axes})
+        axes = read_options(grid, grid_seed).axes
+        _put(written, "array.params", {axis.name: list(axis.values) for axis in axes})
     for text in assignments:
         path, given, value = text.partition("=")
         if not given:

@@ -33,6 +33,7 @@ EXTRA_OF = {
     "grpc": "gcp",
     "kubernetes": "kubernetes",
     "obstore": "gcp",
+    "optuna": "tune",
     "ray": "ray",
     "requests": "gcp",
     "urllib3": "kubernetes",

@@ -63,7 +63,14 @@ def submit(
     ] = None,
     grid: Annotated[
         list[str] | None,
-        Option("--grid", metavar="NAME=VALUES", help="`lr=1e-3,1e-4`, `seed=0:10`; given again, every combination."),
+        Option(
+            "--grid",
+            metavar="NAME=VALUES",
+            help="`lr=1e-3,1e-4`, `seed=0:10`, `lr=log:1e-5:1e-1:5`; given again, every combination.",
+        ),
+    ] = None,
+    grid_seed: Annotated[
+        int | None, Option(metavar="N", help="Seed of the random values in --grid; 0 by default.")
     ] = None,
     experiment: Annotated[
         str | None, Option("--experiment", "-e", metavar="NAME", help="Name over these tasks; of a file, its own name.")
@@ -128,13 +135,13 @@ def submit(
     130 interrupted.
     """
     from runtime.client.tasks.make import TaskOptions, moment_after, submitter
-    from runtime.tasks.grid import parse_grid
+    from runtime.tasks.grid import read_options
     from runtime.units import parse_duration
 
     request = _Request(
         words=tuple(words or ()),
         source=source,
-        grid=parse_grid(grid or []),
+        grid=read_options(grid or [], grid_seed),
         outputs=tuple(outputs or ()),
         key=key,
         experiment=experiment,
@@ -288,7 +295,7 @@ class _Request:
 def _note_misplaced(args: Sequence[str]) -> None:
     ours = {
         *("--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--snapshot", "--no-snapshot"),
-        *("--dry-run", "--from", "--key", "--secret", "--no-secrets"),
+        *("--dry-run", "--from", "--key", "--secret", "--no-secrets", "--grid-seed"),
     }
     for arg in args:
         if (name := arg.partition("=")[0]) in ours:

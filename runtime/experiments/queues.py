@@ -37,18 +37,13 @@ def start_on_queue(
     run: bool,
 ) -> Calls:
     """Submit a task for each item. The same call again finds the same tasks, as long as the code is the same."""
-    terms = {("timeout" if key == "time_limit" else key): value for key, value in fields.items()}
-    for key in terms:
-        if key not in TERMS:
-            raise UnknownName("field", key, TERMS, where="of tasks")
-    stack = terms.pop("stack", None)
+    terms, stack, wanted = read_terms(fields)
     asked = queue or None
     folder = find_code_folder(import_root(function) or working_folder())
     call, every = make_call(function, items=items, run=run, folder=folder)
     request = request_of(call, name)
     in_file = call.packed or call.pickled is not None
     more = {FILE: encode_packed({**request, "items": list(every)})} if in_file else {}
-    wanted = terms.pop("snapshot", None)
     # It stays open for the calls, which end wherever the program has gone meanwhile.
     opened = open_stack(stack, queue=asked)
     code = take_code(wanted, opened.records, opened.settings, start=folder, more=more)
@@ -76,6 +71,15 @@ def start_on_queue(
     )
     source = QueueCalls(name, submission.queue, opened, ids)
     return Calls(name, [Call(number, f"task {task} of {name}", source) for task, number in ids.items()], source)
+
+
+def read_terms(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, Any]:
+    """Return the terms of tasks among the fields, and `stack` and `snapshot` beside them. Raises `UnknownName`."""
+    terms = {("timeout" if key == "time_limit" else key): value for key, value in fields.items()}
+    for key in terms:
+        if key not in TERMS:
+            raise UnknownName("field", key, TERMS, where="of tasks")
+    return terms, terms.pop("stack", None), terms.pop("snapshot", None)
 
 
 def _key_of(entry: Mapping[str, Any], snapshot: str | None) -> str:

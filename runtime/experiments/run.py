@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +31,10 @@ def run_experiment(
     `result()` is the value. A target is `here`, one of a job (`local`, or one of the project's), or `queue:NAME`. `fields` are
     those of a job file, such as `resources={"gpus": 1}`. Raises what the function raises on `here`, and `RequestRefused`.
     """
-    name = name or _plain_name(function)
+    name = name or plain_name(function)
     if target == HERE:
-        _refuse_fields(fields)
-        return function(Run(name, variant, _FoldersHere(name)), variant)
+        refuse_fields(fields)
+        return function(Run(name, variant, FoldersHere(name)), variant)
     return _start(function, [variant], name, target, fields, run=True, single=True)[0]
 
 
@@ -46,11 +46,11 @@ def map(  # noqa: A001  as the builtin, of which it is the form elsewhere
     On `here` the calls are made in turn before this returns. On a job's target they are one array, and in a queue one
     experiment of tasks. Otherwise as `run_experiment`.
     """
-    name = name or _plain_name(function)
+    name = name or plain_name(function)
     if target != HERE:
         every = list(items)
         return _start(function, every, name, target, fields, run=False) if every else Calls(name, [])
-    _refuse_fields(fields)
+    refuse_fields(fields)
     calls = []
     for number, item in enumerate(items):
         call = Call(number, f"call {number} of {name}")
@@ -93,7 +93,8 @@ def _start(
     return Calls(name, calls, source)
 
 
-def _refuse_fields(fields: dict[str, Any]) -> None:
+def refuse_fields(fields: Mapping[str, Any]) -> None:
+    """Raise `RequestRefused` for any field of a job or task, on the target `here`."""
     if fields:
         raise RequestRefused(
             f"`{next(iter(fields))}` is a field of jobs and tasks, and the target is `{HERE}`",
@@ -101,13 +102,13 @@ def _refuse_fields(fields: dict[str, Any]) -> None:
         )
 
 
-def _plain_name(function: Callable[..., Any]) -> str:
+def plain_name(function: Callable[..., Any]) -> str:
     """The name of an experiment from that of its function: `train.Sac.fit` is `fit`."""
     last = name_function(function).rpartition(":")[2].rpartition(".")[2].lower()
     return re.sub("[^a-z0-9]+", "-", last).strip("-")[:40] or "call"
 
 
-class _FoldersHere(dict[str, str]):
+class FoldersHere(dict[str, str]):
     """The folders of a run in this process. They get their names on first use, since most calls here are short."""
 
     def __init__(self, name: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 
 from runtime.errors import RequestRefused
 from runtime.jobs.call import Call, check_json
+from runtime.jobs.params import ParamValues, read_values
 from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
 from runtime.units import format_duration, format_size, parse_size
@@ -278,8 +279,8 @@ class Array:
     """N runs of one command. Exactly one of `count`, `params`, `file`, `seeds` and `items` says which."""
 
     count: int | None = None
-    params: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Name → values; every combination is an index, the last name varying fastest."""
+    params: Mapping[str, ParamValues] = field(default_factory=dict)
+    """Name → values, as a list or as `--grid` has them; every combination is an index, the last name varying fastest."""
     file: str | None = None
     """JSON lines, one object of parameters for each index; relative to the spec's file."""
     seeds: int | None = None
@@ -307,6 +308,8 @@ class Array:
                 raise ValueError(f"has `{name}` {amount}, expected 1 to {MAX_INDICES}")
         if self.offset < 0:
             raise ValueError(f"has `offset` {self.offset}, expected 0 or more")
+        if any(isinstance(values, str) for values in self.params.values()):
+            object.__setattr__(self, "params", {name: read_values(name, each) for name, each in self.params.items()})
         if empty := [name for name, values in self.params.items() if not values]:
             raise ValueError(f"has no values for `params.{empty[0]}`")
         for name, values in self.params.items():

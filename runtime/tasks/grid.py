@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.tasks.model import CommandEntry, WorkflowEntry
+from runtime.tasks.spread import FORMS, NoSpread, read_spread
 from runtime.values import dataclass
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -19,7 +21,8 @@ MOST_VALUES = 1_000_000
 MOST_COMBINATIONS = 100_000_000
 _MOST_DIGITS = 18
 _TOO_MANY = "for more, let a program write each combination as a line: `runtime submit --from FILE`"
-ALLOWED = "NAME=VALUE,VALUE…, NAME=START:END (END left out), NAME=START:END:STEP or NAME=[JSON array]"
+_VALUES = f"VALUE,VALUE…, START:END (END left out), START:END:STEP, {', '.join(FORMS.values())} or [JSON array]"
+ALLOWED = f"NAME=VALUES, and VALUES are {_VALUES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,19 @@ class Grid:
         return tuple(axis.name for axis in self.axes)
 
 
-def parse_grid(options: Sequence[str]) -> Grid:
-    """The grid of the texts after `--grid`. Raises `InvalidValue`, or `RequestRefused` for a name given twice."""
-    axes = tuple(_parse_axis(option) for option in options)
+def read_options(grid: Sequence[str], seed: int | None) -> Grid:
+    """The grid of a command's `--grid` and `--grid-seed`. Raises as `parse_grid`, and for a seed of no grid."""
+    if seed is not None and not grid:
+        raise RequestRefused("`--grid-seed` is of a grid, and there is no `--grid`", hint="--grid lr=sample:10:0.0:1.0")
+    return parse_grid(grid, seed=seed or 0)
+
+
+def parse_grid(options: Sequence[str], *, seed: int = 0) -> Grid:
+    """The grid of the texts after `--grid`. Raises `InvalidValue`, or `RequestRefused` for a name given twice.
+
+    Random values depend on `seed` and the name of their axis, so the same options are the same grid.
+    """
+    axes = tuple(_parse_axis(option, seed) for option in options)
     names = [axis.name for axis in axes]
     for name in names:
         if names.count(name) > 1:
@@ -100,13 +113,20 @@ def check_grid(grid: Grid, entry: WorkflowEntry | CommandEntry, *, key: str | No
             )
 
 
-def _parse_axis(option: str) -> Axis:
+def _parse_axis(option: str, seed: int) -> Axis:
     name, equals, text = option.partition("=")
     if not equals or not _NAME.fullmatch(name):
         raise InvalidValue("grid", option, ALLOWED)
+    return parse_axis(name, text, seed=seed)
+
+
+def parse_axis(name: str, text: str, *, seed: int = 0) -> Axis:
+    """The axis of a name and the text of its values. Raises `InvalidValue`."""
+    option = f"{name}={text}"
     if text.startswith("["):
         return Axis(name, _json_values(option, text))
-    pieces = [_piece_values(option, piece) for piece in text.split(",")]
+    rng = random.Random(f"{seed}:{name}")
+    pieces = [_piece_values(option, piece, rng) for piece in text.split(",")]
     if sum(map(len, pieces)) > MOST_VALUES:
         raise InvalidValue("grid", _shorten(option), f"{MOST_VALUES:,} values at most", hint=_TOO_MANY)
     return Axis(name, tuple(str(value) for values in pieces for value in values))
@@ -116,8 +136,20 @@ def _shorten(option: str) -> str:
     return option if len(option) <= 200 else f"{option[:200]}…"
 
 
-def _piece_values(option: str, piece: str) -> Sequence[int] | Sequence[str]:
+def _piece_values(option: str, piece: str, rng: random.Random) -> Sequence[int] | Sequence[str]:
     """Return the values of a piece; those of a range are not spelled yet, as they may be too many."""
+    try:
+        spread = read_spread(piece, most=MOST_VALUES, rng=rng)
+    except NoSpread as problem:
+        meant = problem.hint
+        raise InvalidValue(
+            "grid",
+            _shorten(option),
+            problem.allowed,
+            hint=f"{meant}; a text of that form is written as [{json.dumps(piece)}]" if meant else None,
+        ) from None
+    if spread is not None:
+        return spread
     if matched := _RANGE.fullmatch(piece):
         if max(len(number or "") for number in matched.groups()) > _MOST_DIGITS:
             raise InvalidValue(

@@ -18,6 +18,7 @@ PRINTED = {
     "train.py": r"0\.125\n0\.125 \n",
     "many.py": r"\[0, 1, 4, 9, 16\]\n",
     "jobs.py": r"<job j-[0-9a-f]{8} on local> 3\nsucceeded b'hello\\n'\n",
+    "search.py": r"12 \d+ \d\S+ {'layers': \d, 'lr': \S+, 'optimizer': '\w+'}\n",
     "tasks.py": r"42 \[0, 2, 4\] 0\n",
 }
 

@@ -53,6 +53,8 @@ class LaunchOptions:
     """Asks a person whether a job that costs money is to start; None if nobody is there."""
     hold: bool = False
     """The job keeps its machine between commands, as a development machine."""
+    snapshot: Snapshot | None = None
+    """The code that goes along, in place of the tree at `base` as it is now."""
 
 
 class Request:
@@ -139,7 +141,10 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
         spec = replace(spec, call=_choose_python(spec, spec.call, target))
     spec = _drop_refused(spec, target, launcher, options.ignore)
     check_schemes(secret_refs(spec), launcher.secret_schemes, target.name)
-    snapshot = _take_code(spec, base, code_rules(spec, settings, target))
+    if options.snapshot is not None and spec.code.mode is CodeMode.SNAPSHOT:
+        snapshot: Snapshot | None = options.snapshot
+    else:
+        snapshot = _take_code(spec, base, code_rules(spec, settings, target))
     code, owner = snapshot.id if snapshot else None, owner_name()
     if spec.name == "last":
         allowed = "a name that is not `last`, which means the newest job"

@@ -30,8 +30,11 @@ def call_request(request: dict[str, Any]) -> Any:
     return _call(request)
 
 
-def call_packed(number: int | None, label: str, digest: str) -> Any:
-    """Make a call of the snapshot's file, whose SHA-256 is `digest`: that of item `number`. `label` is for people."""
+def call_packed(number: int | None, label: str, digest: str, more: dict[str, Any] | None = None) -> Any:
+    """Make a call of the snapshot's file, whose SHA-256 is `digest`: that of item `number`, or with `more` of its request.
+
+    `label` is for people.
+    """
     root = os.environ.get("RUNTIME_SNAPSHOT_DIR") or "."
     with open(f"{root}/{FILE}", "rb") as opened:  # noqa: PTH123 - pathlib is too large here
         content = opened.read()
@@ -40,6 +43,8 @@ def call_packed(number: int | None, label: str, digest: str) -> Any:
     request = json.loads(content)
     if number is not None:
         request.update(item=request["items"][number], number=number)
+    if more:
+        request.update(more)
     return _call(request)
 
 

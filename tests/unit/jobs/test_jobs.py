@@ -178,6 +178,34 @@ def test_spec_that_cannot_mean_anything_is_refused(change: dict[str, Any], messa
     assert any(message in found for _, found, _ in problems_of({"command": ["x"], **change}))
 
 
+def test_parameters_written_as_a_grid_are_the_same_job_as_their_list() -> None:
+    written = parse_spec({"command": ["x"], "array": {"params": {"lr": "log:1e-3:1e-1:3", "seed": "0:2", "b": [1]}}})
+    listed = parse_spec(
+        {"command": ["x"], "array": {"params": {"lr": ["0.001", "0.01", "0.1"], "seed": ["0", "1"], "b": [1]}}}
+    )
+
+    assert encode_spec(written) == encode_spec(listed)
+    assert JobSpec(command=("x",), array=Array(params={"n": "1,2"})).array == Array(params={"n": ("1", "2")})
+    assert jsonschema.Draft202012Validator(spec_schema()).is_valid(
+        {"command": ["x"], "array": {"params": {"n": "0:3"}}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("log:0:1:3", '"log:0:1:3", expected log:LO:HI:N with LO above 0'),
+        ("1e-5:1e-1:5l", "; log:1e-5:1e-1:5; a text"),
+        ("", "no values for `params.lr`"),
+    ],
+)
+def test_unreadable_grid_of_a_parameter_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        parse_spec({"command": ["x"], "array": {"params": {"lr": text}}}, source="`job.yaml`")
+
+    assert said in refused.value.message
+
+
 @pytest.mark.parametrize(("params", "name"), [({"a=b": [1]}, "a=b"), ({"": [1]}, ""), ({"a": ["\0"]}, "a")])
 def test_parameter_that_no_process_can_be_given_is_refused(params: dict[str, Any], name: str) -> None:
     spec = parse_spec({"command": ["x"], "array": {"params": params}})
