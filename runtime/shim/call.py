@@ -26,6 +26,8 @@ VALUE, METRICS = "value", "metrics.jsonl"
 VALUE_SCHEMA = 1
 PROTOCOL = 4
 """Of pickles: the newest that Python 3.6 reads."""
+MOST_BITS = 14000
+"""Of an integer in JSON: Python reads 4,300 digits."""
 MOST_TEXT = 100000
 """Letters of a traceback and of a message that are kept."""
 
@@ -97,10 +99,13 @@ class Run(object):
 
 
 def is_json(value: "Any") -> bool:
-    """Whether JSON gives back an equal value of the same types: no tuple, no key that is no text, no NaN."""
+    """Whether JSON gives back an equal value of the same types: no tuple, no key that is no text, no NaN, and no integer of
+    more digits than Python reads."""
     kind = type(value)
-    if value is None or kind in (str, int, bool):
+    if value is None or kind in (str, bool):
         return True
+    if kind is int:
+        return bool(value.bit_length() <= MOST_BITS)
     if kind is float:
         return bool(value - value == 0)  # neither infinite nor NaN
     if kind is list:

@@ -33,6 +33,9 @@ def double(n):
     print("double", n)
     return 2 * n
 
+def negate(n):
+    return -n
+
 def check(n):
     if n < 2:
         raise Small(n)
@@ -122,6 +125,12 @@ def test_lambda_and_values_that_json_lacks_go_through(lab: Any, target: str) -> 
     calls = runtime.map(lambda n: (n[0] + offset, {n}), [(1,), (2,)], name="odd", target=target)
 
     assert calls.results(timeout=PATIENCE_S) == [(11, {(1,)}), (12, {(2,)})]
+
+
+def test_numbers_that_json_lacks_go_through(lab: Any, target: str) -> None:
+    calls = runtime.map(lab.negate, [float("inf"), 10**5000], target=target)
+
+    assert calls.results(timeout=PATIENCE_S) == [float("-inf"), -(10**5000)]
 
 
 def test_run_has_the_same_context_on_every_target(lab: Any, target: str) -> None:

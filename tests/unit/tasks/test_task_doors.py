@@ -219,8 +219,6 @@ def test_unknown_fields_may_not_stand_for_known_ones() -> None:
         ({"delay": timedelta.max}, InvalidValue),
         ({"delay": "9" * 400 + "ms"}, InvalidValue),
         ({"snapshot": ""}, InvalidTask),
-        ({"args": [float("nan")]}, RequestRefused),
-        ({"args": [10**5000]}, RequestRefused),
     ],
     ids=shown,
 )
