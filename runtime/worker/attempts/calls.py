@@ -26,14 +26,20 @@ PICKLE = "$runtime.pickle"
 
 
 def call_request(request: dict[str, Any]) -> Any:
-    """Call a function of a module with JSON arguments, and with its run if the request says so."""
+    """Call a function of a module with JSON arguments, and with its run if the request says so.
+
+    Raises `ValueError` for a request with a pickle, which no snapshot vouches for.
+    """
+    if request.get("pickled") is not None or request["packed"]:
+        raise ValueError("the task brings a pickle itself, and only those of its snapshot are loaded")
     return _call(request)
 
 
 def call_packed(number: int | None, label: str, digest: str, more: dict[str, Any] | None = None) -> Any:
-    """Make a call of the snapshot's file, whose SHA-256 is `digest`: that of item `number`, or with `more` of its request.
+    """Make a call of the snapshot's file, whose SHA-256 is `digest`: that of item `number`, or with the `item` and
+    `number` of `more`.
 
-    `label` is for people.
+    `label` is for people. Raises `ValueError` for another file, and for an item that would have to be unpickled.
     """
     root = os.environ.get("RUNTIME_SNAPSHOT_DIR") or "."
     with open(f"{root}/{FILE}", "rb") as opened:  # noqa: PTH123 - pathlib is too large here
@@ -43,8 +49,10 @@ def call_packed(number: int | None, label: str, digest: str, more: dict[str, Any
     request = json.loads(content)
     if number is not None:
         request.update(item=request["items"][number], number=number)
-    if more:
-        request.update(more)
+    if more is not None:
+        if request["packed"]:
+            raise ValueError("the task brings an argument itself, and the call takes those of its snapshot")
+        request.update(item=more["item"], number=more["number"])
     return _call(request)
 
 
