@@ -57,12 +57,7 @@ class PackedFunction:
 def pack_function(function: Callable[..., Any]) -> PackedFunction:
     """Raises `RequestRefused` for a callable that no other process could call, and `MissingExtra` if it needs cloudpickle."""
     name = name_function(function)
-    kind = _why_no_value(function)
-    if kind:
-        raise RequestRefused(
-            f"`{name}` cannot be called elsewhere: it {kind}, and a call returns one value",
-            hint="call it in a function that returns the result, such as `lambda x: asyncio.run(fn(x))` or `lambda x: list(fn(x))`",
-        )
+    refuse_no_value(function)
     if is_importable(function):
         return PackedFunction(name=name)
     try:
@@ -79,6 +74,16 @@ def pack_function(function: Callable[..., Any]) -> PackedFunction:
     text = _in_base64(packed, f"`{name}` with all that it refers to")
     python = ".".join(platform.python_version_tuple()[:2])
     return PackedFunction(name=name, pickled=Pickled(function=text, python=python, cloudpickle=cloudpickle.__version__))
+
+
+def refuse_no_value(function: Callable[..., Any]) -> None:
+    """Raise `RequestRefused` for a coroutine function or a generator function."""
+    kind = _why_no_value(function)
+    if kind:
+        raise RequestRefused(
+            f"`{name_function(function)}` cannot be called elsewhere: it {kind}, and a call returns one value",
+            hint="call it in a function that returns the result, such as `lambda x: asyncio.run(fn(x))` or `lambda x: list(fn(x))`",
+        )
 
 
 def _why_no_value(function: Callable[..., Any]) -> str | None:
@@ -137,7 +142,7 @@ def make_call(
     packed = pack_function(function)
     every: tuple[Any, ...] = () if items is None else tuple(items)
     args, kwargs = tuple(args), dict(kwargs or {})
-    plain = _is_plain([list(args), kwargs, list(every)])
+    plain = is_json([list(args), kwargs, list(every)])
     if not plain:
         every = tuple(pack_value(each, f"item {number} of `{packed.name}`") for number, each in enumerate(every))
         args, kwargs = (pack_value((args, kwargs), f"what `{packed.name}` is called with"),), {}
@@ -152,13 +157,6 @@ def make_call(
         packed=not plain,
     )
     return call, every
-
-
-def _is_plain(value: object) -> bool:
-    try:
-        return is_json(value)
-    except RecursionError:
-        return False
 
 
 def import_paths(folder: Path) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from runtime.errors import NotPossible, WorkFailed
@@ -21,6 +21,18 @@ class CallFailed(WorkFailed):
         self.traceback = traceback
         """Traceback of the exception in the process that raised it, as text."""
         super().__init__(message, facts=facts, hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a call ended."""
+
+    take: Callable[[], Any]
+    """Returns the value or raises the exception, and `CancelledError` for a cancelled call. It may unpickle, which runs code
+    that the call chose, so it is called only for somebody who asks for the value."""
+    failure: str | None = None
+    """What went wrong, for people, if the call failed."""
+    cancelled: bool = False
 
 
 class RemoteTraceback(Exception):
@@ -57,10 +69,8 @@ def parse_stored(content: bytes) -> Stored:
 
 def load_returned(stored: Stored, what: str) -> Any:
     """Return the value; `what` names the call in errors. Raises `NotPossible` if this Python cannot load it."""
-    if stored.head["form"] == "json":
-        return json.loads(stored.body)
     try:
-        return pickle.loads(stored.body)
+        return json.loads(stored.body) if stored.head["form"] == "json" else pickle.loads(stored.body)
     except Exception as problem:
         here = platform.python_version()
         raise NotPossible(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import as_completed as futures_as_completed
 from contextlib import suppress
 from typing import Any, Final, Protocol, overload
 
+from runtime.client.values import End
 from runtime.errors import InfrastructureFailure
+from runtime.terminal import Log
 from runtime.units import Span, count_noun, read_span
 
 FIRST_LOOK_S: Final = 0.02
@@ -23,8 +25,8 @@ class Source(Protocol):
     def describe(self) -> str:
         """Return the name of all calls for messages, such as `job j-1234… on slurm`."""
 
-    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
-        """Return the open calls that have ended: number → a function that returns the call's value, or raises its error.
+    def look(self, open: Sequence[int]) -> dict[int, End]:
+        """Return the ends of the open calls that have ended, by their numbers.
 
         Raises `InfrastructureFailure` if the backend or the store does not answer.
         """
@@ -43,6 +45,8 @@ class Call(Future[Any]):
     def __init__(self, number: int, what: str, source: Source | None = None) -> None:
         super().__init__()
         self.number, self._what, self._source = number, what, source
+        self._taken: tuple[Any, BaseException | None] | None = None
+        """Value and exception of an end that somebody has asked for."""
 
     def __repr__(self) -> str:
         if not self.done():
@@ -51,16 +55,36 @@ class Call(Future[Any]):
             state = "cancelled"
         else:
             problem = super().exception()
-            state = "succeeded" if problem is None else f"failed: {type(problem).__name__}: {problem}"
+            said = problem.end.failure if isinstance(problem, _Failed) else f"{type(problem).__name__}: {problem}"
+            state = "succeeded" if problem is None else f"failed: {said}"
         return f"<{self._what}: {state}>"
 
     def result(self, timeout: Span | None = None) -> Any:
         """Return the function's value, or raise its exception. Raises `TimeoutError` and `CancelledError`."""
-        return super().result(_seconds(timeout))
+        value, problem = self._take(timeout)
+        if problem is not None:
+            raise problem
+        return value
 
     def exception(self, timeout: Span | None = None) -> BaseException | None:
         """Return the exception that `result` would raise, or None. Raises `TimeoutError` and `CancelledError`."""
-        return super().exception(_seconds(timeout))
+        return self._take(timeout)[1]
+
+    def _take(self, timeout: Span | None) -> tuple[Any, BaseException | None]:
+        """Wait for the end, and load the value the first time. Returns it and None, or None and the exception."""
+        try:
+            problem = super().exception(_seconds(timeout))
+        except CancelledError:
+            raise CancelledError(f"{self._what} was cancelled; `again=True` makes a new one") from None
+        if problem is not None and not isinstance(problem, _Failed):
+            return None, problem
+        if self._taken is None:
+            end: End = super().result() if problem is None else problem.end
+            try:
+                self._taken = end.take(), None
+            except Exception as raised:
+                self._taken = None, raised
+        return self._taken
 
     def logs(self) -> str:
         """Return the output so far; empty for a call on `here`, which prints to this process's own output."""
@@ -82,10 +106,30 @@ class Call(Future[Any]):
             self.set_running_or_notify_cancel()  # wakes the threads that wait for it
         return True
 
+    def finish(self, end: End) -> None:
+        """End the call, unless this process has cancelled it."""
+        if end.cancelled:
+            self.give_up()
+            return
+        with suppress(InvalidStateError):
+            if end.failure is not None:
+                self.set_exception(_Failed(end))
+            else:
+                self.set_result(end)
+
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
 
-        return asyncio.wrap_future(self).__await__()
+        # A coroutine that is cancelled, as by Ctrl-C, stops waiting; the call goes on.
+        return asyncio.shield(asyncio.wrap_future(self)).__await__()
+
+
+class _Failed(Exception):
+    """Stands for the exception of a call until somebody asks for it."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__()
+        self.end = end
 
 
 def _seconds(timeout: Span | None) -> float | None:
@@ -136,23 +180,7 @@ class Calls(Sequence[Call]):
     def __await__(self) -> Generator[Any, None, list[Any]]:
         import asyncio
 
-        return asyncio.gather(*map(asyncio.wrap_future, self._calls)).__await__()
-
-
-def finish(call: Call, take: Callable[[], Any]) -> None:
-    """End a call with the value or the exception of `take`, unless this process has cancelled it."""
-    try:
-        value, problem = take(), None
-    except CancelledError:
-        call.give_up()
-        return
-    except BaseException as raised:
-        value, problem = None, raised
-    with suppress(InvalidStateError):
-        if problem is None:
-            call.set_result(value)
-        else:
-            call.set_exception(problem)
+        return asyncio.gather(*(asyncio.shield(asyncio.wrap_future(each)) for each in self._calls)).__await__()
 
 
 def _watch(source: Source, calls: Iterable[Call]) -> None:
@@ -160,24 +188,34 @@ def _watch(source: Source, calls: Iterable[Call]) -> None:
     left = {each.number: each for each in calls}
 
     def look() -> None:
-        pause = FIRST_LOOK_S
+        pause, said = FIRST_LOOK_S, ""
         while left:
             for number in [number for number, call in left.items() if call.done()]:
                 del left[number]
             began = time.monotonic()
             try:
                 ended = source.look(list(left))
-            except InfrastructureFailure:
-                ended = {}  # the next look may succeed
+            except InfrastructureFailure as problem:
+                if not problem.retryable:
+                    _fail(left.values(), problem)
+                    return
+                if problem.message != said:
+                    said = problem.message
+                    Log(__name__).warning("%s: %s; looking again", source.describe(), said)
+                ended = {}
             except BaseException as problem:
-                for call in left.values():
-                    with suppress(InvalidStateError):
-                        call.set_exception(problem)
+                _fail(left.values(), problem)
                 return
-            for number, take in ended.items():
-                finish(left.pop(number), take)
+            for number, end in ended.items():
+                left.pop(number).finish(end)
             pause = FIRST_LOOK_S if ended else min(LAST_LOOK_S, pause * 1.5)
             # A look that takes long, as over a slow connection, is made less often.
             time.sleep(max(pause, time.monotonic() - began))
 
     threading.Thread(target=look, name="calls", daemon=True).start()
+
+
+def _fail(calls: Iterable[Call], problem: BaseException) -> None:
+    for call in calls:
+        with suppress(InvalidStateError):
+            call.set_exception(problem)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from runtime.client.jobs import returned
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.values import Stored
+from runtime.client.values import End
 from runtime.jobs import ledger
 from runtime.jobs.ledger import Outcome
-from runtime.reasons import EndReason
 
 JUDGED_EVERY_S: Final = 5.0
 """How often to ask the backend for runs that left no result in the record root, such as lost ones."""
@@ -29,14 +27,14 @@ class JobCalls:
     def describe(self) -> str:
         return f"job {self.job.id[:10]} on {self.job.target.name}"
 
-    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
+    def look(self, open: Sequence[int]) -> dict[int, End]:
         first = self._entry.first_index
         outcomes = ledger.read_outcomes(self.job.files, self.job.id).get(self.job.id, {})
         ended = {index: outcomes[index] for index in (first + number for number in open) if index in outcomes}
         if not ended and time.monotonic() - self._judged_at >= JUDGED_EVERY_S:
             ended = self._judge([first + number for number in open])
-        stored = returned.read_stored(self.job.files, self.job.id, ended) if ended else {}
-        return {index - first: self._taker(stored[index], outcome) for index, outcome in ended.items()}
+        ends = returned.read_ends(self.job.files, self._entry, ended) if ended else {}
+        return {index - first: end for index, end in ends.items()}
 
     def _judge(self, open: Sequence[int]) -> dict[int, Outcome]:
         """Return the ends of runs that only the backend knows."""
@@ -47,14 +45,6 @@ class JobCalls:
             for each in status.indices
             if each.state.terminal and each.index in open
         }
-
-    def _taker(self, stored: Stored | None, outcome: Outcome) -> Callable[[], Any]:
-        def take() -> Any:
-            if outcome.reason is EndReason.CANCELLED:
-                raise CancelledError
-            return returned.take_value(stored, outcome, returned.describe_call(self._entry, outcome.index))
-
-        return take
 
     def read_log(self, number: int) -> str:
         return b"".join(self.job.logs(index=self._entry.first_index + number)).decode(errors="replace")

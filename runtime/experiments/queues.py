@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
 from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
+from runtime.client.values import End
 from runtime.config import working_folder
 from runtime.errors import UnknownName
 from runtime.experiments.calls import Call, Calls
@@ -35,8 +37,9 @@ def start_on_queue(
     fields: Mapping[str, Any],
     *,
     run: bool,
+    again: bool = False,
 ) -> Calls:
-    """Submit a task for each item. The same call again finds the same tasks, as long as the code is the same."""
+    """Submit a task for each item. The same call finds the same tasks, unless the code has changed or `again` is true."""
     terms, stack, wanted = read_terms(fields)
     asked = queue or None
     folder = find_code_folder(import_root(function) or working_folder())
@@ -49,6 +52,7 @@ def start_on_queue(
     code = take_code(wanted, opened.records, opened.settings, start=folder, more=more)
     if in_file:
         check_packed(call.function, wanted, code)
+    salt = secrets.token_hex(8) if again else None
     ids: dict[str, int] = {}
 
     def make_lines() -> Iterator[dict[str, Any]]:
@@ -58,11 +62,9 @@ def start_on_queue(
                     "function": CALL_PACKED,
                     "args": [number, call.function, digest(more[FILE])],
                 }
-            elif run:
-                entry = {"function": CALL_REQUEST, "args": [{**request, "item": item, "number": number}]}
             else:
-                entry = {"function": call.function, "args": [item]}
-            key = f"{number}-{_key_of(entry, code.snapshot)}"
+                entry = {"function": CALL_REQUEST, "args": [{**request, "item": item, "number": number}]}
+            key = f"{number}-{_key_of([entry, code.snapshot, salt])}"
             ids[task_id(name, key=key)] = number
             yield {**entry, "key": key, "folder": code.folder}
 
@@ -82,8 +84,8 @@ def read_terms(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, A
     return terms, terms.pop("stack", None), terms.pop("snapshot", None)
 
 
-def _key_of(entry: Mapping[str, Any], snapshot: str | None) -> str:
-    text = json.dumps([entry, snapshot], sort_keys=True)
+def _key_of(parts: Sequence[Any]) -> str:
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -100,7 +102,7 @@ class QueueCalls:
     def describe(self) -> str:
         return f"experiment {self._name} in queue {self._queue}"
 
-    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
+    def look(self, open: Sequence[int]) -> dict[int, End]:
         with self._alone:
             records = self._stack.records
             ended = find_ended(records, self._name, {self._tasks[number] for number in open})

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.client.functions import name_function
-from runtime.errors import RequestRefused
-from runtime.experiments.calls import Call, Calls, finish
+from runtime.client.values import End
+from runtime.errors import InvalidValue, RequestRefused
+from runtime.experiments.calls import Call, Calls
 from runtime.shim.call import Run
+from runtime.tasks.model import check_new_experiment
+from runtime.values import replace
 
 HERE: Final = "here"
 """The target that is this process itself."""
@@ -23,38 +26,55 @@ _counter = itertools.count()
 
 
 def run_experiment(
-    function: Callable[..., Any], variant: Any = None, *, name: str | None = None, target: str = HERE, **fields: Any
+    function: Callable[..., Any],
+    variant: Any = None,
+    *,
+    name: str | None = None,
+    target: str = HERE,
+    again: bool = False,
+    **fields: Any,
 ) -> Any:
     """Call `function(run, variant)`, where `run` has the folders, the name and the reports of this run.
 
     On the target `here` the call is made in this process, and its value is returned; elsewhere the result is a `Call`, whose
     `result()` is the value. A target is `here`, one of a job (`local`, or one of the project's), or `queue:NAME`. `fields` are
-    those of a job file, such as `resources={"gpus": 1}`. Raises what the function raises on `here`, and `RequestRefused`.
+    those of a job file, such as `resources={"gpus": 1}`. The same call made before is found again, unless `again` is true.
+    Raises the function's exception on `here`, and `RequestRefused`.
     """
-    name = name or plain_name(function)
+    name = check_call(function, name, target)
     if target == HERE:
         refuse_fields(fields)
         return function(Run(name, variant, FoldersHere(name)), variant)
-    return _start(function, [variant], name, target, fields, run=True, single=True)[0]
+    return _start(function, [variant], name, target, fields, run=True, single=True, again=again)[0]
 
 
 def map(  # noqa: A001  as the builtin, of which it is the form elsewhere
-    function: Callable[..., Any], items: Iterable[Any], *, name: str | None = None, target: str = HERE, **fields: Any
+    function: Callable[..., Any],
+    items: Iterable[Any],
+    *,
+    name: str | None = None,
+    target: str = HERE,
+    again: bool = False,
+    **fields: Any,
 ) -> Calls:
     """Call `function(item)` for each item, and return the calls as futures in the order of the items.
 
     On `here` the calls are made in turn before this returns. On a job's target they are one array, and in a queue one
     experiment of tasks. Otherwise as `run_experiment`.
     """
-    name = name or plain_name(function)
+    name = check_call(function, name, target)
     if target != HERE:
         every = list(items)
-        return _start(function, every, name, target, fields, run=False) if every else Calls(name, [])
+        return _start(function, every, name, target, fields, run=False, again=again) if every else Calls(name, [])
     refuse_fields(fields)
     calls = []
     for number, item in enumerate(items):
         call = Call(number, f"call {number} of {name}")
-        finish(call, lambda item=item: function(item))  # type: ignore[misc]
+        try:
+            value = function(item)
+            call.finish(End(take=lambda value=value: value))  # type: ignore[misc]
+        except Exception as problem:
+            call.set_exception(problem)
         calls.append(call)
     return Calls(name, calls)
 
@@ -68,17 +88,19 @@ def _start(
     *,
     run: bool,
     single: bool = False,
+    again: bool = False,
 ) -> Calls:
     if target.startswith(QUEUE):
         from runtime.experiments.queues import start_on_queue
 
-        return start_on_queue(function, items, name, target.removeprefix(QUEUE), fields, run=run)
+        return start_on_queue(function, items, name, target.removeprefix(QUEUE), fields, run=run, again=again)
     from runtime.client.jobs.calls import fields_of_call
     from runtime.client.jobs.launch import launch
     from runtime.client.jobs.prepare import LaunchOptions
     from runtime.experiments.jobs import JobCalls
 
     options = fields.pop("options", None) or LaunchOptions(experiment=name)
+    options = replace(options, again=options.again or again)
     made, options = fields_of_call(
         function,
         items if single else (),
@@ -91,6 +113,15 @@ def _start(
     what = f"{name} ({source.job.id[:10]})"
     calls = [Call(n, what if single else f"run {n} of {what}", source) for n in range(len(items))]
     return Calls(name, calls, source)
+
+
+def check_call(function: Callable[..., Any], name: str | None, target: str) -> str:
+    """Return the name of the experiment. Raises `RequestRefused` for anything that names no call."""
+    if not callable(function):
+        raise InvalidValue("function", function, "a function", hint="`runtime.launch` takes commands")
+    if type(target) is not str or not target:
+        raise InvalidValue("target", target, 'a text: "here", "queue:NAME" or the name of a target')
+    return plain_name(function) if name is None else check_new_experiment(name)
 
 
 def refuse_fields(fields: Mapping[str, Any]) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from runtime.client.functions import name_function
+from runtime.client.values import End
 from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused
-from runtime.experiments.run import HERE, QUEUE, FoldersHere, plain_name, refuse_fields
+from runtime.experiments.run import HERE, QUEUE, FoldersHere, check_call, refuse_fields
 from runtime.experiments.sampling import MakesSampler, ask, load_optuna
 from runtime.experiments.space import Space, read_space, spell
 from runtime.experiments.trials import Objective, Study, Trial, TrialState, end_trial, read_objective
@@ -40,10 +41,10 @@ class Place(Protocol):
         Safe to call again for a trial that was started.
         """
 
-    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
-        """Which of these trials have ended: number → a function that returns the value, or raises what stands for it.
+    def look(self, open: Sequence[int]) -> dict[int, End]:
+        """Return the ends of those of these trials that have ended.
 
-        Raises `InfrastructureFailure` if nothing can be told now.
+        Raises `InfrastructureFailure` if the backend or the store does not answer.
         """
 
     def close(self) -> None: ...
@@ -117,7 +118,7 @@ def tune(
             "a function of a seed that returns a sampler of optuna",
             hint="sampler=lambda seed: optuna.samplers.RandomSampler(seed=seed)",
         )
-    name = name or plain_name(function)
+    name = check_call(function, name, target)
     told = {"function": name_function(function), "objective": objective.describe(), "space": found.describe()}
     place = _open(function, name, target, told, fields)
     try:
@@ -194,7 +195,7 @@ def _look(place: Place, trials: list[Trial], objective: Objective) -> bool:
             raise
         return False  # it may answer the next time
     for number in sorted(ended):
-        trials[number] = end_trial(trials[number], ended[number], objective)
+        trials[number] = end_trial(trials[number], ended[number].take, objective)
     return bool(ended)
 
 
@@ -205,7 +206,7 @@ class Here:
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._function, self._name = function, name
-        self._ended: dict[int, Callable[[], Any]] = {}
+        self._ended: dict[int, End] = {}
 
     def read(self) -> Sequence[Mapping[str, Any]]:
         return []
@@ -214,17 +215,17 @@ class Here:
         run = Run(self._name, dict(variant), FoldersHere(self._name), index=number)
         try:
             value = self._function(run, dict(variant))
-            self._ended[number] = lambda: value
+            self._ended[number] = End(take=lambda: value)
         except Exception as raised:
             problem = raised
 
             def take() -> Any:
                 raise problem
 
-            self._ended[number] = take
+            self._ended[number] = End(take=take, failure=str(problem))
         return variant
 
-    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
+    def look(self, open: Sequence[int]) -> dict[int, End]:
         return {number: self._ended.pop(number) for number in open if number in self._ended}
 
     def close(self) -> None:

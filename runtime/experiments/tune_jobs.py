@@ -15,6 +15,7 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request, prepare
 from runtime.client.jobs.targets import OpenTarget, find_target, make_context, open_target
+from runtime.client.values import End
 from runtime.config import load_settings
 from runtime.errors import RequestRefused
 from runtime.experiments.jobs import JobCalls
@@ -116,14 +117,14 @@ class JobPlace:
         self._calls[number] = JobCalls(carry_out(prepared, self._options))
         return dict(note["item"])
 
-    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
-        found: dict[int, Callable[[], Any]] = {}
+    def look(self, open: Sequence[int]) -> dict[int, End]:
+        found: dict[int, End] = {}
         for number in open:
             if number in self._ended:
                 self._watch(number, self._ended.pop(number))
             calls = self._calls.get(number)
-            for take in calls.look([0]).values() if calls else ():
-                found[number] = take
+            for end in calls.look([0]).values() if calls else ():
+                found[number] = end
         for number in found:
             calls = self._calls.pop(number)
             if calls.job.host is not (self._place.host if self._place else None):

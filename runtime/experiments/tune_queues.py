@@ -14,6 +14,7 @@ from runtime.client.tasks.packed import check_packed, digest, encode_packed, req
 from runtime.client.tasks.returned import find_ended, read_end
 from runtime.client.tasks.sending import decode_part
 from runtime.client.tasks.submit import submit
+from runtime.client.values import End
 from runtime.config import load_settings, working_folder
 from runtime.errors import NotPossible
 from runtime.experiments.queues import read_terms
@@ -98,7 +99,7 @@ class QueuePlace:
             self._code = _code_of(task)
         return stands
 
-    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
+    def look(self, open: Sequence[int]) -> dict[int, End]:
         numbers = {self._id(number): number for number in open}
         with open_target(self._asked, self._stack) as opened:
             records = _records(opened)

@@ -99,8 +99,15 @@ class Run(object):
 
 
 def is_json(value: "Any") -> bool:
-    """Whether JSON gives back an equal value of the same types: no tuple, no key that is no text, no NaN, and no integer of
-    more digits than Python reads."""
+    """Whether JSON gives back an equal value of the same types: no tuple, no key that is no text, no NaN, no integer of more
+    digits than Python reads, and nothing that contains itself."""
+    try:
+        return _is_json(value)
+    except RecursionError:
+        return False
+
+
+def _is_json(value: "Any") -> bool:
     kind = type(value)
     if value is None or kind in (str, bool):
         return True
@@ -109,8 +116,8 @@ def is_json(value: "Any") -> bool:
     if kind is float:
         return bool(value - value == 0)  # neither infinite nor NaN
     if kind is list:
-        return all(map(is_json, value))
-    return kind is dict and all(type(key) is str and is_json(each) for key, each in value.items())
+        return all(map(_is_json, value))
+    return kind is dict and all(type(key) is str and _is_json(each) for key, each in value.items())
 
 
 def dump(value: "Any") -> bytes:
@@ -302,7 +309,11 @@ def main(path: str) -> int:
     except Exception as problem:
         return fail(folder, problem, keep)
     if keep:
-        write(os.path.join(folder, VALUE), content)
+        try:
+            write(os.path.join(folder, VALUE), content)
+        except OSError as problem:
+            sys.stderr.write("error: the value of %d bytes cannot be written: %s\n" % (len(content), problem))
+            return 1
     return 0
 
 
@@ -321,18 +332,26 @@ def fail(folder: str, problem: Exception, keep: bool) -> int:
     told = "".join(traceback.format_exception(type(problem), problem, frames))
     sys.stderr.write(told)
     if keep:
-        write(os.path.join(folder, VALUE), encode_failure(problem, told))
+        try:
+            write(os.path.join(folder, VALUE), encode_failure(problem, told))
+        except OSError as refused:
+            sys.stderr.write("error: the exception cannot be written: %s\n" % refused)
     return 1
 
 
 def write(path: str, content: bytes) -> None:
     """Write a file that is seen whole or not at all."""
     beside = "%s.%d" % (path, os.getpid())
-    with io.open(beside, "wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.rename(beside, path)
+    try:
+        with io.open(beside, "wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.rename(beside, path)
+    except OSError:
+        if os.path.exists(beside):
+            os.unlink(beside)  # it would keep a full disk full, and the end of the attempt could not be noted
+        raise
 
 
 if __name__ == "__main__":

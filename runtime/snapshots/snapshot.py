@@ -123,11 +123,12 @@ def take_snapshot(
 
     Without `records` nothing is stored. With `cache_dir`, the user's cache folder, files whose status did not change
     since they were last read are not read again, and a snapshot that `records` has is not sent again. `more` are files at
-    the root of the snapshot that the tree does not have.
+    the root of the snapshot, in place of those of the tree.
     """
     files = survey(folder, rules or SnapshotRules())
     if more:
-        archive = _pack(sorted(_read_all(folder, files) + _add(folder, more), key=lambda each: each[0].name))
+        kept = _read_all(folder, [each for each in files if each.name not in more])
+        archive = _pack(sorted(kept + _make_files(more), key=lambda each: each[0].name))
         if records is not None:
             records.put_blob(archive, prefix="snapshots")
         return snapshot_id(archive)
@@ -469,11 +470,7 @@ def _read_all(folder: Path, files: Iterable[TreeFile]) -> list[tuple[TreeFile, b
     return [_read(str(folder), each) for each in files]
 
 
-def _add(folder: Path, more: Mapping[str, bytes]) -> list[tuple[TreeFile, bytes]]:
-    """Files for a snapshot that are not in the tree. Raises `NotPossible` where the tree has one of that name."""
-    for name in more:
-        if os.path.lexists(folder / name):
-            raise NotPossible(f"`{folder / name}` has the name of a file that goes with packed calls", hint="rename it")
+def _make_files(more: Mapping[str, bytes]) -> list[tuple[TreeFile, bytes]]:
     status = os.stat_result((stat.S_IFREG | 0o600, *(0,) * 9))
     return [(TreeFile(name, status), content) for name, content in more.items()]
 

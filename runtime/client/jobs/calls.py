@@ -9,7 +9,7 @@ from runtime.client.functions import make_call
 from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.tasks.code import find_code_folder, import_root
 from runtime.config import working_folder
-from runtime.errors import RequestRefused
+from runtime.errors import InvalidValue, RequestRefused
 from runtime.jobs.spec_fields import plain_value
 from runtime.values import replace
 
@@ -28,6 +28,9 @@ def fields_of_call(
 
     That folder is the project around the function's module, or around the working directory for one without a file.
     """
+    for name, value, kind in (("args", args, Sequence), ("kwargs", kwargs or {}, Mapping)):
+        if not isinstance(value, kind) or isinstance(value, str | bytes):
+            raise InvalidValue(name, value, "a list" if kind is Sequence else "a dictionary")
     for name in ("command", "call"):
         if name in fields:
             raise RequestRefused(

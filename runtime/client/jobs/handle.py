@@ -96,7 +96,7 @@ class JobHandle(OpenTarget):
             time.sleep(pause)
             pause = min(WAIT_S, pause * 1.5)
 
-    def result(self, index: int | None = None, *, timeout: Span | None = None) -> Any:
+    def result(self, timeout: Span | None = None, *, index: int | None = None) -> Any:
         """Wait for the end and return what the function returned: of an array's run, or of all of them as a list.
 
         Raises what the function raised, with its traceback as the cause; `CallFailed` for a run that ended otherwise or that
@@ -111,7 +111,7 @@ class JobHandle(OpenTarget):
         ]
         return values if every else values[0]
 
-    def exception(self, index: int | None = None, *, timeout: Span | None = None) -> BaseException | None:
+    def exception(self, timeout: Span | None = None, *, index: int | None = None) -> BaseException | None:
         """Wait for the end and return what `result` would raise of a run, the first by default; None if it has a value."""
         entry, outcomes = self._await_own(timeout)
         outcome = outcomes[entry.first_index if index is None else ledger.check_index(entry, index)]

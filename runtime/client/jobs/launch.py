@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from runtime.client.jobs import last_launch
@@ -23,7 +23,7 @@ from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, 
 from runtime.client.jobs.priced import agree_to_price
 from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
-from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
+from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused
 from runtime.faults import reach
 from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Files, FileToWrite
@@ -109,7 +109,9 @@ def _add_fields(
             "fields were given beside a whole spec",
             hint="runtime.values.replace(spec, …), or pass the fields of a job file",
         )
-    return {"command": job if isinstance(job, str) else list(job), **fields}  # type: ignore[call-overload]
+    if not isinstance(job, Iterable):
+        raise InvalidValue("job", job, "a function, the words of a command, or the fields of a job file")
+    return {"command": job if isinstance(job, str) else list(job), **fields}
 
 
 def _was_launched(request: Request, target: Target, settings: Settings, options: LaunchOptions) -> bool:

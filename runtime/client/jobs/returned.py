@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
-from runtime.client.values import CallFailed, Stored, load_raised, load_returned, parse_stored
+from runtime.client.values import CallFailed, End, Stored, load_raised, load_returned, parse_stored
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import IndexStatus, LedgerEntry, Outcome, job_folder
@@ -53,6 +54,24 @@ def check_own(entry: LedgerEntry) -> None:
         )
 
 
+def read_ends(files: Files, entry: LedgerEntry, outcomes: Mapping[int, Outcome]) -> dict[int, End]:
+    """Return the ends of runs by their indices, whose values are read, and not yet loaded."""
+    stored = read_stored(files, entry.id, outcomes)
+    return {index: _end(stored[index], outcome, describe_call(entry, index)) for index, outcome in outcomes.items()}
+
+
+def _end(stored: Stored | None, outcome: Outcome, what: str) -> End:
+    def take() -> Any:
+        if outcome.reason is EndReason.CANCELLED:
+            raise CancelledError(f"{what} was cancelled")
+        return take_value(stored, outcome, what)
+
+    if outcome.reason is EndReason.SUCCEEDED:
+        return End(take=take)
+    raised = f"{stored.head.get('type')}: {stored.head.get('message')}" if stored and stored.raised else None
+    return End(take=take, cancelled=outcome.reason is EndReason.CANCELLED, failure=raised or str(outcome.reason))
+
+
 def take_value(stored: Stored | None, outcome: Outcome, what: str) -> Any:
     """Return the value of an ended run, or raise its function's exception. Raises `CallFailed` for a run without either."""
     problem = find_problem(stored, outcome, what)
@@ -71,7 +90,8 @@ def find_problem(stored: Stored | None, outcome: Outcome, what: str) -> BaseExce
     hint = f"runtime explain {outcome.job[:10]} --index {outcome.index}"
     if outcome.reason is EndReason.SUCCEEDED:
         return CallFailed(f"{what} left no value: it runs a command, or its function ended the process", hint=hint)
-    return CallFailed(f"{what} ended without a value: {outcome.reason}", hint=hint)
+    code = f", exit code {outcome.code}" if outcome.reason is EndReason.APP_FAILED else ""
+    return CallFailed(f"{what} ended without a value: {outcome.reason}{code}", hint=hint)
 
 
 def describe_call(entry: LedgerEntry, index: int) -> str:

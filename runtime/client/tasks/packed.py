@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 from runtime.client.tasks.code import SubmittedCode
 from runtime.client.tasks.make import function_entry
@@ -15,6 +15,9 @@ from runtime.jobs.call import Call
 from runtime.tasks.model import CALL_PACKED, FunctionEntry, is_plain
 from runtime.values import dataclass
 from runtime.worker.attempts.calls import FILE
+
+NO_VALUE: Final = 0x2A0
+"""Flags of the code of generators and coroutines; `inspect`, which names them, takes long to import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,10 @@ def pack_work(work: object, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     Raises like `runtime.client.functions.make_call`.
     """
     if isinstance(work, FunctionType):
+        if work.__code__.co_flags & NO_VALUE:
+            from runtime.client.functions import refuse_no_value
+
+            refuse_no_value(work)
         named = work.__module__ != "__main__" and "<" not in work.__qualname__
         if named and not kwargs and all(map(is_plain, args)):
             return None

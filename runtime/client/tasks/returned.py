@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.logs import find_logs, read_log
 from runtime.client.tasks.make import open_target
 from runtime.client.tasks.standing import read_standing
-from runtime.client.values import CallFailed
+from runtime.client.values import CallFailed, End
 from runtime.errors import NotPossible
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
@@ -45,11 +45,10 @@ def find_ended(records: RecordStore, experiment: str, tasks: Collection[str]) ->
     return list(newest.items())
 
 
-def read_end(records: RecordStore, task: str, generation: int, *, loads: bool) -> Callable[[], Any]:
-    """Return a function that returns the task's value, or raises `CallFailed` or `CancelledError` as it ended.
+def read_end(records: RecordStore, task: str, generation: int, *, loads: bool) -> End:
+    """Return how the task ended. With `loads` its value may be a pickle, as that of a task that brings a call may.
 
-    With `loads` a value that JSON does not hold is loaded, which may run code that the attempt chose: only for what this
-    user submitted.
+    Taking such a value runs code that the attempt chose, so it is only for tasks that this user submitted.
     """
     record = records.find(task, generation)
     assert record is not None, "it was listed, and records stay"
@@ -57,12 +56,17 @@ def read_end(records: RecordStore, task: str, generation: int, *, loads: bool) -
 
     def take() -> Any:
         if record.state is TaskState.CANCELLED:
-            raise CancelledError
+            raise CancelledError(f"task {task} was cancelled")
         if record.state is not TaskState.SUCCEEDED or record.unreadable:
             raise _failure(record)
         return _load(value, task) if loads and isinstance(value, dict) and list(value) == [PICKLE] else value
 
-    return take
+    failed = record.state is not TaskState.SUCCEEDED or record.unreadable
+    return End(
+        take=take,
+        cancelled=record.state is TaskState.CANCELLED,
+        failure=_last_line(record) or str(record.reason) if failed else None,
+    )
 
 
 def _load(value: dict[str, str], task: str) -> Any:
@@ -75,9 +79,12 @@ def _load(value: dict[str, str], task: str) -> Any:
         ) from problem
 
 
+def _last_line(record: Record) -> str:
+    return (record.message or record.unreadable or "").strip().rpartition("\n")[2]
+
+
 def _failure(record: Record) -> CallFailed:
-    said = (record.message or record.unreadable or "").strip()
-    last = said.rpartition("\n")[2]
+    last = _last_line(record)
     return CallFailed(
         f"task {record.task_id} ended without a value: {record.reason}" + (f": {last}" if last else ""),
         hint=f"runtime explain {record.task_id}",
@@ -101,9 +108,11 @@ class Submitted(Protocol):
     def asked(self) -> Queue | str | None: ...
     @property
     def tasks(self) -> tuple[tuple[str, int], ...] | None: ...
+    @property
+    def pickles(self) -> bool: ...
 
 
-def await_ends(made: Submitted, timeout: Span | None) -> list[Callable[[], Any]]:
+def await_ends(made: Submitted, timeout: Span | None) -> list[End]:
     """Wait until every task has ended; returns `read_end` of each, in the order of submission. Raises `TimeoutError`."""
     span = read_span(timeout, "timeout")
     until = None if span is None else time.monotonic() + span.total_seconds()
@@ -112,7 +121,7 @@ def await_ends(made: Submitted, timeout: Span | None) -> list[Callable[[], Any]]
         while True:
             ended = dict(find_ended(records, made.experiment, {task for task, _ in tasks}))
             if len(ended) == len(tasks):
-                return [read_end(records, task, ended[task], loads=True) for task, _ in tasks]
+                return [read_end(records, task, ended[task], loads=made.pickles) for task, _ in tasks]
             if span is not None and until is not None and time.monotonic() >= until:
                 raise TimeoutError(f"{len(ended)} of {count_noun(len(tasks), 'task')} ended in {format_duration(span)}")
             time.sleep(pause)

@@ -44,7 +44,7 @@ from runtime.client.tasks.sending import (
     content_of,
     find_kept_code,
 )
-from runtime.client.values import CallFailed
+from runtime.client.values import CallFailed, End
 from runtime.clock import describe_skew
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
@@ -96,23 +96,35 @@ class Submission:
 
     single: bool = field(default=False, repr=False, compare=False)
     """Whether one task was submitted, and no list."""
+    pickles: bool = field(default=False, repr=False, compare=False)
+    """Whether the task is a packed call, whose value may be a pickle."""
 
     def result(self, timeout: Span | None = None) -> Any:
         """Wait for the end and return what the function returned; of a list the values, in the order of submission.
 
         Raises `CallFailed` for a task that did not succeed, `CancelledError`, and `TimeoutError`.
         """
-        values = [take() for take in returned.await_ends(self, timeout)]
+        values = [end.take() for end in self._await_ends(timeout)]
         return values[0] if self.single else values
 
     def exception(self, timeout: Span | None = None) -> BaseException | None:
         """Wait for the end and return what `result` would raise; None if there is a value."""
         try:
-            for take in returned.await_ends(self, timeout):
-                take()
+            for end in self._await_ends(timeout):
+                end.take()
         except (CallFailed, CancelledError) as problem:
             return problem
         return None
+
+    def _await_ends(self, timeout: Span | None) -> list[End]:
+        if self.kept_code is not None:
+            Log(__name__).warning(
+                "experiment `%s` has tasks that were submitted before with other code, %s, and these are their ends; for new ones,"
+                " give them another `key` or `experiment`",
+                self.experiment,
+                self.kept_code,
+            )
+        return returned.await_ends(self, timeout)
 
     def logs(self) -> str:
         """Return what the tasks have printed so far, every attempt in turn."""
@@ -236,7 +248,7 @@ def submit(
             done = replace(sent, **said)
         if done.new:
             _say_skew(target.records)
-        return replace(done, single=True) if is_one(work) else done
+        return replace(done, single=True, pickles=packed is not None) if is_one(work) else done
 
 
 def _submit_one(task: Task, queue: Queue, check_secrets: _CheckSecrets | None, said: Mapping[str, Any]) -> Submission:

@@ -41,7 +41,9 @@ def call_packed(number: int | None, label: str, digest: str, more: dict[str, Any
 
     `label` is for people. Raises `ValueError` for another file, and for an item that would have to be unpickled.
     """
-    root = os.environ.get("RUNTIME_SNAPSHOT_DIR") or "."
+    root = os.environ.get("RUNTIME_SNAPSHOT_DIR")
+    if not root:
+        raise ValueError(f"{label} is packed in a snapshot, and the task has none")
     with open(f"{root}/{FILE}", "rb") as opened:  # noqa: PTH123 - pathlib is too large here
         content = opened.read()
     if hashlib.sha256(content).hexdigest() != digest:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from runtime.client.values import End
 from runtime.errors import InfrastructureFailure, InvalidValue
 from runtime.experiments import calls as module
 from runtime.experiments.calls import Call, Calls
+from tests.services_support import PATIENCE_S
 
 
 class Played:
@@ -20,6 +22,7 @@ class Played:
 
     def __init__(self) -> None:
         self.ends: dict[int, Callable[[], Any]] = {}
+        self.loaded: list[int] = []
         self.cancelled: list[Sequence[int] | None] = []
         self.problems: list[BaseException] = []
         self.looked = threading.Event()
@@ -28,12 +31,19 @@ class Played:
     def describe(self) -> str:
         return "played"
 
-    def look(self, open: Sequence[int]) -> dict[int, Callable[[], Any]]:
+    def look(self, open: Sequence[int]) -> dict[int, End]:
         self.asked.append(list(open))
         self.looked.set()
         if self.problems:
             raise self.problems.pop()
-        return {number: self.ends[number] for number in open if number in self.ends}
+        return {number: self._end(number, self.ends[number]) for number in open if number in self.ends}
+
+    def _end(self, number: int, act: Callable[[], Any]) -> End:
+        def take() -> Any:
+            self.loaded.append(number)
+            return act()
+
+        return End(take=take, failure="KeyError: 'no'" if act is fail else None, cancelled=act is gone)
 
     def read_log(self, number: int) -> str:
         return f"log of {number}"
@@ -166,3 +176,36 @@ def test_only_open_calls_are_looked_for(calls: Calls, source: Played) -> None:
     assert source.asked[-1] == [2]
     source.ends[2] = lambda: 1
     calls[2].result()
+
+
+def test_value_is_loaded_only_for_who_asks_and_once(calls: Calls, source: Played) -> None:
+    source.ends = {0: lambda: "a", 1: fail, 2: lambda: "c"}
+    wait(calls)
+    repr(calls)
+    before = list(source.loaded)
+
+    assert (calls[0].result(), calls[0].result(), type(calls[1].exception())) == ("a", "a", KeyError)
+    assert (before, source.loaded) == ([], [0, 1])
+
+
+def test_cancelled_coroutine_stops_waiting_and_the_call_goes_on(calls: Calls, source: Played) -> None:
+    async def give_up() -> None:
+        for waiting in (calls[0], calls):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(_await(waiting), 0.01)
+
+    asyncio.run(give_up())
+
+    assert (source.cancelled, [each.done() for each in calls]) == ([], [False] * 3)
+
+
+async def _await(waiting: Any) -> Any:
+    return await waiting
+
+
+def test_source_that_cannot_answer_again_ends_the_calls(calls: Calls, source: Played) -> None:
+    source.problems = [InfrastructureFailure("the record root is gone", retryable=False)]
+    source.looked.clear()
+
+    with pytest.raises(InfrastructureFailure, match="the record root is gone"):
+        calls[0].result(timeout=PATIENCE_S)

@@ -15,7 +15,7 @@ import pytest
 
 import runtime
 from runtime.client.values import CallFailed, RemoteTraceback
-from runtime.errors import InvalidTask, NotPossible, RequestRefused, UnknownName
+from runtime.errors import InvalidTask, InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.spec import InvalidSpec
 from tests.services_support import PATIENCE_S, wait_until
 from tests.shim_support import processes_with, signal_all
@@ -41,14 +41,23 @@ def check(n):
         raise Small(n)
     return n
 
-def pair(n):
-    return (n, {n})
-
 def fit(run, variant):
     run.report(step=1, loss=variant["lr"])
     (run.output / "weights").write_text("w")
     (run.checkpoint / "state").write_text("s")
     return [run.name, run.variant["lr"], run.output.joinpath("weights").read_text(), run.should_stop()]
+
+def pair_of(n):
+    return (n, {n})
+
+def same(value):
+    return value
+
+def token(n):
+    return os.urandom(8).hex()
+
+def leave(code):
+    raise SystemExit(code)
 
 def hang(n):
     print("hangs", flush=True)
@@ -236,10 +245,10 @@ def test_fields_of_a_job_file_stand_beside_the_function(lab: Any) -> None:
     job = runtime.launch(lab.double, "local", args=[4], name="twice", array={"count": 2}, env={"A": "b"})
 
     assert job.result(timeout=PATIENCE_S) == [8, 8]
-    assert job.result(1) == 8
+    assert job.result(index=1) == 8
     assert job.entry().name == "twice"
     with pytest.raises(UnknownName, match="run"):
-        job.result(2)
+        job.result(index=2)
 
 
 def test_field_that_no_job_file_has_is_refused(lab: Any) -> None:
@@ -275,7 +284,7 @@ def test_result_waits_no_longer_than_asked(lab: Any) -> None:
 def test_values_of_another_user_are_not_loaded(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from runtime.client.jobs import returned
 
-    job = runtime.launch(lab.pair, "local", args=[4])
+    job = runtime.launch(lab.pair_of, "local", args=[4])
     assert job.result(timeout=PATIENCE_S) == (4, {4})
     monkeypatch.setattr(returned, "owner_name", lambda: "mallory")
 
@@ -402,3 +411,75 @@ def test_calls_in_a_queue_end_wherever_the_program_has_gone(
 
     assert calls.results(timeout=PATIENCE_S) == [2, 4]
     assert calls[0].logs() == "double 1\n"
+
+
+def test_values_have_their_types_on_every_target(lab: Any, target: str) -> None:
+    calls = runtime.map(lab.pair_of, [1], target=target)
+
+    assert calls.results(timeout=PATIENCE_S) == [(1, {1})]
+
+
+def test_marker_of_a_pickle_that_a_function_returns_is_only_a_dictionary(lab: Any, target: str) -> None:
+    marked = {"$runtime.pickle": "gASVDwAAAAAAAACMBXBvc2l4lIwEZXhpdJSTlC4="}
+
+    assert runtime.map(lab.same, [marked], target=target).results(timeout=PATIENCE_S) == [marked]
+
+
+def test_marker_that_a_submitted_function_returns_is_only_a_dictionary(lab: Any, worker: Callable[[], None]) -> None:
+    worker()
+    marked = {"$runtime.pickle": "gASVDwAAAAAAAACMBXBvc2l4lIwEZXhpdJSTlC4="}
+
+    assert runtime.submit(lab.same, args=[marked]).result(timeout=PATIENCE_S) == marked
+
+
+@pytest.mark.parametrize("target", ["local", "queue:"])
+def test_again_makes_new_work(lab: Any, worker: Callable[[], None], target: str) -> None:
+    if target == "queue:":
+        worker()
+    first = runtime.map(lab.token, [1], target=target).results(timeout=PATIENCE_S)
+
+    assert runtime.map(lab.token, [1], target=target).results(timeout=PATIENCE_S) == first
+    assert runtime.map(lab.token, [1], target=target, again=True).results(timeout=PATIENCE_S) != first
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_interrupt_of_a_map_here_ends_the_map(lab: Any, kind: type[BaseException]) -> None:
+    def stop(n: int) -> None:
+        raise kind
+
+    with pytest.raises(kind):
+        runtime.map(stop, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ({"function": "os:system"}, InvalidValue),
+        ({"function": None}, InvalidValue),
+        ({"target": None}, InvalidValue),
+        ({"target": ""}, InvalidValue),
+        ({"name": "../../x"}, InvalidValue),
+        ({"name": "a/b"}, InvalidValue),
+        ({"name": "x\0y"}, InvalidValue),
+    ],
+)
+def test_call_of_nothing_that_could_run_is_refused(lab: Any, words: dict[str, Any], error: type[Exception]) -> None:
+    given = {"function": lab.double, "items": [1], "target": "here", **words}
+    function, items = given.pop("function"), given.pop("items")
+
+    with pytest.raises(error):
+        runtime.map(function, items, **given)
+    with pytest.raises(error):
+        runtime.run_experiment(function, 1, **given)
+
+
+def test_end_of_a_job_without_a_value_says_how_its_process_ended(lab: Any) -> None:
+    with pytest.raises(CallFailed, match="app_failed, exit code 3"):
+        runtime.map(lab.leave, [3], target="local").results(timeout=PATIENCE_S)
+
+
+def test_packed_call_of_a_packed_call_goes_through(lab: Any, worker: Callable[[], None]) -> None:
+    Path(".runtime-calls").write_text("{}")
+    worker()
+
+    assert runtime.map(lambda n: n + 1, [1], target="queue:").results(timeout=PATIENCE_S) == [2]

@@ -397,7 +397,7 @@ def test_trials_in_the_parts_of_a_store_are_read_back(lab: Any, tmp_path: Path) 
     options = runtime.WorkerOptions(idle_timeout=timedelta(seconds=0.2))
     assert runtime.run_worker(queue, options=options).succeeded == 2
     ends = third.look([0, 1, 2])
-    assert {number: take() for number, take in ends.items()} == {0: (0.5 - 0.3) ** 2, 1: (0.75 - 0.3) ** 2}
+    assert {number: end.take() for number, end in ends.items()} == {0: (0.5 - 0.3) ** 2, 1: (0.75 - 0.3) ** 2}
     with pytest.raises(OtherStudy):
         QueuePlace(lab.loss, "fit", queue, {**TOLD, "function": "g"}, {}).read()
 
