@@ -23,7 +23,7 @@ import pytest
 from runtime.reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.worker.attempts import child, entries, environment, processes, wire
+from runtime.worker.attempts import calls, child, entries, environment, processes, wire
 from runtime.worker.attempts.model import Ended, Order, PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.trees import Trees
@@ -449,9 +449,15 @@ def test_traceback_of_what_fails_before_user_code_shows_no_frame_of_ours(used: B
 
 
 def test_own_files_are_those_of_the_modules_around_user_code() -> None:
-    modules = {child, entries, environment, wire}
+    modules = {calls, child, entries, environment, wire}
     assert {module.__file__ for module in modules} == entries.OWN_FILES
-    called = [child.Child._run, entries.load_function, environment.Environment.prepare, wire.Control.begin]
+    called = [
+        calls.call_request,
+        child.Child._run,
+        entries.load_function,
+        environment.Environment.prepare,
+        wire.Control.begin,
+    ]
     assert {function.__code__.co_filename for function in called} <= entries.OWN_FILES
 
 
