@@ -32,15 +32,20 @@ def call_request(request: dict[str, Any]) -> Any:
 
 def call_packed(number: int | None, label: str, digest: str) -> Any:
     """Make a call of the snapshot's file, whose SHA-256 is `digest`: that of item `number`. `label` is for people."""
+    return _call(read_packed(number, label, digest))
+
+
+def read_packed(number: int | None, label: str, digest: str) -> dict[str, Any]:
+    """Return the request of that call. Nothing is unpickled."""
     root = os.environ.get("RUNTIME_SNAPSHOT_DIR") or "."
     with open(f"{root}/{FILE}", "rb") as opened:  # noqa: PTH123 - pathlib is too large here
         content = opened.read()
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(f"{FILE} of the snapshot is not the one that {label} was submitted with")
-    request = json.loads(content)
+    request: dict[str, Any] = json.loads(content)
     if number is not None:
         request.update(item=request["items"][number], number=number)
-    return _call(request)
+    return request
 
 
 def _call(request: dict[str, Any]) -> Any:

@@ -49,6 +49,7 @@ BASE_ENVIRONMENT = {
 
 FOREIGN_ENVIRONMENT = (
     *(name.decode() for name in _NAMES if name != b"PYTHONPATH"),
+    "RUNTIME_PYTHON",
     "RUNTIME_ARRAY_INDEX",
     "RUNTIME_PREEMPTED_NOTE",
     "RUNTIME_MASTER_ADDR",
@@ -103,6 +104,8 @@ class Environment:
         """Variables that are restored after each attempt."""
         self._inherited = dict(self.variables)
         self._values = [os.environb.get(name, b"") for name in _NAMES]
+        self.python = ""
+        """The interpreter of the task's environment; empty if the attempt runs in the worker's own."""
         self._extra = ""
         """JSON text of an order's further variables."""
         self.fenced = False
@@ -157,7 +160,13 @@ class Environment:
                 code_dir,
                 f"{deadline:.3f}" if deadline else "",
                 # The submitted code comes before installed code.
-                os.pathsep.join([*(_import_folders(code_dir) if code_dir else ()), *filter(None, [self._python_path])]),
+                # The worker's own PYTHONPATH is for the worker's own Python.
+                os.pathsep.join(
+                    [
+                        *(_import_folders(code_dir) if code_dir else ()),
+                        *filter(None, [not self.python and self._python_path]),
+                    ]
+                ),
             )
         ]
         if values != self._values:
@@ -216,7 +225,7 @@ class Environment:
         for name, value in new.items():
             # Not as the locale has it: a secret may hold any character, and an error about it would quote it.
             self._set_variable(os.fsencode(name), value.encode("utf-8", "surrogateescape"))
-        self._extra = text
+        self._extra, self.python = text, new.get("RUNTIME_PYTHON", "")
         if "RUNTIME_FENCED" in new:
             from runtime.worker.attempts import fence
 
