@@ -148,7 +148,9 @@ def encode_value(value: "Any") -> bytes:
 def encode_plain(value: "Any") -> bytes:
     """The file of a value that has to be JSON, as JSON spells it: a tuple is a list. Raises `NoJson`."""
     try:
-        return _join("json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+        return _join(
+            "json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        )
     except (TypeError, ValueError, RecursionError) as problem:
         raise NoJson(
             "the function returned %s, which is no JSON value: %s; return plain numbers, texts, lists and dicts, and write the "

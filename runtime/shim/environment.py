@@ -270,7 +270,9 @@ def _build_environment(made, python, lock, place, gives_up, log):
     try:
         with renewed(place + ".builder"):
             for words, is_base in _list_steps(made, python, lock, home):
-                code, said = _run_manager(words, os.path.dirname(lock), environment, os.path.join(home, "made"), gives_up)
+                code, said = _run_manager(
+                    words, os.path.dirname(lock), environment, os.path.join(home, "made"), gives_up
+                )
                 log("$ %s\n%s" % (" ".join(words), said and said + "\n"))
                 if code != 0:
                     text = "%s failed: %s" % (" ".join(_name(words)), "\n".join(said.splitlines()[-10:]))
@@ -306,7 +308,15 @@ def _list_steps(made, python, lock, home):
         else:
             here = os.uname().nodename
             raise CannotMake("the environment needs Python %s, and neither it nor uv is on PATH on %s" % (python, here))
-        words = [os.path.join(home, "bin", "python"), "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+        words = [
+            os.path.join(home, "bin", "python"),
+            "-I",
+            "-m",
+            "pip",
+            "install",
+            "--no-input",
+            "--disable-pip-version-check",
+        ]
         return [(base, True), (words + ["--no-deps"] * bool(made.get("complete")) + ["-r", lock], False)]
     if lock.endswith((".yml", ".yaml")):
         return [(["conda", "env", "create", "--quiet", "--prefix", home, "--file", lock], False)]
@@ -378,6 +388,7 @@ def _await_manager(child, gives_up):
                 child.wait(END_S)
         kill_group(child.pid, signal.SIGKILL)
         child.wait()
+        child.stdout.close()
 
 
 def enter_environment(made, place, tree, environment):

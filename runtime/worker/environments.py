@@ -121,7 +121,7 @@ class Environments:
             self._fail(identity, problem, "")
             return
         gives_up = partial(self._is_unwanted, self._making[identity])
-        self.calls.call(partial(make_environment, packages, gives_up), partial(self._was_made, identity))
+        self.calls.call(partial(make_environment, packages, self._services.scratch, gives_up), partial(self._was_made, identity))
 
     def _is_unwanted(self, making: _Making) -> bool:
         """Whether no task waits for it any more. Called on the builder's thread."""
@@ -192,10 +192,13 @@ class Environments:
         services.offload.call(lambda: services.records.append_log(task, token, data), written, awaited=True)
 
 
-def make_environment(packages: Packages, gives_up: Callable[[], bool]) -> Made:
-    """Find or make the environment on this machine, where all workers of this user share it. Raises `MakingFailed`."""
+def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bool]) -> Made:
+    """Find or make the environment on this machine, where all workers of this user share it. Raises `MakingFailed`.
+
+    The lock file lies in a folder of its own meanwhile, where managers find no settings and modules of anybody else.
+    """
     said: list[str] = []
-    folder = tempfile.mkdtemp(prefix="runtime-environment-")
+    folder = tempfile.mkdtemp(prefix="environment-", dir=scratch)
     try:
         for name, text in packages.files.items():
             Path(folder, name).write_text(text, encoding="utf-8")

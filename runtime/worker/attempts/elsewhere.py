@@ -124,7 +124,15 @@ class Call:
 
 
 def _plain(function: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"function": function, "name": function, "args": args, "kwargs": kwargs, "run": False, "packed": False, "plain": True}
+    return {
+        "function": function,
+        "name": function,
+        "args": args,
+        "kwargs": kwargs,
+        "run": False,
+        "packed": False,
+        "plain": True,
+    }
 
 
 # in the environment's Python

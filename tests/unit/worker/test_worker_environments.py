@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,29 +15,35 @@ from typing import Any
 
 import pytest
 
+from runtime.client.tasks.returned import read_end, read_task_log
 from runtime.reasons import EndReason
 from runtime.snapshots.environment import Packages, put_packages
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.tasks.model import CommandEntry, FunctionEntry, Task, TaskState, WorkflowEntry
+from runtime.tasks.model import CALL_REQUEST, CommandEntry, FunctionEntry, Task, TaskState, WorkflowEntry
 from runtime.testing import sample_task
 from tests.services_support import wait_until
-from tests.unit.worker.worker_bench import EXPERIMENT, Bench, bench, start_command
+from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, start_command
 
 __all__ = ["bench"]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the tests look at processes in /proc")
 HERE = "%d.%d" % sys.version_info[:2]
 WHICH = "import sys, tinytool; print(tinytool.VERSION, sys.prefix)"
-ROOT = Path(__file__).parents[3]
 
 
-def make_wheel(folder: Path, version: str, name: str = "tinytool") -> None:
-    folder.mkdir(exist_ok=True)
+def make_wheel(wheels: Path, version: str, name: str = "tinytool", *, folder: Path | None = None) -> None:
+    """Make a wheel with the modules of a folder, or with one module that has the version."""
+    wheels.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+    with zipfile.ZipFile(wheels / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        if folder is None:
+            wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        for path in folder.rglob("*.py") if folder else ():
+            wheel.write(path, f"{name}/{path.relative_to(folder)}")
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{info}/RECORD", "")
 
 
@@ -110,6 +114,10 @@ def give(value):
     return value
 
 
+def give_odd():
+    return [1, None, "ä\\ud800", {"a": float("inf")}]
+
+
 def give_set():
     return {1}
 
@@ -161,7 +169,11 @@ def odd(run, variant):
     return {1, 2}
 
 
-workflows = {"tool": lambda size: {"size": size, "version": tinytool.VERSION}}
+def tool(size: int):
+    return {"size": size, "version": tinytool.VERSION}
+
+
+workflows = {"tool": tool}
 """
 
 
@@ -178,7 +190,7 @@ def test_function_of_an_environment_returns_raises_and_leaves_as_in_the_workers_
     terms = {"environment": environment(bench, "tinytool==1.0"), "snapshot": code(bench)}
     names = {
         "version": (),
-        "give": ([1, None, "ä\ud800", {"a": float("inf")}],),
+        "give_odd": (),
         "give_set": (),
         "fail": (),
         "outgrow": (),
@@ -195,7 +207,7 @@ def test_function_of_an_environment_returns_raises_and_leaves_as_in_the_workers_
     ended = {name: bench.record(task) for name, task in tasks.items()}
     (home,) = [str(path.resolve()) for path in places(bench).iterdir() if path.is_symlink()]
     assert ended["version"].value == ["1.0", home]
-    assert ended["give"].value == [1, None, "ä\ud800", {"a": float("inf")}]
+    assert ended["give_odd"].value == [1, None, "ä\ud800", {"a": float("inf")}]
     assert ended["keep"].value is True
     assert ended["keep"].log == "looked at result\n"
     assert Path(str(ended["keep"].outputs_url), "result").read_text() == "1.0"
@@ -233,9 +245,6 @@ def test_functions_of_the_workers_own_python_run_beside_those_of_an_environment(
 
 
 def test_experiments_function_in_an_environment_gets_its_run_and_returns_any_value(bench: Bench, wheels: Path) -> None:
-    from runtime.client.tasks.returned import read_end
-    from runtime.tasks.model import CALL_REQUEST
-
     terms = {"environment": environment(bench, "tinytool==2.0"), "snapshot": code(bench)}
     request = {"name": "sac", "run": True, "args": [], "kwargs": {}, "packed": False, "item": {"lr": 0.1}, "number": 4}
     tasks = [
@@ -251,11 +260,280 @@ def test_experiments_function_in_an_environment_gets_its_run_and_returns_any_val
     assert read_end(bench.records, odd.task_id, 1, loads=True)() == {1, 2}
 
 
-def test_workflow_in_an_environment_runs_by_the_workers_own_copy_of_this_package(
+def test_workflow_in_an_environment_runs_by_the_workers_own_copy_of_this_package(bench: Bench, wheels: Path) -> None:
+    # jsonargparse, which reads a workflow's arguments, comes from the environment.
+    import jsonargparse
+    import yaml
+
+    for module in (jsonargparse, yaml):
+        make_wheel(wheels, "1.0", module.__name__, folder=Path(str(module.__file__)).parent)
+    terms = {
+        "environment": environment(bench, "tinytool==1.0", "jsonargparse==1.0", "yaml==1.0"),
+        "snapshot": code(bench),
+        "max_failures": 1,
+    }
+    tool = sample_task("tool", entry=WorkflowEntry("lab_body", "tool", ("--size=3",)), **terms)
+    wrong = sample_task("wrong", entry=WorkflowEntry("lab_body", "tool", ("--sise=3",)), **terms)
+    missing = sample_task("missing", entry=WorkflowEntry("lab_body", "no-such"), **terms)
+    bench.put(tool, wrong, missing)
+
+    bench.run(max_consecutive_failures=0)
+
+    assert bench.record(tool).value == {"size": 3, "version": "1.0"}
+    assert [bench.record(task).reason for task in (wrong, missing)] == [EndReason.CONFIG_INVALID] * 2
+    assert "no-such" in str(bench.record(missing).message)
+
+
+# what cannot be made
+
+
+def test_lock_file_that_cannot_be_installed_fails_its_task_with_what_pip_said(bench: Bench, wheels: Path) -> None:
+    task = look("wrong", environment(bench, "tinytool==3.0"), max_failures=2)
+    bench.put(task)
+
+    bench.run(max_consecutive_failures=0, idle_timeout=timedelta(seconds=8))
+
+    record = bench.record(task)
+    assert (record.state, record.reason, record.attempts) == (TaskState.FAILED, EndReason.SETUP_FAILED, 2)
+    assert "No matching distribution found for tinytool==3.0" in str(record.message)
+    assert "-m pip install" in record.log
+    assert list(places(bench).iterdir()) == []
+
+
+def test_machine_without_the_python_leaves_the_task_to_other_workers(
     bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # jsonargparse, which reads a workflow's arguments, is the environment's own in real use.
-    import jsonargparse
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    stranger = look("stranger", environment(bench, "tinytool==1.0", python="3.99"))
+    bench.put(stranger, bench.function("give", 1))
 
-    identity = environment(bench, "tinytool==1.0", "jsonargparse-stub==1")
-    del jsonargparse, identity
+    with bench.running():
+        assert wait_until(lambda: bool(bench.events("task_declined"))), bench.log.getvalue()
+        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1)
+
+    assert bench.records.find(stranger.id, 1) is None
+    assert bench.notes(stranger) == []
+    (said,) = bench.events("task_declined")
+    assert "needs Python 3.99, and neither it nor uv is on PATH" in json.dumps(said)
+    assert bench.record(bench.function("give", 1)).value == 1
+
+
+FULL = """#!/bin/sh
+echo "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+exit 1
+"""
+
+
+def fake_python(bench: Bench, monkeypatch: pytest.MonkeyPatch, script: str, minor: str = "3.98") -> Path:
+    """Put a Python on PATH whose environments have an interpreter that runs `script`."""
+    folder = bench.folder / "bin"
+    folder.mkdir()
+    (folder / "inner").write_text(script)
+    program = folder / f"python{minor}"
+    program.write_text(
+        f'#!/bin/sh\n[ "$2" = -c ] && {{ echo {minor}; exit; }}\n'
+        f'mkdir -p "$4/bin"; cp "{folder}/inner" "$4/bin/python"; chmod 755 "$4/bin/python"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_full_disk_buries_no_task_and_leaves_nothing(
+    bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_python(bench, monkeypatch, FULL)
+    task = look("full", environment(bench, "tinytool==1.0", python="3.98"))
+    bench.put(task)
+
+    with bench.running():
+        assert wait_until(lambda: bool(bench.events("task_declined"))), bench.log.getvalue()
+
+    assert bench.records.find(task.id, 1) is None
+    assert bench.notes(task) == []
+    assert "No space left on device" in json.dumps(bench.events("task_declined"))
+    assert list(places(bench).iterdir()) == []
+
+
+def test_environment_that_the_store_does_not_have_fails_the_task(bench: Bench, wheels: Path) -> None:
+    task = look("unknown", f"sha256:{'0' * 64}")
+    bench.put(task)
+
+    bench.run(max_consecutive_failures=0)
+
+    assert bench.record(task).reason is EndReason.SETUP_FAILED
+
+
+# while it is made
+
+SLOW = """#!/bin/sh
+echo $$ > "$RECORD.new"
+mv "$RECORD.new" "$RECORD"
+exec sleep 1000
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def slow(bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose pip does not end; the file has its pid."""
+    fake_python(bench, monkeypatch, SLOW)
+    monkeypatch.setenv("RECORD", str(bench.folder / "pip"))
+    return bench.folder / "pip"
+
+
+def test_cancelled_task_ends_the_making_of_its_environment(
+    bench: Bench, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.worker.upkeep.RENEW_AT_LEAST_EVERY_S", 0.05)
+    task = look("slow", environment(bench, "tinytool==1.0", python="3.98"), submitted_at=ago(seconds=5))
+    bench.put(task)
+    with bench.running():
+        assert wait_until(slow.exists), bench.log.getvalue()
+        assert bench.open_queue().cancel_open(EXPERIMENT) == 1  # type: ignore[attr-defined]
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None)
+        assert wait_until(lambda: not is_running(int(slow.read_text())))
+
+    assert bench.record(task).state is TaskState.CANCELLED
+    assert list(places(bench).iterdir()) == []
+
+
+def test_worker_that_is_asked_to_leave_ends_the_making_and_gives_the_task_back(bench: Bench, slow: Path) -> None:
+    task = look("slow", environment(bench, "tinytool==1.0", python="3.98"))
+    bench.put(task)
+    worker = start_command(bench, "--lease", "3s")
+    assert wait_until(slow.exists)
+
+    worker.send_signal(signal.SIGTERM)
+
+    _, said = worker.communicate(timeout=60)
+    assert worker.returncode == 0, said
+    assert not is_running(int(slow.read_text()))
+    assert list(places(bench).iterdir()) == []
+    assert bench.notes(task) == []
+    queue = bench.open_queue()
+    assert [lease.task.id for lease in queue.lease(1, worker="test", ttl=timedelta(minutes=1))] == [task.id]
+    queue.close()
+
+
+def test_worker_that_is_killed_leaves_nothing_that_is_taken_for_an_environment(
+    bench: Bench, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = look("slow", environment(bench, "tinytool==1.0", python="3.98"))
+    bench.put(task)
+    worker = start_command(bench)
+    assert wait_until(slow.exists)
+    worker.kill()
+    worker.communicate(timeout=60)
+    os.kill(int(slow.read_text()), signal.SIGKILL)
+    (bench.folder / "bin" / "inner").write_text('#!/bin/sh\n[ "$2" = -m ] || echo ran; exit 0\n')
+
+    bench.run(idle_timeout=timedelta(seconds=2))
+
+    assert bench.record(task).log == "ran\n"
+
+
+def test_workers_of_one_machine_make_an_environment_once(bench: Bench, wheels: Path) -> None:
+    identity = environment(bench, "tinytool==1.0")
+    tasks = [look(f"{number}", identity) for number in range(6)]
+    bench.put(*tasks)
+
+    workers = [start_command(bench, "--idle-timeout", "1s") for _ in range(3)]
+
+    said = [worker.communicate(timeout=110)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0, 0], said
+    assert len({bench.record(task).log for task in tasks}) == 1
+    assert len([path for path in places(bench).iterdir() if path.is_dir() and not path.is_symlink()]) == 1
+
+
+def test_making_an_environment_spends_none_of_the_tasks_time_and_keeps_its_lease(bench: Bench, wheels: Path) -> None:
+    fast = look("fast", environment(bench, "tinytool==1.0"), timeout=timedelta(seconds=2))
+    bench.put(fast)
+
+    bench.run(lease=timedelta(seconds=1))
+
+    record = bench.record(fast)
+    assert (record.state, record.attempts) == (TaskState.SUCCEEDED, 1)
+    log = read_task_log(bench.records, fast.id)
+    assert "-m pip install" in log
+    assert log.endswith(record.log)
+
+
+@pytest.mark.parametrize("way", ["plain", "by its attempt"])
+def test_function_in_an_environment_that_is_asked_to_stop_ends_as_in_the_workers_own(
+    bench: Bench, wheels: Path, way: str
+) -> None:
+    mark = bench.folder / "began"
+    name = "wait" if way == "plain" else "look_at_attempt"
+    terms = {"environment": environment(bench, "tinytool==1.0"), "snapshot": code(bench)}
+    task = function(way, f"lab_body:{name}", str(mark), **terms)
+    bench.put(task)
+    with bench.running() as running:
+        assert wait_until(mark.exists), bench.log.getvalue()
+        running.worker.stop()
+        running.join()
+
+    if way == "plain":
+        assert mark.with_name("began.left").exists()
+        assert [note.reason for note in bench.notes(task)] == [EndReason.PREEMPTED]
+    else:
+        assert bench.record(task).value == task.id
+
+
+# strangers
+
+
+def test_snapshot_with_names_of_ours_and_of_the_standard_library_is_called_all_the_same(
+    bench: Bench, wheels: Path
+) -> None:
+    bad = "raise RuntimeError('the wrong module')\n"
+    own = {name: bad for name in ("call", "json", "base64", "pip", "venv", "ensurepip", "site", "sitecustomize")}
+    snapshot = code(bench, **own)
+    identity = environment(bench, "tinytool==1.0")
+    (bench.folder / "source" / "requirements.txt").write_text("nothing==1\n")
+    (bench.folder / "source" / ".runtime-call").mkdir()
+    (bench.folder / "source" / ".runtime-call" / "call.json").write_text("{}")
+    snapshot = take_snapshot(bench.folder / "source", bench.records)
+    task = function("strange", "lab_body:version", environment=identity, snapshot=snapshot)
+    bench.put(task)
+
+    bench.run()
+
+    assert bench.record(task).value[0] == "1.0"
+
+
+def test_variables_of_the_worker_that_redirect_pip_change_nothing(
+    bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = bench.folder / "elsewhere"
+    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PYTHONPATH", "PIP_REQUIREMENT", "PIP_CONSTRAINT"):
+        monkeypatch.setenv(name, str(elsewhere))
+    monkeypatch.setenv("PIP_USER", "1")
+    task = look("redirected", environment(bench, "tinytool==1.0"))
+    bench.put(task)
+
+    bench.run()
+
+    assert bench.record(task).state is TaskState.SUCCEEDED, bench.record(task).message
+    assert not elsewhere.exists()
+
+
+def test_environment_folder_that_others_can_write_is_not_used(bench: Bench, wheels: Path) -> None:
+    identity = environment(bench, "tinytool==1.0")
+    bench.put(look("first", identity))
+    bench.run()
+    (home,) = [path.resolve() for path in places(bench).iterdir() if path.is_symlink()]
+    home.chmod(0o777)
+    again = look("again", identity)
+    bench.put(again)
+
+    bench.run()
+
+    assert bench.record(again).state is TaskState.SUCCEEDED
+    assert str(home) not in bench.record(again).log
