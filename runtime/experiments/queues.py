@@ -12,7 +12,8 @@ from runtime.client.functions import make_call
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.kept_stacks import KeptStack
-from runtime.client.tasks.make import open_target
+from runtime.client.tasks.make import check_argument, open_target
+from runtime.client.tasks.packages import take_packages
 from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
 from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
@@ -23,7 +24,10 @@ from runtime.records.orders import person
 from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, task_id
 from runtime.worker.attempts.calls import FILE
 
-TERMS: Final = ("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot")
+TERMS: Final = (
+    *("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot"),
+    *("environment", "with_packages"),
+)
 """Fields of tasks; `time_limit` is the job file's word for `timeout`."""
 
 
@@ -48,10 +52,14 @@ def start_on_queue(
     request = request_of(call, name)
     in_file = call.packed or call.pickled is not None
     more = {FILE: encode_packed({**request, "items": list(every)})} if in_file else {}
-    wanted = terms.pop("snapshot", None)
+    wanted, environment = terms.pop("snapshot", None), terms.pop("environment", None)
+    if environment is not None:
+        check_argument("environment", environment)
     with open_target(asked, stack) as opened:
         records = (opened.queue if isinstance(opened, KeptStack) else opened).records
-        code = take_code(wanted, records, load_settings(), start=folder, more=more)
+        settings = load_settings()
+        code = take_code(wanted, records, settings, start=folder, more=more)
+        packages = take_packages(environment, records, settings, code, extra=terms.pop("with_packages", ()))
     if in_file:
         check_packed(call.function, wanted, code)
     ids: dict[str, int] = {}
@@ -67,19 +75,25 @@ def start_on_queue(
                 entry = {"function": CALL_REQUEST, "args": [{**request, "item": item, "number": number}]}
             else:
                 entry = {"function": call.function, "args": [item]}
-            key = f"{number}-{_key_of(entry, code.snapshot)}"
+            key = f"{number}-{_key_of(entry, code.snapshot, packages.id)}"
             ids[task_id(name, key=key)] = number
             yield {**entry, "key": key, "folder": code.folder}
 
     submission = submit(
-        make_lines(), experiment=name, queue=asked, stack=stack, snapshot=code.snapshot or False, **terms
+        make_lines(),
+        experiment=name,
+        queue=asked,
+        stack=stack,
+        snapshot=code.snapshot or False,
+        environment=packages.id or False,
+        **terms,
     )
     source = QueueCalls(name, submission.queue, asked, stack, ids)
     return Calls(name, [Call(number, f"task {task} of {name}", source) for task, number in ids.items()], source)
 
 
-def _key_of(entry: Mapping[str, Any], snapshot: str | None) -> str:
-    text = json.dumps([entry, snapshot], sort_keys=True)
+def _key_of(entry: Mapping[str, Any], snapshot: str | None, environment: str | None) -> str:
+    text = json.dumps([entry, snapshot, *filter(None, [environment])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

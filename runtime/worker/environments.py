@@ -99,7 +99,7 @@ class Environments:
 
     def _find(self, identity: str) -> str | None:
         home, noted_at = self._homes.get(identity, ("", 0.0))
-        if home and time.monotonic() - noted_at < FRESH_S and os.path.exists(f"{home}/bin/python"):
+        if home and time.monotonic() - noted_at < FRESH_S and Path(home, "bin", "python").exists():
             return home
         return None
 
@@ -121,7 +121,9 @@ class Environments:
             self._fail(identity, problem, "")
             return
         gives_up = partial(self._is_unwanted, self._making[identity])
-        self.calls.call(partial(make_environment, packages, self._services.scratch, gives_up), partial(self._was_made, identity))
+        self.calls.call(
+            partial(make_environment, packages, self._services.scratch, gives_up), partial(self._was_made, identity)
+        )
 
     def _is_unwanted(self, making: _Making) -> bool:
         """Whether no task waits for it any more. Called on the builder's thread."""

@@ -27,7 +27,7 @@ from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, start_
 __all__ = ["bench"]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the tests look at processes in /proc")
-HERE = "%d.%d" % sys.version_info[:2]
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 WHICH = "import sys, tinytool; print(tinytool.VERSION, sys.prefix)"
 
 
@@ -99,6 +99,10 @@ def test_commands_of_different_environments_in_one_queue_run_in_their_own(bench:
     assert bench.record(plain).reason is EndReason.APP_FAILED
 
 
+NO_JSON = (
+    "the function returned set, which is no JSON value: Object of type set is not JSON serializable; return plain numbers, "
+    "texts, lists and dicts, and write the rest to the output folder"
+)
 BODY = """
 import os, signal, sys, time
 from pathlib import Path
@@ -212,11 +216,7 @@ def test_function_of_an_environment_returns_raises_and_leaves_as_in_the_workers_
     assert ended["keep"].log == "looked at result\n"
     assert Path(str(ended["keep"].outputs_url), "result").read_text() == "1.0"
     assert {name: (each.reason, each.message) for name, each in ended.items() if each.state is TaskState.FAILED} == {
-        "give_set": (
-            EndReason.APP_FAILED,
-            "the function returned set, which is no JSON value: Object of type set is not JSON serializable; return plain "
-            "numbers, texts, lists and dicts, and write the rest to the output folder",
-        ),
+        "give_set": (EndReason.APP_FAILED, NO_JSON),
         "fail": (EndReason.APP_FAILED, "ValueError: no such luck"),
         "outgrow": (EndReason.OOM, "MemoryError: too much"),
         "missing": (EndReason.CONFIG_INVALID, "module lab_body has no function missing"),
@@ -493,7 +493,7 @@ def test_snapshot_with_names_of_ours_and_of_the_standard_library_is_called_all_t
     bench: Bench, wheels: Path
 ) -> None:
     bad = "raise RuntimeError('the wrong module')\n"
-    own = {name: bad for name in ("call", "json", "base64", "pip", "venv", "ensurepip", "site", "sitecustomize")}
+    own = dict.fromkeys(("call", "json", "base64", "pip", "venv", "ensurepip", "site", "sitecustomize"), bad)
     snapshot = code(bench, **own)
     identity = environment(bench, "tinytool==1.0")
     (bench.folder / "source" / "requirements.txt").write_text("nothing==1\n")
