@@ -263,12 +263,21 @@ def freeze(project: Path | None, extra: Sequence[str] = (), *, path: Sequence[st
     Left out is `project`, the folder whose snapshot goes with the tasks, if it is installed from there. `path` is the import
     path to look at. Raises `NotPossible`, with names, for packages that no index has.
     """
-    lines = _frozen(project, tuple(sys.path if path is None else path))
+    looked_at = tuple(sys.path if path is None else path)
+    lines = _frozen(project, looked_at, tuple(map(_stamp, looked_at)))
     return Packages(manager="pip", python=_minor(), files={LOCK_OF["pip"]: _with(lines, extra)}, complete=not extra)
 
 
+def _stamp(folder: str) -> int:
+    try:
+        return Path(folder).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 @functools.lru_cache(8)
-def _frozen(project: Path | None, path: tuple[str, ...]) -> tuple[str, ...]:
+def _frozen(project: Path | None, path: tuple[str, ...], _: tuple[int, ...]) -> tuple[str, ...]:
+    """List the packages, again once a folder has got or lost one: a program may submit thousands of times."""
     from importlib.metadata import distributions
 
     found: dict[str, str] = {}

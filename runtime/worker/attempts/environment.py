@@ -144,6 +144,8 @@ class Environment:
         scratch_root, cwd, code_dir, snapshot, extra = fields[8 : wire.ORDER_FIELDS]
         if extra != self._extra:
             self._set_extra(extra)
+        # What the worker adds to its own Python's path is not for another.
+        inherited = "" if self.python else self._python_path
         values = [
             text.encode("utf-8", "surrogateescape")
             for text in (
@@ -160,13 +162,7 @@ class Environment:
                 code_dir,
                 f"{deadline:.3f}" if deadline else "",
                 # The submitted code comes before installed code.
-                # The worker's own PYTHONPATH is for the worker's own Python.
-                os.pathsep.join(
-                    [
-                        *(_import_folders(code_dir) if code_dir else ()),
-                        *filter(None, [not self.python and self._python_path]),
-                    ]
-                ),
+                os.pathsep.join([*(_import_folders(code_dir) if code_dir else ()), *filter(None, [inherited])]),
             )
         ]
         if values != self._values:
