@@ -191,7 +191,9 @@ class Environment:
 
     def __post_init__(self) -> None:
         if self.python is not None and not re.fullmatch(r"3\.[0-9]{1,2}", self.python):
-            raise ValueError(f"has `python` {describe(self.python)}, expected a minor version in quotes, such as '3.11'")
+            raise ValueError(
+                f"has `python` {describe(self.python)}, expected a minor version in quotes, such as '3.11'"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
