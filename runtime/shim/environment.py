@@ -332,11 +332,10 @@ def _find_python(minor):
     """The interpreter of a minor version that runs here; None if none is known. A program of that name may be a mere
     placeholder, as those of pyenv are."""
     own = getattr(sys, "_base_executable", None) or sys.executable
-    if own and minor == "%d.%d" % sys.version_info[:2]:
-        return own
+    known = [own] if own and minor == "%d.%d" % sys.version_info[:2] else []
+    known += [os.path.join(folder, "python" + minor) for folder in os.get_exec_path()]
     ask = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])"
-    for folder in os.get_exec_path():
-        program = os.path.join(folder, "python" + minor)
+    for program in known:
         try:
             with io.open(os.devnull) as nothing:
                 said = subprocess.check_output([program, "-I", "-c", ask], stdin=nothing, stderr=subprocess.STDOUT)

@@ -65,9 +65,13 @@ class Packages:
 
 def put_packages(packages: Packages, records: RecordStore) -> str:
     """Store the packages unless the store has them, and return their content id."""
-    if not records.has_blob(_reference(packages.id)):
+    if not has_packages(packages.id, records):
         records.put_blob(packages.encode(), prefix=PREFIX)
     return packages.id
+
+
+def has_packages(identity: str, records: RecordStore) -> bool:
+    return records.has_blob(_reference(identity))
 
 
 def fetch_packages(identity: str, records: RecordStore) -> Packages:

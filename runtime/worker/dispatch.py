@@ -303,8 +303,8 @@ class Dispatch:
             secrets=held.secrets,
             scratch_root=services.scratch,
         )
-        if held.environment:
-            order.env = {**order.env, **entered(held.environment)}
+        if task.environment is not None:
+            order.env = {**order.env, **entered(held.environment, task.environment)}
         if held.fenced:
             order.env = {**order.env, fence.VARIABLE: str(os.getpid())}
         if task.timeout is not None:

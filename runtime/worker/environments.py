@@ -138,25 +138,24 @@ class Environments:
                 held.environment = made.home
                 if made.said:
                     self._log(held, made.said)
-                self._then(held)
+                else:
+                    self._then(held)
             return
-        said = ""
-        if isinstance(problem, MakingFailed):
-            problem, said = problem.problem, problem.said
-        if isinstance(problem, GivenUp):
+        told = problem.problem if isinstance(problem, MakingFailed) else problem
+        if isinstance(told, GivenUp):
             # Tasks that came while it was given up still want it.
             again = self._take_waiting(identity)
             if self._services.leaving.reason is None:
                 for held in again:
                     self.enter(held)
-        elif isinstance(problem, CannotMake | OSError):
-            why = f"its environment cannot be made on this machine: {problem}"
+        elif isinstance(told, CannotMake | OSError):
+            why = f"its environment cannot be made on this machine: {told}"
             self._cannot = {key: known for key, known in self._cannot.items() if time.monotonic() < known[1]}
             self._cannot[identity] = why, time.monotonic() + CANNOT_FOR_S
             for held in self._take_waiting(identity):
                 self._decline(held, why, timedelta(seconds=CANNOT_FOR_S))
         else:
-            self._fail(identity, problem, said)
+            self._fail(identity, told, problem.said if isinstance(problem, MakingFailed) else "")
 
     def _take_waiting(self, identity: str) -> list[HeldLease]:
         by_token = self._services.holdings.by_token
@@ -181,7 +180,7 @@ class Environments:
             )
 
     def _log(self, held: HeldLease, said: str) -> None:
-        """Begin the attempt's log with the managers' output."""
+        """Begin the attempt's log with the managers' output, and then pass the task on."""
         services, task, token = self._services, held.lease.task.id, held.lease.token
         data = said.encode(errors="replace")
         held.logged_bytes = len(data)
@@ -190,8 +189,10 @@ class Environments:
             held.log_url = url or held.log_url
             if problem is not None:
                 services.say.trouble("writing a log", problem)
+            if held.lease.token in services.holdings.by_token:
+                self._then(held)
 
-        services.offload.call(lambda: services.records.append_log(task, token, data), written, awaited=True)
+        services.offload.call(lambda: services.records.append_log(task, token, data), written)
 
 
 def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bool]) -> Made:
@@ -204,7 +205,7 @@ def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bo
     try:
         for name, text in packages.files.items():
             Path(folder, name).write_text(text, encoding="utf-8")
-        home = find_environment(packages.order(), "", folder, True, gives_up, said.append)
+        home: str = find_environment(packages.order(), "", folder, True, gives_up, said.append)  # type: ignore[no-untyped-call]
     except SetupFailed as problem:
         raise MakingFailed(problem, "".join(said)) from None
     finally:
@@ -212,9 +213,10 @@ def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bo
     return Made(home, "".join(said))
 
 
-def entered(home: str) -> dict[str, str]:
+def entered(home: str, identity: str) -> dict[str, str]:
     """Return the variables of an attempt in an environment."""
     return {
+        "RUNTIME_ENVIRONMENT_ID": identity,
         "VIRTUAL_ENV": home,
         "RUNTIME_PYTHON": f"{home}/bin/python",
         "PATH": os.pathsep.join((f"{home}/bin", os.environ.get("PATH", os.defpath))),

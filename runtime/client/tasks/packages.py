@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.owners import check_size, read_file
-from runtime.snapshots.environment import LOCK_OF, Packages, put_packages
+from runtime.snapshots.environment import LOCK_OF, Packages, has_packages, put_packages
 from runtime.tasks.model import is_content_id
 from runtime.units import count_noun
 from runtime.values import dataclass
@@ -79,6 +80,8 @@ def take_packages(
     other machine could install.
     """
     base = Path()
+    if wanted is None and not extra and (inherited := _inherit(records, code)) is not None:
+        return inherited
     if wanted is None and settings.project.environment is not None:
         wanted, base = settings.project.environment, settings.project.root
     if wanted is None and extra:
@@ -107,6 +110,15 @@ def take_packages(
     return SubmittedPackages(id=identity, described=described)
 
 
+def _inherit(records: RecordStore | None, code: SubmittedCode) -> SubmittedPackages | None:
+    """Return the environment of the attempt that submits, if the tasks carry its code too."""
+    identity = os.environ.get("RUNTIME_ENVIRONMENT_ID", "")
+    own = code.snapshot is not None and code.snapshot == os.environ.get("RUNTIME_SNAPSHOT_ID")
+    if not own or records is None or not is_content_id(identity) or not has_packages(identity, records):
+        return None
+    return SubmittedPackages(id=identity, described=f"this attempt, `{identity[:19]}`")
+
+
 def _minor() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -126,7 +138,10 @@ def read_lock(path: Path, extra: Sequence[str] = ()) -> Packages:
             )
         _check_uv(path, text)
         project = path.with_name("pyproject.toml")
-        return Packages(manager="uv", python=_minor(), files={path.name: text, project.name: _read(project)})
+        settings = _read(project)
+        for url in re.findall(r"[a-z+]+://[^\s\"']+", settings):
+            _check_url(str(project), url)
+        return Packages(manager="uv", python=_minor(), files={path.name: text, project.name: settings})
     if path.suffix in (".yml", ".yaml", ".toml", ".lock"):
         raise NotPossible(
             f"`{path}` is no lock file that tasks can carry",

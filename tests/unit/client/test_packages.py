@@ -144,6 +144,11 @@ def test_lock_of_uv_with_a_password_or_no_toml_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(NotPossible) as password:
         read_lock(write(tmp_path / "uv.lock", f"{UV}\n{more}"))
+    write(
+        tmp_path / "elsewhere" / "pyproject.toml", '[[tool.uv.index]]\nurl = "https://me:token@pypi.lab.org/simple"\n'
+    )
+    with pytest.raises(NotPossible):
+        read_lock(write(tmp_path / "elsewhere" / "uv.lock", UV))
     with pytest.raises(NotPossible):
         read_lock(write(tmp_path / "uv.lock", "<<<<<<< HEAD\n"))
     with pytest.raises(NotPossible):

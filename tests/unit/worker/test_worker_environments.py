@@ -537,3 +537,28 @@ def test_environment_folder_that_others_can_write_is_not_used(bench: Bench, whee
 
     assert bench.record(again).state is TaskState.SUCCEEDED
     assert str(home) not in bench.record(again).log
+
+
+SUBMIT = """
+import os, runtime
+from runtime.client.tasks.submit import submit
+
+done = submit(["command"] and {"command": ["python", "-c", "import tinytool; print(tinytool.VERSION)"]},
+    queue="sqlite:" + os.environ["QUEUE"], key="inner", experiment="sample")
+print(done.environment)
+"""
+
+
+def test_tasks_that_an_attempt_submits_carry_its_environment(
+    bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE", str(bench.path))
+    identity = environment(bench, "tinytool==2.0")
+    # The submitting Python is the worker's, by its path: it has this package's dependencies.
+    outer = command("outer", sys.executable, "submits.py", environment=identity, snapshot=code(bench, submits=SUBMIT))
+    bench.put(outer)
+
+    bench.run(idle_timeout=timedelta(seconds=2), max_consecutive_failures=0)
+
+    assert bench.record(outer).log == f"{identity}\n"
+    assert bench.record(sample_task("inner")).log == "2.0\n"
