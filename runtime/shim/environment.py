@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import select
 import shutil
 import signal
 import socket
@@ -32,6 +33,8 @@ END_S = 3.0
 """How long a manager that is not wanted any more may take to end."""
 UNUSED_S = 30 * 86400.0
 """How long an environment of a machine is kept that no attempt enters."""
+MOST_SAID = 1 << 20
+"""Bytes that are kept of what a manager says."""
 HALF_MADE_S = 86400.0
 """Age at which an environment that was never published counts as left by a builder that was killed."""
 
@@ -372,14 +375,22 @@ def _run_manager(words, folder, environment, mark, gives_up):
 
 
 def _await_manager(child, gives_up):
-    """Wait for a manager, and return what it said. Raises `SetupFailed` if it is not wanted any more; its group has ended then."""
+    """Wait for a manager, and return the end of what it said. Raises `GivenUp` if it is not wanted any more. Its group has
+    ended then; a daemon that it left, as the build of a package may, keeps the pipe open and nobody waiting."""
+    said, pipe = bytearray(), child.stdout.fileno()
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
     try:
-        while True:
-            try:
-                return child.communicate(timeout=LOOK_S)[0]
-            except subprocess.TimeoutExpired:
-                if gives_up():
-                    raise GivenUp("the environment was being made, and this attempt was not wanted any more")
+        while child.poll() is None:
+            if poll.poll(LOOK_S * 1000) and not _read_some(pipe, said):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(LOOK_S)
+            if gives_up():
+                raise GivenUp("the environment was being made, and this attempt was not wanted any more")
+        for _ in range(MOST_SAID >> 16):
+            if not poll.poll(0) or not _read_some(pipe, said):
+                break
+        return bytes(said)
     finally:
         if child.poll() is None:
             kill_group(child.pid, signal.SIGTERM)
@@ -388,6 +399,14 @@ def _await_manager(child, gives_up):
         kill_group(child.pid, signal.SIGKILL)
         child.wait()
         child.stdout.close()
+
+
+def _read_some(pipe, said):
+    """Add what can be read now; False at the end of it."""
+    piece = os.read(pipe, 1 << 16)
+    said.extend(piece)
+    del said[:-MOST_SAID]
+    return bool(piece)
 
 
 def enter_environment(made, place, tree, environment):

@@ -121,9 +121,12 @@ class Call:
     def _read(self, name: str) -> bytes:
         try:
             with open(f"{self._folder}/{name}", "rb") as opened:
-                return opened.read()
+                content = opened.read(wire.MOST_FRAME_BYTES + 1)
         except OSError:
             return b""
+        if len(content) > wire.MOST_FRAME_BYTES:
+            raise Failed("app_failed", f"it left more than {wire.MOST_FRAME_BYTES >> 20} MiB of {name}")
+        return content
 
 
 def _plain(function: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

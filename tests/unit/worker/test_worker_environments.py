@@ -364,6 +364,47 @@ def test_environment_that_the_store_does_not_have_fails_the_task(bench: Bench, w
     assert bench.record(task).reason is EndReason.SETUP_FAILED
 
 
+DAEMON = """#!/bin/sh
+[ "$2" = -m ] || exec echo ran
+setsid sleep 1000 &
+echo $! > "$RECORD"
+"""
+
+
+def test_package_whose_build_leaves_a_daemon_keeps_no_task_waiting(
+    bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_python(bench, monkeypatch, DAEMON)
+    monkeypatch.setenv("RECORD", str(bench.folder / "daemon"))
+    task = look("daemon", environment(bench, "tinytool==1.0", python="3.98"))
+    bench.put(task)
+
+    try:
+        bench.run()
+        assert bench.record(task).log == "ran\n"
+    finally:
+        os.kill(int((bench.folder / "daemon").read_text()), signal.SIGKILL)
+
+
+def test_folder_of_another_user_is_left_alone(
+    bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives a folder to somebody else")
+    fake_python(bench, monkeypatch, "#!/bin/sh\necho ran\n")
+    task = look("own", environment(bench, "tinytool==1.0", python="3.98"))
+    places(bench).mkdir()
+    os.chown(places(bench), 12345, 12345)
+    bench.put(task)
+
+    bench.run()
+
+    assert bench.record(task).log == "ran\n"
+    assert list(places(bench).iterdir()) == []
+    (own,) = (bench.folder / "tmp").glob("runtime-environments-*-*")
+    shutil.rmtree(own)
+
+
 # while it is made
 
 SLOW = """#!/bin/sh
