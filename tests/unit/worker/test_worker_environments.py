@@ -31,7 +31,9 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 WHICH = "import sys, tinytool; print(tinytool.VERSION, sys.prefix)"
 
 
-def make_wheel(wheels: Path, version: str, name: str = "tinytool", *, folder: Path | None = None) -> None:
+def make_wheel(
+    wheels: Path, version: str, name: str = "tinytool", *, folder: Path | None = None, needs: str = ""
+) -> None:
     """Make a wheel with the modules of a folder, or with one module that has the version."""
     wheels.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
@@ -40,7 +42,8 @@ def make_wheel(wheels: Path, version: str, name: str = "tinytool", *, folder: Pa
             wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
         for path in folder.rglob("*.py") if folder else ():
             wheel.write(path, f"{name}/{path.relative_to(folder)}")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        more = f"Requires-Dist: {needs}\n" if needs else ""
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -282,6 +285,22 @@ def test_workflow_in_an_environment_runs_by_the_workers_own_copy_of_this_package
     assert bench.record(tool).value == {"size": 3, "version": "1.0"}
     assert [bench.record(task).reason for task in (wrong, missing)] == [EndReason.CONFIG_INVALID] * 2
     assert "no-such" in str(bench.record(missing).message)
+
+
+def test_frozen_list_is_installed_as_it_is_whatever_its_packages_ask_for(bench: Bench, wheels: Path) -> None:
+    make_wheel(wheels, "1.0", "needy", needs="tinytool==2.0")
+    files = {"requirements.txt": "needy==1.0\ntinytool==1.0\n"}
+    frozen, locked = (
+        put_packages(Packages(manager="pip", python=HERE, files=files, complete=complete), bench.records)
+        for complete in (True, False)
+    )
+    tasks = [look("frozen", frozen), look("locked", locked)]
+    bench.put(*tasks)
+
+    bench.run(max_consecutive_failures=0)
+
+    assert bench.record(tasks[0]).log.startswith("1.0 ")
+    assert bench.record(tasks[1]).reason is EndReason.SETUP_FAILED
 
 
 # what cannot be made
