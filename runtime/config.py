@@ -56,6 +56,8 @@ class Project:
     """Whether tasks carry the code of the folder that they are submitted from."""
     snapshot_secrets: tuple[str, ...] = ()
     """Names of files that look like secrets and go with that code all the same."""
+    environment: str | None = None
+    """Packages that go with tasks: a lock file, by its path from here, or `frozen`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from runtime.values import dataclass, fields, replace
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
     from runtime.client.tasks.make import TaskOptions
+    from runtime.client.tasks.packages import SubmittedPackages
     from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
     from runtime.config import Project, Settings
@@ -97,6 +98,15 @@ def submit(
     no_snapshot: Annotated[
         bool, Option("--no-snapshot", help="No code goes with the tasks: workers run their own.")
     ] = False,
+    environment: Annotated[
+        str | None,
+        Option(
+            metavar="LOCK|frozen|none", help="Packages that go with the tasks: a lock file, or those installed here."
+        ),
+    ] = None,
+    with_packages: Annotated[
+        list[str] | None, Option("--with", metavar="NAME==VERSION", help="A package beside those; may repeat.")
+    ] = None,
     secret: Annotated[
         list[str] | None,
         Option(metavar="NAME", help="A secret of the stack for attempts, instead of its default ones; may repeat."),
@@ -120,6 +130,8 @@ def submit(
     project file or is the top of a git work tree. Each attempt starts in a copy of it, where this folder lies in it; what
     it writes there goes with the copy, so write results to $RUNTIME_OUTPUT_DIR.
 
+    They run with the packages of their worker, unless `--environment` names others: each machine installs those once.
+
     \b
     Examples:
       runtime submit my.project train --lr=1e-3
@@ -129,6 +141,8 @@ def submit(
       runtime submit --gpus 1 --timeout 2h -- python train.py --config a.yaml
       runtime submit --grid seed=0:4 -- python train.py --seed '{seed}'
       runtime submit --no-snapshot -- python /srv/job.py    runs what the worker finds there
+      runtime submit --environment uv.lock -- python train.py
+      runtime submit --environment frozen --with numpy==2.1 my.project train
       runtime submit --wait my.project evaluate && echo ok
 
     Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
@@ -174,12 +188,26 @@ def submit(
     if snapshot is not None and no_snapshot:
         raise RequestRefused("`--snapshot` and `--no-snapshot` contradict each other", hint="leave one of them out")
     wanted = False if no_snapshot else None if snapshot is None else Path(snapshot)
+    asked = _Packages(environment, tuple(with_packages or ()))
     if dry_run:
         from runtime.config import load_settings
 
-        code = _take_code(wanted, None, load_settings())
+        settings = load_settings()
+        code = _take_code(wanted, None, settings)
+        options = replace(options, environment=asked.take(None, settings, code).id)
         return _print_tasks(request.make_tasks(options, code), output)
-    return _submit(request, options, wanted, queue, stack, skip_existing, wait, output)
+    return _submit(request, options, wanted, asked, queue, stack, skip_existing, wait, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packages:
+    environment: str | None
+    extra: tuple[str, ...]
+
+    def take(self, records: RecordStore | None, settings: Settings, code: SubmittedCode) -> SubmittedPackages:
+        from runtime.client.tasks.packages import take_packages
+
+        return take_packages(self.environment, records, settings, code, extra=self.extra)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +323,7 @@ class _Request:
 def _note_misplaced(args: Sequence[str]) -> None:
     ours = {
         *("--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--snapshot", "--no-snapshot"),
-        *("--dry-run", "--from", "--key", "--secret", "--no-secrets", "--grid-seed"),
+        *("--dry-run", "--from", "--key", "--secret", "--no-secrets", "--grid-seed", "--environment", "--with"),
     }
     for arg in args:
         if (name := arg.partition("=")[0]) in ours:
@@ -366,6 +394,7 @@ def _submit(
     request: _Request,
     options: TaskOptions,
     wanted: Path | bool | None,
+    asked: _Packages,
     queue: str | None,
     stack: str | None,
     skip_existing: bool,
@@ -382,6 +411,8 @@ def _submit(
             note(f"note: {new}")
         check_priority(options.priority, target.name, target.traits)
         code = _take_code(wanted, target.records, opened.settings)
+        packages = asked.take(target.records, opened.settings, code)
+        options = replace(options, environment=packages.id)
         tasks = request.make_tasks(options, code)
         request.note_missing(code, opened.settings.project)
         dealt_with = 0
@@ -412,9 +443,9 @@ def _submit(
                     f"interrupted: {count_noun(dealt_with, 'task')} dealt with and safe; run the same command again to go on"
                 )
                 return INTERRUPTED
-        done = replace(done, stack=opened.name, snapshot=code.snapshot)
+        done = replace(done, stack=opened.name, snapshot=code.snapshot, environment=packages.id)
         remember_last(opened.settings.data_dir, opened.name, done.experiment)
-        _say_submitted(done, request.source is not None, code)
+        _say_submitted(done, request.source is not None, code, packages)
         if done.new:
             note_skew(target.records)
         if not wait:
@@ -454,18 +485,22 @@ def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int
 def _submission_fields(done: Submission) -> dict[str, Any]:
     """Return the fields of `-o json`."""
     shown = {
-        each.name: getattr(done, each.name) for each in fields(done) if each.name not in ("tasks", "asked", "single")
+        each.name: getattr(done, each.name)
+        for each in fields(done)
+        if each.name not in ("tasks", "asked", "single", "pickles")
     }
     return {**shown, "ids": None if done.ids is None else list(done.ids)}
 
 
-def _say_submitted(done: Submission, from_file: bool, code: SubmittedCode) -> None:
+def _say_submitted(done: Submission, from_file: bool, code: SubmittedCode, packages: SubmittedPackages) -> None:
     total = done.new + done.known + done.same + done.skipped
     lines = "lines" if from_file else "tasks"
     where = f"queue `{done.queue}` of stack `{done.stack}`, experiment `{done.experiment}`"
     note(f"{count_noun(done.new, 'task')} submitted to {where}")
     if done.new and code.taken_from:
         note(f"with the code of `{code.taken_from}` as it is now, {_short(code.snapshot)}")
+    if done.new and packages.id:
+        note(f"with the packages of {packages.described}")
     if done.known:
         note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
     if done.known_other:

@@ -13,6 +13,8 @@ from typing import Any, Final
 from runtime.client.functions import make_call
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
+from runtime.client.tasks.make import check_argument
+from runtime.client.tasks.packages import take_packages
 from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
 from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
@@ -25,7 +27,10 @@ from runtime.stack.open import OpenStack, open_stack
 from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, task_id
 from runtime.worker.attempts.calls import FILE
 
-TERMS: Final = ("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot")
+TERMS: Final = (
+    *("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot"),
+    *("environment", "with_packages"),
+)
 """Fields of tasks; `time_limit` is the job file's word for `timeout`."""
 
 
@@ -47,9 +52,13 @@ def start_on_queue(
     request = request_of(call, name)
     in_file = call.packed or call.pickled is not None
     more = {FILE: encode_packed({**request, "items": list(every)})} if in_file else {}
+    environment, extra = terms.pop("environment", None), terms.pop("with_packages", ())
+    if environment is not None:
+        check_argument("environment", environment)
     # It stays open for the calls, which end wherever the program has gone meanwhile.
     opened = open_stack(stack, queue=asked)
     code = take_code(wanted, opened.records, opened.settings, start=folder, more=more)
+    packages = take_packages(environment, opened.records, opened.settings, code, extra=extra)
     if in_file:
         check_packed(call.function, wanted, code)
     salt = secrets.token_hex(8) if again else None
@@ -64,12 +73,18 @@ def start_on_queue(
                 }
             else:
                 entry = {"function": CALL_REQUEST, "args": [{**request, "item": item, "number": number}]}
-            key = f"{number}-{_key_of([entry, code.snapshot, salt])}"
+            key = f"{number}-{_key_of([entry, code.snapshot, packages.id, salt])}"
             ids[task_id(name, key=key)] = number
             yield {**entry, "key": key, "folder": code.folder}
 
     submission = submit(
-        make_lines(), experiment=name, queue=asked, stack=stack, snapshot=code.snapshot or False, **terms
+        make_lines(),
+        experiment=name,
+        queue=asked,
+        stack=stack,
+        snapshot=code.snapshot or False,
+        environment=packages.id or False,
+        **terms,
     )
     source = QueueCalls(name, submission.queue, opened, ids)
     return Calls(name, [Call(number, f"task {task} of {name}", source) for task, number in ids.items()], source)

@@ -126,6 +126,7 @@ def environment_order(spec: JobSpec, build_on: BuildOn | None = None, *, local: 
         "manager": wanted.manager.value,
         "lock": lock,
         "extras": list(wanted.extras),
+        **({"python": wanted.python} if wanted.python else {}),
         "build_on": (wanted.build_on or build_on or BuildOn.NODE).value,
         **({"local": True} if local else {}),
     }
@@ -138,7 +139,18 @@ def _check_lock(lock: str, spec: JobSpec) -> None:
             f"`environment.lock` is `{lock}`, and the job takes only the folder of `code.path` along",
             hint="name a file in that folder, by its path from there",
         )
-    if spec.environment.manager is EnvironmentManager.UV and path.name != "uv.lock":
+    manager = spec.environment.manager
+    if manager is EnvironmentManager.CONDA and spec.environment.python:
+        raise NotPossible(
+            "`environment.python` is for uv and pip, and `environment.manager` is conda",
+            hint="name the version in the file of conda, such as `python=3.11`",
+        )
+    if manager is EnvironmentManager.PIP and spec.environment.extras:
+        raise NotPossible(
+            "`environment.extras` are for uv, and `environment.manager` is pip",
+            hint="lock the extras too, such as with `uv pip compile --extra`",
+        )
+    if manager is EnvironmentManager.UV and path.name != "uv.lock":
         raise NotPossible(
             f"`environment.lock` is `{lock}`, and uv reads no other file than `uv.lock`",
             hint="name a file `uv.lock`, such as `train/uv.lock`, or leave `environment.lock` out",
@@ -155,7 +167,11 @@ def activation_lines(spec: JobSpec) -> list[str]:
     return [f". {shlex.quote(name)}/bin/activate"]
 
 
-_LOCKS: Final = {EnvironmentManager.UV: "uv.lock", EnvironmentManager.CONDA: "environment.yml"}
+_LOCKS: Final = {
+    EnvironmentManager.UV: "uv.lock",
+    EnvironmentManager.PIP: "requirements.txt",
+    EnvironmentManager.CONDA: "environment.yml",
+}
 
 
 def _run(spec: JobSpec, params: Mapping[str, Any], index: int) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class CodeMode(StrEnum):
 class EnvironmentManager(StrEnum):
     NONE = "none"
     UV = "uv"
+    PIP = "pip"
     CONDA = "conda"
 
 
@@ -180,12 +181,20 @@ class Environment:
     lock: str | None = None
     """Lock file in the tree; the environment is keyed by its hash and made once."""
     extras: tuple[str, ...] = ()
+    python: str | None = None
+    """Minor version of the Python that uv or pip installs for, such as 3.11; None is the lock file's, or the machine's."""
     name: str | None = None
     """An environment that is there already: a conda name, or the path of a virtual environment."""
     setup: tuple[str, ...] = ()
     """Lines of shell that run before the command, after the target's own."""
     build_on: BuildOn | None = None
     """Where it is made; the target decides by default, since nodes may have no network."""
+
+    def __post_init__(self) -> None:
+        if self.python is not None and not re.fullmatch(r"3\.[0-9]{1,2}", self.python):
+            raise ValueError(
+                f"has `python` {describe(self.python)}, expected a minor version in quotes, such as '3.11'"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

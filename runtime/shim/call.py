@@ -36,6 +36,10 @@ class Misfit(Exception):
     """A function that cannot be called by this Python, for a reason that no retry changes."""
 
 
+class NoJson(Exception):
+    """A returned value that a plain task of a queue cannot keep."""
+
+
 class Run(object):
     """The run that a function is called in, the same on every target."""
 
@@ -51,7 +55,7 @@ class Run(object):
         """`folders` are `output`, `checkpoint` and `attempt`; `ids` what the backend and we call this run."""
         self.name, self.variant, self.ids = name, variant, dict(ids or {})
         self.index, self.attempt = index, attempt
-        self._folders, self._asked = folders, False
+        self._folders, self._asked, self._looks = folders, False, False
 
     def __repr__(self) -> str:
         return "<run %d of %s, attempt %d>" % (self.index, self.name, self.attempt)
@@ -75,10 +79,17 @@ class Run(object):
 
     def should_stop(self) -> bool:
         """Whether the function should save a checkpoint and return soon."""
+        self._looks = True
         return self._asked
 
     def ask_to_stop(self, *_: object) -> None:
         self._asked = True
+
+    def stop(self, *_: object) -> None:
+        """Ask a function that has looked whether to stop, and end any other."""
+        self._asked = True
+        if not self._looks:
+            raise SystemExit("stopped by SIGTERM")
 
     def report(self, step: "Optional[float]" = None, **numbers: float) -> None:
         """Append numbers, by their names, to the attempt's file of metrics."""
@@ -153,6 +164,21 @@ def _write_json(value: "Any") -> str:
     import json
 
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def encode_plain(value: "Any") -> bytes:
+    """The file of a value that has to be JSON, as JSON spells it: a tuple is a list. Raises `NoJson`."""
+    import json
+
+    try:
+        return _join(
+            "json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        )
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise NoJson(
+            "the function returned %s, which is no JSON value: %s; return plain numbers, texts, lists and dicts, and write the "
+            "rest to the output folder" % (type(value).__qualname__, problem)
+        )
 
 
 def encode_failure(problem: BaseException, told: str) -> bytes:
@@ -255,7 +281,7 @@ def unpack(text: str) -> "Any":
 def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]") -> Run:
     folders = {
         "output": environ["RUNTIME_OUTPUT_DIR"],
-        "checkpoint": environ["RUNTIME_CHECKPOINT_DIR"],
+        "checkpoint": environ.get("RUNTIME_CHECKPOINT_DIR") or "checkpoints",
         "attempt": request["attempt"],
     }
     run = Run(
@@ -263,7 +289,7 @@ def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]
         variant,
         folders,
         ids=request.get("ids"),
-        index=int(environ["RUNTIME_ARRAY_INDEX"]),
+        index=int(request.get("number") or environ.get("RUNTIME_ARRAY_INDEX") or 0),
         attempt=int(environ["RUNTIME_ATTEMPT"]),
     )
     for name in request.get("signals") or ():
@@ -289,6 +315,8 @@ def main(path: str) -> int:
     request = read_request(path)
     # This file's own folder has nothing to import.
     sys.path[:1] = [os.path.abspath(each) for each in request["paths"]]
+    sys.path += request.get("last_paths") or []
+    os.environ.update(request.get("variables") or {})
     if os.path.isdir(request["folder"]):
         os.chdir(request["folder"])
     folder, keep = request["attempt"], os.environ["RUNTIME_RANK"] == "0"
@@ -303,9 +331,19 @@ def main(path: str) -> int:
     if request.get("run"):
         run = make_run(request, args[0] if args else None, dict(os.environ))
         args = [run] + args
+    elif request.get("task"):
+        run = Run(request["name"], None, {})
+    if request.get("task"):
+        # As in the worker's own Python, where `runtime.current_attempt` looks too.
+        import functools
+        import signal
+
+        handler = functools.partial(run.stop)
+        handler.gives_way = True  # type: ignore[attr-defined]
+        signal.signal(signal.SIGTERM, handler)
     try:
         value = function(*args, **kwargs)
-        content = encode_value(value) if keep else b""
+        content = (encode_plain if request.get("plain") else encode_value)(value) if keep else b""
     except Exception as problem:
         return fail(folder, problem, keep)
     if keep:

@@ -1,4 +1,4 @@
-"""The environment of a job's code, made once for each lock file."""
+"""The environment of the code of a job or task, made once for each lock file."""
 
 import contextlib
 import errno
@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import re
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,25 +33,54 @@ END_S = 3.0
 """How long a manager that is not wanted any more may take to end."""
 UNUSED_S = 30 * 86400.0
 """How long an environment of a machine is kept that no attempt enters."""
+MOST_SAID = 1 << 20
+"""Bytes that are kept of what a manager says."""
 HALF_MADE_S = 86400.0
 """Age at which an environment that was never published counts as left by a builder that was killed."""
 
 
-def find_environment(made, job, tree, build, gives_up=lambda: False):
+class CannotMake(SetupFailed):
+    """This machine cannot make the environment, for a reason that is not in the lock file."""
+
+
+class GivenUp(SetupFailed):
+    """The environment was not wanted any more while it was made."""
+
+
+_MACHINES = re.compile("No space left on device|Disk quota exceeded|os error 28|os error 122")
+"""What managers say of a full disk."""
+_NETWORKS = re.compile(
+    "NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|Temporary failure in name resolution"
+    "|error sending request|CondaHTTPError"
+)
+"""What managers say of an index that does not answer; it counts only if no lock file names the index."""
+_NAMES_INDEX = re.compile(r"(?m)^\s*(-i|-f|--index-url|--extra-index-url|--find-links)\b")
+_UNSET = re.compile(
+    "VIRTUAL_ENV$|CONDA_PREFIX$|PYTHON(HOME|PATH|SAFEPATH|NOUSERSITE|STARTUP|USERBASE|PLATLIBDIR)$|__PYVENV_LAUNCHER__$"
+    "|PIP_(TARGET|PREFIX|ROOT|USER|PYTHON|EDITABLE|REQUIREMENT|CONSTRAINT|DRY_RUN|SRC|REPORT|IGNORE_INSTALLED|NO_DEPS"
+    "|BREAK_SYSTEM_PACKAGES|LOG|QUIET)$"
+    "|UV_(PROJECT|WORKING_DIRECTORY|PROJECT_ENVIRONMENT|SYSTEM_PYTHON|NO_SYNC|BREAK_SYSTEM_PACKAGES|CONSTRAINT|OVERRIDE"
+    "|BUILD_CONSTRAINT|EXCLUDE_NEWER|ENV_FILE|TARGET|PREFIX|VENV_CLEAR|VENV_SEED)$"
+)
+"""Variables of this machine that would change what is made or where. Those that name its mirrors and caches stay."""
+
+
+def find_environment(made, job, tree, build, gives_up=lambda: False, log=lambda text: None):
     """The folder of the environment `made`, which all jobs of this user in this record root share, or on this machine if
     `made` has `local`.
 
     It is published as a link, since environments hold their own path and cannot be moved. One that another user made or
-    could write is not used, because it runs whatever its maker put into it; nor is one whose interpreter is gone. Raises
-    `SetupFailed`, also once `gives_up()` is true while it is made; no process of its manager is left then.
+    could write is not used, because it runs whatever its maker put into it; nor is one whose interpreter is gone. `log` gets
+    what the managers said, if it is made now. Raises `SetupFailed`, `CannotMake` if this machine is the reason, and `GivenUp`
+    once `gives_up()` is true while it is made; no process of its manager is left then.
     """
     try:
-        return _find_environment(made, job, tree, build, gives_up)
+        return _find_environment(made, job, tree, build, gives_up, log)
     except (IOError, OSError) as problem:
-        raise SetupFailed("cannot make the environment of %s: %s" % (made["lock"], problem))
+        raise CannotMake("cannot make the environment of %s: %s" % (made["lock"], problem))
 
 
-def _find_environment(made, job, tree, build, gives_up):
+def _find_environment(made, job, tree, build, gives_up, log):
     lock = os.path.join(tree, made["lock"])
     try:
         with io.open(lock, "rb") as opened:
@@ -57,7 +88,11 @@ def _find_environment(made, job, tree, build, gives_up):
     except (IOError, OSError) as problem:
         raise SetupFailed("cannot read the lock file %s: %s" % (made["lock"], problem.strerror))
     about = [made["manager"], sys.platform, platform.machine(), hashlib.sha256(content).hexdigest()]
-    key = hashlib.sha256(json.dumps(about + sorted(made.get("extras") or [])).encode()).hexdigest()[:24]
+    python = made.get("python") or ("%d.%d" % sys.version_info[:2] if made["manager"] == "pip" else None)
+    about += sorted(made.get("extras") or [])
+    if python:
+        about.append({"python": python, "complete": bool(made.get("complete"))})
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     if made.get("local"):
         # A pod or a node of a cluster may have another system beneath than the last one.
         own = private_folder(os.path.join(tempfile.gettempdir(), "runtime-%s-%d" % (ENVIRONMENTS, os.geteuid())))
@@ -84,7 +119,7 @@ def _find_environment(made, job, tree, build, gives_up):
     try:
         # Another builder may have finished just before.
         if not os.path.isdir(place):
-            _build_environment(made, lock, place, gives_up)
+            _build_environment(made, python, lock, place, gives_up, log)
             remove_unused(os.path.dirname(place), local=made.get("local"))
     finally:
         if builds:
@@ -190,7 +225,7 @@ def _wait_for_builder(place, gives_up):
             _drop_mark(mark, other)
             continue
         if gives_up():
-            raise SetupFailed("another process makes the environment, and this attempt was not wanted any more")
+            raise GivenUp("another process makes the environment, and this attempt was not wanted any more")
         time.sleep(LOOK_S)
     return False
 
@@ -229,59 +264,133 @@ def renewed(mark):
         thread.join()
 
 
-def _build_environment(made, lock, place, gives_up):
+def _build_environment(made, python, lock, place, gives_up, log):
     home = "%s.%s" % (place, token())
-    extras = made.get("extras") or []
-    if made["manager"] == "uv":
-        words = ["uv", "sync", "--frozen", "--no-install-project"]
-        words += [word for extra in extras for word in ("--extra", extra)]
-    elif lock.endswith((".yml", ".yaml")):
-        words = ["conda", "env", "create", "--quiet", "--prefix", home, "--file", lock]
-    else:
-        words = ["conda", "create", "--yes", "--quiet", "--prefix", home, "--file", lock]
-    environment = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
+    with io.open(lock, encoding="utf-8", errors="replace") as opened:
+        names_index = bool(_NAMES_INDEX.search(opened.read()))
+    environment = {key: value for key, value in os.environ.items() if not _UNSET.match(key)}
     environment["UV_PROJECT_ENVIRONMENT"] = home
-    before = os.umask(0o022)  # a group that can write to it could put its own programs there
     try:
-        child = Child(
-            words,
-            cwd=os.path.dirname(lock),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        os.umask(before)
         with renewed(place + ".builder"):
-            said = _await_manager(child, gives_up).decode("utf-8", "replace").strip()
-        if child.returncode != 0:
-            raise SetupFailed("%s failed: %s" % (" ".join(words[:2]), "\n".join(said.splitlines()[-10:])))
+            for words, is_base in _list_steps(made, python, lock, home):
+                code, said = _run_manager(
+                    words, os.path.dirname(lock), environment, os.path.join(home, "made"), gives_up
+                )
+                log("$ %s\n%s" % (" ".join(words), said and said + "\n"))
+                if code != 0:
+                    text = "%s failed: %s" % (" ".join(_name(words)), "\n".join(said.splitlines()[-10:]))
+                    away = _NETWORKS.search(said) and not names_index
+                    # A manager that was killed, such as for memory, says nothing about the lock file.
+                    is_machines = is_base or away or not 0 < code < 128 or _MACHINES.search(said)
+                    raise (CannotMake if is_machines else SetupFailed)(text)
         try:
             os.symlink(os.path.basename(home), place)
         except OSError as problem:
             if problem.errno != errno.EEXIST:
                 raise
             remove_folder(home)  # another was first
-    except (OSError, SetupFailed) as problem:
-        os.umask(before)
+    except (OSError, SetupFailed):
         remove_folder(home)
-        if isinstance(problem, SetupFailed):
-            raise
-        missing = "there is no such program on PATH on %s" % os.uname().nodename
-        why = missing if problem.errno == errno.ENOENT else os.strerror(problem.errno or 0)
-        raise SetupFailed("cannot make the environment with %s: %s" % (words[0], why))
+        raise
+
+
+def _list_steps(made, python, lock, home):
+    """The commands that make an environment, in order, and whether a failure of each is this machine's, whatever the lock says."""
+    manager, extras = made["manager"], made.get("extras") or []
+    if manager == "uv":
+        chosen = ["--python", python] if python else []
+        words = ["uv", "sync", "--frozen", "--no-install-project"] + chosen
+        words += [word for extra in extras for word in ("--extra", extra)]
+        return ([(["uv", "venv", "--no-project"] + chosen + [home], True)] if python else []) + [(words, False)]
+    if manager == "pip":
+        found = _find_python(python)
+        if found:
+            base = [found, "-I", "-m", "venv", home]
+        elif shutil.which("uv"):
+            base = ["uv", "venv", "--no-project", "--seed", "--python", python, home]
+        else:
+            here = os.uname().nodename
+            raise CannotMake("the environment needs Python %s, and neither it nor uv is on PATH on %s" % (python, here))
+        words = [
+            os.path.join(home, "bin", "python"),
+            "-I",
+            "-m",
+            "pip",
+            "install",
+            "--no-input",
+            "--disable-pip-version-check",
+        ]
+        return [(base, True), (words + ["--no-deps"] * bool(made.get("complete")) + ["-r", lock], False)]
+    if lock.endswith((".yml", ".yaml")):
+        return [(["conda", "env", "create", "--quiet", "--prefix", home, "--file", lock], False)]
+    return [(["conda", "create", "--yes", "--quiet", "--prefix", home, "--file", lock], False)]
+
+
+def _name(words):
+    """The program and the verb of a manager's command, for people."""
+    return ["pip", "install"] if "pip" in words else ["python", "-m", "venv"] if "venv" in words[2:4] else words[:2]
+
+
+def _find_python(minor):
+    """The interpreter of a minor version that runs here; None if none is known. A program of that name may be a mere
+    placeholder, as those of pyenv are."""
+    own = getattr(sys, "_base_executable", None) or sys.executable
+    known = [own] if own and minor == "%d.%d" % sys.version_info[:2] else []
+    known += [os.path.join(folder, "python" + minor) for folder in os.get_exec_path()]
+    ask = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])"
+    for program in known:
+        try:
+            with io.open(os.devnull) as nothing:
+                said = subprocess.check_output([program, "-I", "-c", ask], stdin=nothing, stderr=subprocess.STDOUT)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        if said.decode("utf-8", "replace").strip() == minor:
+            return program
+    return None
+
+
+def _run_manager(words, folder, environment, mark, gives_up):
+    """The exit code of a manager's command, and what it said. Nobody but this user may write to what it makes: a group that can
+    could put its own programs there. Success is the file `mark`, since a code of 0 may also stand for one that is not known."""
+    program = shutil.which(words[0])
+    if program is None:
+        where = "there is no such program on PATH on %s" % os.uname().nodename
+        raise CannotMake("cannot make the environment with %s: %s" % (words[0], where))
+    # By a shell, since the mask of a process is that of all its threads.
+    child = Child(
+        ["/bin/sh", "-c", 'umask 022; "$@" && : > "$0"', mark, program] + words[1:],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    said = _await_manager(child, gives_up)
+    code = -1
+    with contextlib.suppress(OSError):
+        os.unlink(mark)
+        code = 0
+    return code and (child.returncode or code), said.decode("utf-8", "replace").strip()
 
 
 def _await_manager(child, gives_up):
-    """Wait for a manager, and return what it said. Raises `SetupFailed` if it is not wanted any more; its group has ended then."""
+    """Wait for a manager, and return the end of what it said. Raises `GivenUp` if it is not wanted any more. Its group has
+    ended then; a daemon that it left, as the build of a package may, keeps the pipe open and nobody waiting."""
+    said, pipe = bytearray(), child.stdout.fileno()
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
     try:
-        while True:
-            try:
-                return child.communicate(timeout=LOOK_S)[0]
-            except subprocess.TimeoutExpired:
-                if gives_up():
-                    raise SetupFailed("the environment was being made, and this attempt was not wanted any more")
+        while child.poll() is None:
+            if poll.poll(LOOK_S * 1000) and not _read_some(pipe, said):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(LOOK_S)
+            if gives_up():
+                raise GivenUp("the environment was being made, and this attempt was not wanted any more")
+        for _ in range(MOST_SAID >> 16):
+            if not poll.poll(0) or not _read_some(pipe, said):
+                break
+        return bytes(said)
     finally:
         if child.poll() is None:
             kill_group(child.pid, signal.SIGTERM)
@@ -289,6 +398,15 @@ def _await_manager(child, gives_up):
                 child.wait(END_S)
         kill_group(child.pid, signal.SIGKILL)
         child.wait()
+        child.stdout.close()
+
+
+def _read_some(pipe, said):
+    """Add what can be read now; False at the end of it."""
+    piece = os.read(pipe, 1 << 16)
+    said.extend(piece)
+    del said[:-MOST_SAID]
+    return bool(piece)
 
 
 def enter_environment(made, place, tree, environment):
@@ -296,7 +414,7 @@ def enter_environment(made, place, tree, environment):
     paths = [os.path.join(tree, "src"), tree] if os.path.isdir(os.path.join(tree, "src")) else [tree]
     known = environment.get("PYTHONPATH")
     return {
-        "VIRTUAL_ENV" if made["manager"] == "uv" else "CONDA_PREFIX": place,
+        "CONDA_PREFIX" if made["manager"] == "conda" else "VIRTUAL_ENV": place,
         "PATH": os.pathsep.join([os.path.join(place, "bin"), environment.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join(paths + ([known] if known else [])),
     }

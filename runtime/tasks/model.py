@@ -32,7 +32,7 @@ NO_OUTPUTS: Final = ()
 
 FIELDS: Final = frozenset(
     {"id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures", "outputs"}
-    | {"snapshot", "folder", "secrets", "key", "priority", "submitted_by", "submitted_at"}
+    | {"snapshot", "folder", "environment", "secrets", "key", "priority", "submitted_by", "submitted_at"}
 )
 ENTRY_FIELDS: Final = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
 
@@ -128,6 +128,8 @@ class Terms:
     """Content id of the code that attempts run; None runs the worker's own."""
     folder: str | None = None
     """The folder of the snapshot's tree that attempts start in; None is the tree itself."""
+    environment: str | None = None
+    """Content id of the packages and the Python that attempts run with; None stands for the worker's own."""
     secrets: tuple[str, ...] | None = None
     """Names of the stack's secrets that attempts get; None stands for those that the stack gives to each attempt."""
     priority: int = 0
@@ -170,6 +172,7 @@ def make_task(
         outputs=outputs,
         snapshot=terms.snapshot,
         folder=terms.folder,
+        environment=terms.environment,
         secrets=terms.secrets,
         key=key,
         priority=terms.priority,
@@ -342,6 +345,12 @@ def check_terms(terms: Terms) -> None:
         check_text("snapshot", terms.snapshot)
     if terms.folder is not None:
         _check_folder(terms.folder)
+    if terms.environment is not None and not is_content_id(terms.environment):
+        raise InvalidTask(
+            "environment",
+            f"is {show_value(terms.environment)}, expected sha256: and 64 hex digits",
+            hint="`runtime submit --environment` takes a lock file, and `--dry-run` prints its id",
+        )
     if terms.secrets is not None:
         _check_secrets(terms.secrets)
     if terms.submitted_by is not None:
@@ -403,6 +412,13 @@ def check_entry(entry: Entry | None) -> None:
 
 
 _match_id = re.compile(r"t-[A-Za-z0-9]{1,62}").fullmatch
+
+
+_match_content_id = re.compile(r"sha256:[0-9a-f]{64}").fullmatch
+
+
+def is_content_id(value: object) -> bool:
+    return isinstance(value, str) and _match_content_id(value) is not None
 
 
 def is_id(value: object) -> bool:

@@ -76,6 +76,8 @@ def task_fields(task: Task) -> dict[str, Any]:
         fields["snapshot"] = task.snapshot
     if task.folder is not None:
         fields["folder"] = task.folder
+    if task.environment is not None:
+        fields["environment"] = task.environment
     if task.secrets is not None:
         fields["secrets"] = list(task.secrets)
     if task.key is not None:
@@ -114,6 +116,7 @@ def _is_usual(task: Task) -> bool:
         and task.generation == 1
         and task.timeout is None
         and task.resources is NO_RESOURCES
+        and task.environment is None
         and task.secrets is None
         and task.not_before is None
         and task.expires_at is None
@@ -295,6 +298,7 @@ def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
         outputs=values.get("outputs", ()),
         snapshot=values.get("snapshot", defaults.snapshot),
         folder=values.get("folder", None if "snapshot" in values else defaults.folder),
+        environment=values.get("environment", defaults.environment),
         secrets=values.get("secrets", defaults.secrets),
         key=key,
         priority=values.get("priority", defaults.priority),

@@ -18,6 +18,7 @@ from runtime.tasks.verdict import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Order
+from runtime.worker.environments import entered
 from runtime.worker.offload import Outcome
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
@@ -302,8 +303,10 @@ class Dispatch:
             secrets=held.secrets,
             scratch_root=services.scratch,
         )
+        if task.environment is not None:
+            order.env = {**order.env, **entered(held.environment, task.environment)}
         if held.fenced:
-            order.env = {**environment, fence.VARIABLE: str(os.getpid())}
+            order.env = {**order.env, fence.VARIABLE: str(os.getpid())}
         if task.timeout is not None:
             order.timeout_s = task.timeout.total_seconds()
         if task.resources.memory_bytes:

@@ -17,6 +17,7 @@ from runtime.tasks.verdict import Again, backoff, judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
 from runtime.worker.dispatch import Dispatch
+from runtime.worker.environments import Environments
 from runtime.worker.furnishing import Furnishing
 from runtime.worker.offload import Outcome
 from runtime.worker.options import ENTRY_KINDS, EntryKind
@@ -52,6 +53,7 @@ class Preparing:
         """By snapshot: leases that wait until it is here."""
         self._declines: dict[str, int] = {}
         self.furnishing = Furnishing(services, outbox, dispatch, self._decline)
+        self.environments = Environments(services, self.furnishing.furnish, self._decline, conclude)
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
         services, holdings = self._services, self._services.holdings
@@ -83,6 +85,7 @@ class Preparing:
             and not resources.cpus
             and not resources.memory_bytes
             and task.secrets is None
+            and task.environment is None
             and lease.invalid is None
         )
 
@@ -149,7 +152,7 @@ class Preparing:
                 if held.stop_reason is not EndReason.CANCELLED:
                     held.stop_reason = EndReason.CANCELLED
                     self._services.pool.ask_to_stop(lease.token, EndReason.CANCELLED)
-            elif self._dispatch.leave_line(held):
+            elif self._dispatch.leave_line(held) or held.lease.task.environment is not None:
                 settlement = orders.refuse(lease, self._services.clock.now())
                 if settlement is not None:
                     self._outbox.end_unstarted(held, settlement)
@@ -233,7 +236,7 @@ class Preparing:
         """Fetch the code that the task is bound to; a task without a snapshot runs this worker's code."""
         snapshot = held.lease.task.snapshot
         if snapshot is None or snapshot in self._services.trees:
-            self.furnishing.furnish(held)
+            self.environments.enter(held)
             return
         waiting = self._awaited.setdefault(snapshot, [])
         waiting.append(held)
@@ -251,7 +254,7 @@ class Preparing:
         if folder is not None:
             self._services.trees.add(snapshot, folder, used=self._services.holdings.snapshots())
             for held in waiting:
-                self.furnishing.furnish(held)
+                self.environments.enter(held)
             return
         reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
         now = self._services.clock.now().timestamp()

@@ -55,6 +55,8 @@ class HeldLease:
     """The task is a suspect, and no other suspect has run beside it."""
     fenced: bool = False
     output_dir: str = ""
+    environment: str = ""
+    """The folder of the task's environment; empty for the worker's own."""
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     """Values by variable that the attempt gets."""
 

@@ -130,6 +130,7 @@ class Worker:
                 # Nothing is left behind: no children, no scratch, no lock that shows that the worker lives.
                 pool.close()
                 loop.upkeep.report_in(left=True)
+                loop.environments.close()
                 services.offload.close()
                 if services.secrets is not None:
                     services.secrets.close()
@@ -217,6 +218,10 @@ class Loop:
             calls = services.secrets.calls
             assert calls.fd is not None
             selector.register(calls.fd, selectors.EVENT_READ, calls.collect)
+        self.environments = self._preparing.environments
+        calls = self.environments.calls
+        assert calls.fd is not None
+        selector.register(calls.fd, selectors.EVENT_READ, calls.collect)
         selector.register(
             services.leaving.wake_fd, selectors.EVENT_READ, lambda: os.read(services.leaving.wake_fd, 4096)
         )

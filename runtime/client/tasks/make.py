@@ -178,7 +178,7 @@ def _make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: 
     if isinstance(work, Task):
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
-        if work.submitted_at and work.submitted_by and work.snapshot:
+        if work.submitted_at and work.submitted_by and work.snapshot and (work.environment or not options.environment):
             return work
         return replace(
             work,
@@ -186,6 +186,7 @@ def _make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: 
             submitted_by=work.submitted_by or options.submitted_by,
             snapshot=work.snapshot or options.snapshot,
             folder=work.folder if work.snapshot else options.folder,
+            environment=work.environment or options.environment,
         )
     if type(work) is dict or isinstance(work, Mapping):
         task = parse_task(work if type(work) is dict else dict(work), defaults=options)
@@ -252,6 +253,8 @@ _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "resources": ((Resources, Mapping), 'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`'),
     "outputs": ((tuple, list, str), "a list of paths and URLs"),
     "secrets": ((tuple, list), "a list of names of the stack's secrets"),
+    "environment": ((str, Path, bool), 'a lock file, "frozen", "none" or a content id'),
+    "with_packages": ((tuple, list), "a list of packages with versions, such as numpy==2.1"),
     "snapshot": ((str, Path, bool), "the content id of a snapshot as text, a folder as `Path`, True or False"),
     "progress": ((FunctionType, Callable), "a function of a number of tasks"),
     "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),

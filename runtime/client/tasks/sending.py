@@ -191,6 +191,7 @@ def content_of(task: Task) -> tuple[object, ...]:
         task.max_failures,
         task.outputs,
         task.priority,
+        task.environment,
         task.secrets,
         task.extra,
     )

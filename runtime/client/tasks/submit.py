@@ -34,6 +34,7 @@ from runtime.client.tasks.make import (
     read_resources,
     submitter,
 )
+from runtime.client.tasks.packages import take_packages
 from runtime.client.tasks.packed import check_packed, pack_work
 from runtime.client.tasks.sending import (
     PART_TASKS,
@@ -87,6 +88,8 @@ class Submission:
     """Tasks that an earlier, interrupted submission had not published."""
     snapshot: str | None = None
     """Content id of the code that new tasks run, unless they name one; None for the workers' own."""
+    environment: str | None = None
+    """Content id of the packages that new tasks run with, unless they name one; None for the workers' own."""
     kept_code: str | None = None
     """The code of a known task, if it differs from the code submitted now: a content id, or `OWN_CODE`."""
     tasks: tuple[tuple[str, int], ...] | None = None
@@ -161,6 +164,8 @@ def submit(
     outputs: Sequence[str] = (),
     secrets: Sequence[str] | None = None,
     snapshot: str | Path | bool | None = None,
+    environment: str | Path | bool | None = None,
+    with_packages: Sequence[str] = (),
     skip_existing: bool = False,
     progress: Progress | None = None,
 ) -> Submission:
@@ -174,6 +179,9 @@ def submit(
     The code of the folder it is called from goes with the work as it is now, and is what attempts run: that of the
     project around the working directory, or around a function's module if that lies elsewhere. `snapshot` names another
     folder or the content id of a snapshot; False runs whatever code the workers have.
+
+    `environment` is what attempts run with: the path of a lock file, "frozen" for the packages of this Python, or "none" for
+    the workers' own, the default; `with_packages` are pins beside those. Workers make it once on each machine.
 
     Calling it again with the same work submits nothing twice; tasks that are known keep the code they were submitted
     with.
@@ -193,6 +201,9 @@ def submit(
         check_argument("secrets", secrets)
     if snapshot is not None:
         check_argument("snapshot", snapshot)
+    if environment is not None:
+        check_argument("environment", environment)
+    check_argument("with_packages", with_packages)
     if progress is not None:
         check_argument("progress", progress)
     experiment = check_new_experiment(experiment or experiment_of(work))
@@ -212,6 +223,8 @@ def submit(
         if packed is not None:
             check_packed(packed.function, snapshot, code)
             work, args, kwargs = {"function": packed.entry.function, "args": list(packed.entry.args)}, (), None
+        settings = kept.stack.settings if kept is not None else load_settings()
+        packages = take_packages(environment, target.records, settings, code, extra=with_packages)
         terms: dict[str, Any] = {
             "experiment": experiment,
             "key": key,
@@ -225,12 +238,18 @@ def submit(
             "outputs": outputs if isinstance(outputs, str) else tuple(outputs),
             "snapshot": code.snapshot,
             "folder": code.folder,
+            "environment": packages.id,
             "secrets": None if secrets is None else tuple(secrets),
             "submitted_by": submitter(),
             "submitted_at": now,
         }
         check_secrets = kept.stack.check_secrets if kept else None
-        said: dict[str, Any] = {"stack": kept.stack.name if kept else None, "snapshot": code.snapshot, "asked": queue}
+        said: dict[str, Any] = {
+            "stack": kept.stack.name if kept else None,
+            "snapshot": code.snapshot,
+            "environment": packages.id,
+            "asked": queue,
+        }
         if target.records.holds_tasks and not skip_existing and is_one(work):
             done = _submit_one(make_one(work, terms, args, kwargs), target, check_secrets, said)
             if progress:

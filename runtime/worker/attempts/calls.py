@@ -26,20 +26,27 @@ PICKLE = "$runtime.pickle"
 
 
 def call_request(request: dict[str, Any]) -> Any:
-    """Call a function of a module with JSON arguments, and with its run if the request says so.
+    """Call a function of a module with JSON arguments, and with its run if the request says so. Raises as `check_request`."""
+    return _call(check_request(request))
 
-    Raises `ValueError` for a request with a pickle, which no snapshot vouches for.
-    """
+
+def check_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request that a message brings. Raises `ValueError` for one with a pickle, which no snapshot vouches for."""
     if request.get("pickled") is not None or request["packed"]:
         raise ValueError("the task brings a pickle itself, and only those of its snapshot are loaded")
-    return _call(request)
+    return request
 
 
 def call_packed(number: int | None, label: str, digest: str, more: dict[str, Any] | None = None) -> Any:
-    """Make a call of the snapshot's file, whose SHA-256 is `digest`: that of item `number`, or with the `item` and
-    `number` of `more`.
+    """Make a call of the snapshot's file. Raises as `read_packed`."""
+    return _call(read_packed(number, label, digest, more))
 
-    `label` is for people. Raises `ValueError` for another file, and for an item that would have to be unpickled.
+
+def read_packed(number: int | None, label: str, digest: str, more: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the request in the snapshot's file, whose SHA-256 is `digest`: that of item `number`, or with the `item` and
+    `number` of `more`. Nothing is unpickled; `label` is for people.
+
+    Raises `ValueError` for another file, and for an item that would have to be unpickled.
     """
     root = os.environ.get("RUNTIME_SNAPSHOT_DIR")
     if not root:
@@ -48,14 +55,14 @@ def call_packed(number: int | None, label: str, digest: str, more: dict[str, Any
         content = opened.read()
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(f"{FILE} of the snapshot is not the one that {label} was submitted with")
-    request = json.loads(content)
+    request: dict[str, Any] = json.loads(content)
     if number is not None:
         request.update(item=request["items"][number], number=number)
     if more is not None:
         if request["packed"]:
             raise ValueError("the task brings an argument itself, and the call takes those of its snapshot")
         request.update(item=more["item"], number=more["number"])
-    return _call(request)
+    return request
 
 
 def _call(request: dict[str, Any]) -> Any:

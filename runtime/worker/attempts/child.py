@@ -170,6 +170,8 @@ class Child:
             body = entries.parse_object(execution.fields[wire.ORDER_FIELDS])
             if "command" in body:
                 self._run_command(execution, body["command"])
+            elif self.environment.python:
+                value = self._call_elsewhere(execution, body)
             else:
                 functions = True
                 value = self._run_python(execution, body)
@@ -301,12 +303,30 @@ class Child:
             return function(*args)
         return function()
 
-    def _run_command(self, execution: Execution, argv: list[str]) -> None:
+    def _call_elsewhere(self, execution: Execution, body: dict[str, Any]) -> str:
+        """Call the function or workflow in the Python of the task's environment, and return its value as JSON text."""
+        from runtime.worker.attempts import elsewhere
+
+        folder = execution.make_scratch()
+        call = elsewhere.Call(self.environment.python, f"{folder}/.runtime-call", body)
+        call.write(execution.fields)
+        try:
+            self._run_command(execution, call.argv, without=b"PYTHONPATH")
+        except Failed as failure:
+            raise call.explain(failure) from None
+        finally:
+            if metrics := call.read_metrics():
+                execution.metrics.update(metrics)
+                execution.progressed = True
+        return call.read_value()
+
+    def _run_command(self, execution: Execution, argv: list[str], *, without: bytes = b"") -> None:
         variables = self.environment.variables
         environ = dict(variables) if variables else {os.fsencode(k): os.fsencode(v) for k, v in os.environ.items()}
         if execution.make_scratch():
             environ[b"TMPDIR"] = os.fsencode(execution.scratch_dir)
         execution.make_output()
+        environ.pop(without, None)
         if execution.is_asked_to_stop():
             raise Stopped("stopped before it began")
         pid = entries.spawn(argv, environ)

@@ -213,8 +213,8 @@ class ChildHandle:
         """Sent and not ended; the first is the one that runs."""
         self.done = 0
         """Orders that have ended, as the child counts them."""
-        self.code: tuple[str | None, str | None, Mapping[str, str] | None] | None = None
-        """Tree, working directory and secrets of its first order; the child imports from there and nowhere else."""
+        self.code: tuple[str | None, str | None, str | None, Mapping[str, str] | None] | None = None
+        """Tree, working directory, interpreter and secrets of its first order; the child imports from there and nowhere else."""
         self.buffer = self.unsent = b""
         self.sock_open = True
         self.noted: Noted | None = None

@@ -246,12 +246,13 @@ class Children:
         self.drop(child)
 
 
-def _code_of(order: Order) -> tuple[str | None, str | None, Mapping[str, str] | None]:
+def _code_of(order: Order) -> tuple[str | None, str | None, str | None, Mapping[str, str] | None]:
     """Return the facts that orders in one process have in common.
 
-    Among them are the secrets: code of an earlier attempt may have kept a value where the next one would find it.
+    Among them are the secrets: code of an earlier attempt may have kept a value where the next one would find it. And the
+    environment: a process that serves one imports nothing of the code itself.
     """
-    return order.code_dir, order.cwd, order.secrets
+    return order.code_dir, order.cwd, order.env.get("RUNTIME_PYTHON"), order.secrets
 
 
 class SlotOrders:

@@ -149,7 +149,10 @@ class _Outside:
                 self._reason = "other"
 
             in_main = threading.current_thread() is threading.main_thread()
-            if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            handler = signal.getsignal(signal.SIGTERM)
+            # `runtime.shim.call` ends a function that does not look.
+            gives_way = handler is signal.SIG_DFL or getattr(handler, "gives_way", False)
+            if in_main and gives_way:
                 signal.signal(signal.SIGTERM, on_term)
         return self._reason
 

@@ -49,6 +49,7 @@ BASE_ENVIRONMENT = {
 
 FOREIGN_ENVIRONMENT = (
     *(name.decode() for name in _NAMES if name != b"PYTHONPATH"),
+    *("RUNTIME_PYTHON", "RUNTIME_ENVIRONMENT_ID"),
     "RUNTIME_ARRAY_INDEX",
     "RUNTIME_PREEMPTED_NOTE",
     "RUNTIME_MASTER_ADDR",
@@ -103,6 +104,8 @@ class Environment:
         """Variables that are restored after each attempt."""
         self._inherited = dict(self.variables)
         self._values = [os.environb.get(name, b"") for name in _NAMES]
+        self.python = ""
+        """The interpreter of the task's environment; empty if the attempt runs in the worker's own."""
         self._extra = ""
         """JSON text of an order's further variables."""
         self.fenced = False
@@ -141,6 +144,8 @@ class Environment:
         scratch_root, cwd, code_dir, snapshot, extra = fields[8 : wire.ORDER_FIELDS]
         if extra != self._extra:
             self._set_extra(extra)
+        # What the worker adds to its own Python's path is not for another.
+        inherited = "" if self.python else self._python_path
         values = [
             text.encode("utf-8", "surrogateescape")
             for text in (
@@ -157,7 +162,7 @@ class Environment:
                 code_dir,
                 f"{deadline:.3f}" if deadline else "",
                 # The submitted code comes before installed code.
-                os.pathsep.join([*(_import_folders(code_dir) if code_dir else ()), *filter(None, [self._python_path])]),
+                os.pathsep.join([*(_import_folders(code_dir) if code_dir else ()), *filter(None, [inherited])]),
             )
         ]
         if values != self._values:
@@ -167,7 +172,7 @@ class Environment:
             self._values = values
         if code_dir != self.code_dir:
             self.code_dir = code_dir
-            if code_dir:
+            if code_dir and not self.python:
                 first = [*([cwd] if cwd else []), *_import_folders(code_dir)]
                 self._path = [*first, *(item for item in self._path if item not in first)]
                 sys.path[:] = self._path
@@ -216,7 +221,7 @@ class Environment:
         for name, value in new.items():
             # Not as the locale has it: a secret may hold any character, and an error about it would quote it.
             self._set_variable(os.fsencode(name), value.encode("utf-8", "surrogateescape"))
-        self._extra = text
+        self._extra, self.python = text, new.get("RUNTIME_PYTHON", "")
         if "RUNTIME_FENCED" in new:
             from runtime.worker.attempts import fence
 

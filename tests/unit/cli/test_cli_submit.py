@@ -29,6 +29,7 @@ from runtime.outputs import (
 )
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
+from runtime.snapshots.environment import fetch_packages
 from runtime.tasks.history import Mark, Record, Settlement
 from runtime.tasks.model import CommandEntry, Resources, Task, TaskState, WorkflowEntry
 from runtime.tasks.wire import decode_task
@@ -335,9 +336,23 @@ def test_json_output_has_every_count_and_the_ids(run: Run, queue: SqliteQueue) -
         "skipped": 0,
         "resumed": 0,
         "snapshot": task.snapshot,
+        "environment": None,
         "kept_code": None,
         "ids": [task.id for task in waiting(queue)],
     }
+
+
+def test_environment_goes_with_tasks_and_is_stored_once(run: Run, queue: SqliteQueue, tmp_path: Path) -> None:
+    Path("locked.txt").write_text("six==1.17.0\n")
+
+    for name in ("a", "b"):
+        code, _, err = run("--environment", "locked.txt", "--with", "six==1.16.0", "--", name)
+        assert code == 0, err
+        assert "with the packages of `locked.txt` (Python " in err
+
+    (identity,) = {task.environment for task in waiting(queue)}
+    assert identity is not None
+    assert fetch_packages(identity, queue.records).files == {"requirements.txt": "six==1.16.0\n"}
 
 
 def test_dry_run_prints_the_tasks_and_touches_nothing(run: Run, tmp_path: Path) -> None:
@@ -375,7 +390,11 @@ def test_dry_run_prints_the_tasks_and_touches_nothing(run: Run, tmp_path: Path) 
         (["--key", "", "p", "w"], "`--key` is empty"),
         (["--queue", "sqlite:", "p", "w"], "is no valid queue"),
         (["--stack", "nosuch", "p", "w"], "no stack named `nosuch`"),
-        (["--wiat", "p", "w"], "did you mean `--wait`?"),
+        (["--waitt", "p", "w"], "did you mean `--wait`?"),
+        (["--environment", "nowhere.lock", "p", "w"], "cannot read the lock file `nowhere.lock`"),
+        (["--environment", "", "p", "w"], "is no valid environment"),
+        (["--environment", "none", "--with", "six==1.17", "p", "w"], "adds to an environment, and the tasks have none"),
+        (["--environment", "none", "--with", "six", "p", "w"], "adds to an environment, and the tasks have none"),
     ],
 )
 def test_request_that_makes_no_sense_is_refused(run: Run, args: list[str], said: str) -> None:

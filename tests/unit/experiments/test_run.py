@@ -380,6 +380,30 @@ def test_worker_opens_the_queue_by_itself(lab: Any) -> None:
     assert made.result() == 8
 
 
+def test_calls_of_a_queue_run_in_the_environment_that_they_were_made_with(
+    lab: Any, worker: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    Path("empty.txt").write_text("# nothing but Python\n")
+    worker()
+    given: dict[str, Any] = {"target": "queue:", "environment": "empty.txt"}
+
+    fit = runtime.run_experiment(lab.fit, {"lr": 0.5}, name="sac", **given)
+    odd = runtime.map(lab.pair_of, [1, (2, 3)], name="odd", **given)
+    packed = runtime.map(lambda n: n, [1], name="packed", max_failures=1, **given)
+    runs = runtime.submit(lab.where, environment="empty.txt")
+
+    assert fit.result(timeout=PATIENCE_S) == ["sac", 0.5, "w", False]
+    assert odd.results(timeout=PATIENCE_S) == [(1, {1}), ((2, 3), {(2, 3)})]
+    assert runs.result(timeout=PATIENCE_S)[0].startswith(str(tmp_path / "tmp"))
+    assert runs.logs().startswith("$ ") or runs.logs() == ""
+    assert "was packed by cloudpickle, which" in str(packed[0].exception(timeout=PATIENCE_S))
+    assert len(list((tmp_path / "tmp").glob("runtime-environments-*/*.*"))) == 1
+    with pytest.raises(InvalidValue):
+        runtime.map(lab.pair_of, [1], target="queue:", environment={"manager": "uv"})
+
+
 # what people see
 
 

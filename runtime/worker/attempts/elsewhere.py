@@ -1,0 +1,175 @@
+"""Calls of functions and workflows in another Python than the worker's: that of the task's environment.
+
+That Python runs `runtime.shim.call`, which needs nothing but its standard library, and leaves what the function returned or
+raised in a file. This process reads that file, and loads no pickle from it. Loaded only for attempts in an environment.
+"""
+
+# pathlib is too large for the processes that load this.
+# ruff: noqa: PTH100, PTH109, PTH110, PTH120, PTH123, PTH211
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+
+from runtime.shim import call as program
+from runtime.tasks.model import CALL_PACKED, CALL_REQUEST
+from runtime.worker.attempts import calls, entries, scratch, wire
+from runtime.worker.attempts.entries import Failed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NO_JSON, _NOT_LOADED = "__main__.NoJson", f"{__name__}.NotLoaded"
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""The folder of the worker's own `runtime`."""
+
+
+_MARKED = b'{"%s":' % calls.PICKLE.encode()
+
+
+class Call:
+    """A call, by the files in a folder of its own."""
+
+    def __init__(self, python: str, folder: str, body: dict[str, Any]) -> None:
+        self._folder, self._body = folder, body
+        self._is_call = body.get("function") in (CALL_PACKED, CALL_REQUEST)
+        self.argv = [python, os.path.abspath(program.__file__), f"{folder}/call.json"]
+
+    def write(self, fields: list[str]) -> None:
+        """Write the request, for the order with these fields. Raises `Failed` if it cannot be made, or the Python is gone."""
+        if not os.path.exists(self.argv[0]):
+            raise Failed("setup_failed", f"the environment of the task is gone: no `{self.argv[0]}`")
+        request = self._make_request(fields[0], fields[1])
+        # Modules of ours come last, so that those of the code and of the environment stand before them.
+        scratch.make_folder(f"{self._folder}/own")
+        os.symlink(_PACKAGE, f"{self._folder}/own/runtime")
+        python_path = os.environ.get("PYTHONPATH", "")
+        here = os.getcwd()
+        request.update(
+            attempt=self._folder,
+            folder=here,
+            paths=list(dict.fromkeys([here, *filter(None, python_path.split(os.pathsep))])),
+            last_paths=[f"{self._folder}/own"],
+            variables={"PYTHONPATH": python_path} if python_path else {},
+            task=True,
+        )
+        with open(f"{self._folder}/call.json", "w", encoding="utf-8") as opened:
+            json.dump(request, opened)
+
+    def _make_request(self, token: str, task_id: str) -> dict[str, Any]:
+        body = self._body
+        if "workflow" in body:
+            args = [body["project"], body["workflow"], list(body.get("args") or ())]
+            return _plain(f"{__name__}:call_workflow", args, {})
+        function, args, kwargs = body["function"], list(body.get("args") or ()), dict(body.get("kwargs") or {})
+        if not self._is_call:
+            return _plain(function, args, kwargs)
+        try:
+            found = calls.read_packed(*args, **kwargs) if function == CALL_PACKED else calls.check_request(args[0])
+            request = dict(found)
+        except (OSError, ValueError, TypeError, KeyError, IndexError) as problem:
+            entries.print_error(f"error: {entries.describe(problem)}")
+            raise Failed("config_invalid", entries.describe(problem)) from None
+        return {**request, "ids": {"RUNTIME_TASK_ID": task_id, "RUNTIME_ATTEMPT_TOKEN": token}}
+
+    # the end
+
+    def explain(self, failure: Failed) -> Failed:
+        """Return the failure that the program's end stands for."""
+        if refusal := self._read(program.SETUP_FAILED):
+            return Failed("config_invalid", refusal.decode(errors="replace"))
+        head, _ = self._read_end()
+        if not head.get("raised"):
+            return failure
+        kind, message = str(head.get("type")), str(head.get("message"))
+        if kind in (_NO_JSON, _NOT_LOADED):
+            return Failed("config_invalid" if kind == _NOT_LOADED else "app_failed", message[:4000])
+        said = f"{kind}: {message}" if message else kind
+        return Failed("oom" if kind == "MemoryError" else "app_failed", said[:4000])
+
+    def read_value(self) -> str:
+        """Return the value's JSON text after a success; a value that JSON does not hold is a pickle in an object of ours."""
+        head, content = self._read_end()
+        if head.get("form") == "json" and self._is_call and content.startswith(_MARKED):
+            # A dictionary that looks like a pickle of ours must not be taken for one.
+            content, head = program.dump(json.loads(content)), {**head, "form": "pickle"}
+        if head.get("form") == "pickle":
+            text = wire.encode_json({calls.PICKLE: base64.b64encode(content).decode("ascii")})
+        else:
+            text = content.decode("utf-8", "surrogatepass")
+        if len(text) > wire.MOST_VALUE_BYTES:
+            most = wire.MOST_VALUE_BYTES >> 20
+            raise Failed("app_failed", f"the function returned {len(text) >> 20} MiB of JSON; the most is {most} MiB")
+        return "" if text == "null" else text
+
+    def read_metrics(self) -> dict[str, float]:
+        """Return the last number of each name that the function reported."""
+        metrics: dict[str, float] = {}
+        for line in self._read(program.METRICS).splitlines():
+            try:
+                said = json.loads(line)
+                metrics.update({name: float(said[name]) for name in said if name not in ("at", "step")})
+            except (ValueError, TypeError, RecursionError):
+                continue
+        return metrics
+
+    def _read_end(self) -> tuple[dict[str, Any], bytes]:
+        head, _, content = self._read(program.VALUE).partition(b"\n")
+        try:
+            said = json.loads(head) if head else {}
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise Failed("app_failed", "what it returned cannot be read")
+        return said, content
+
+    def _read(self, name: str) -> bytes:
+        try:
+            with open(f"{self._folder}/{name}", "rb") as opened:
+                content = opened.read(wire.MOST_FRAME_BYTES + 1)
+        except OSError:
+            return b""
+        if len(content) > wire.MOST_FRAME_BYTES:
+            raise Failed("app_failed", f"it left more than {wire.MOST_FRAME_BYTES >> 20} MiB of {name}")
+        return content
+
+
+def _plain(function: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "function": function,
+        "name": function,
+        "args": args,
+        "kwargs": kwargs,
+        "run": False,
+        "packed": False,
+        "plain": True,
+    }
+
+
+# in the environment's Python
+
+
+class NotLoaded(Exception):
+    """A workflow that cannot be found, or refuses its arguments."""
+
+
+def call_workflow(project: str, workflow: str, args: list[str]) -> Any:
+    """Call a workflow, and return its value as far as JSON holds it."""
+    import sys
+
+    from runtime.errors import RequestRefused
+    from runtime.tasks.model import WorkflowEntry
+    from runtime.tasks.workflows import load
+
+    sys.argv = [workflow, *args]
+    try:
+        call = load(WorkflowEntry(project, workflow, tuple(args)))
+    except RequestRefused as refusal:
+        entries.print_error(refusal.render())
+        raise NotLoaded("; ".join((refusal.message, *refusal.facts))) from None
+    value = call()
+    text = entries.encode_value(value, strict=False) if value is not None else ""
+    return json.loads(text) if text else None
