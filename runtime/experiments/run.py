@@ -14,6 +14,7 @@ from runtime.client.functions import name_function
 from runtime.errors import RequestRefused
 from runtime.experiments.calls import Call, Calls, finish
 from runtime.shim.call import Run
+from runtime.shim.files import METRICS
 
 HERE: Final = "here"
 """The target that is this process itself."""
@@ -112,4 +113,8 @@ def _folders_here(name: str) -> dict[str, str]:
 
     place = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_counter)}"
     folder = Path(load_settings().data_dir) / HERE / name / place
-    return {each: str(folder / each) for each in ("output", "checkpoint")} | {"attempt": str(folder)}
+    return {
+        "output": str(folder / "output"),
+        "checkpoint": str(folder / "checkpoint"),
+        "metrics": str(folder / METRICS),
+    }

@@ -7,18 +7,14 @@ the function returns or raises becomes the file `value` of the attempt: a line o
 Only `.result()` of the job's owner loads a pickle.
 """
 
-import base64
-import contextlib
 import functools
 import importlib
 import io
 import json
 import os
-import pickle
 import signal
 import sys
 import time
-import traceback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +23,9 @@ if TYPE_CHECKING:
 
 SETUP_FAILED = "setup_failed"
 """As in `runtime.shim.ranks`, which this program does without."""
-VALUE, METRICS = "value", "metrics.jsonl"
+VALUE = "value"
+OF_LINES = ("at", "step", "of")
+"""Names in a line of reports that are about the line: its time, its step, and how many steps there will be."""
 VALUE_SCHEMA = 1
 PROTOCOL = 4
 """Of pickles: the newest that Python 3.6 reads."""
@@ -51,10 +49,11 @@ class Run(object):
         index: int = 0,
         attempt: int = 1,
     ) -> None:
-        """`folders` are `output`, `checkpoint` and `attempt`; `ids` what the backend and we call this run."""
+        """`folders` are `output`, `checkpoint` and the file `metrics`; `ids` what the backend and we call this run."""
         self.name, self.variant, self.ids = name, variant, dict(ids or {})
         self.index, self.attempt = index, attempt
         self._folders, self._asked = folders, False
+        self.reports = ReportFile(folders.get("metrics", ""))
 
     def __repr__(self) -> str:
         return "<run %d of %s, attempt %d>" % (self.index, self.name, self.attempt)
@@ -84,15 +83,41 @@ class Run(object):
         self._asked = True
 
     def report(self, step: "Optional[float]" = None, **numbers: float) -> None:
-        """Keep numbers by their names: a line of JSON in the attempt's folder."""
-        line = {"at": round(time.time(), 3)}  # type: Dict[str, Any]
+        """Keep numbers by their names, at a step if there is one: a line of JSON in the file that `RUNTIME_METRICS` names."""
+        self.reports.add(numbers, step)
+
+    def progress(self, done: float, total: "Optional[float]" = None, **numbers: float) -> None:
+        """Report that step `done` of `total` is reached, and numbers as `report` does."""
+        self.reports.add(numbers, done, total)
+
+
+class ReportFile(object):
+    """Adds lines to the file of an attempt's reports; made on first use, and kept open."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._opened = -1
+
+    def add(self, numbers: "Dict[str, Any]", step: "Optional[float]" = None, of: "Optional[float]" = None) -> None:
+        """Add a line by one write, so that those of several processes do not mix. Raises `ValueError` for a name that is
+        taken, and what `float` raises for a value that is no number."""
+        line = {name: float(number) for name, number in numbers.items()}
+        for name in OF_LINES:
+            if name in line:
+                raise ValueError("no metric can be called `%s`, which each report has for itself" % name)
+        line["at"] = round(time.time(), 3)
         if step is not None:
-            line["step"] = step
-        for name, number in numbers.items():
-            line[name] = float(number)
-        os.makedirs(self._folders["attempt"], exist_ok=True)
-        with io.open(os.path.join(self._folders["attempt"], METRICS), "a", encoding="utf-8") as opened:
-            opened.write(json.dumps(line) + "\n")
+            line["step"] = float(step)
+        if of is not None:
+            line["of"] = float(of)
+        if self._opened < 0:
+            os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+            self._opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.write(self._opened, json.dumps(line).encode("ascii") + b"\n")
+
+    def __del__(self) -> None:
+        if self._opened >= 0:
+            os.close(self._opened)
 
 
 # values
@@ -112,6 +137,8 @@ def is_json(value: "Any") -> bool:
 
 def dump(value: "Any") -> bytes:
     """A pickle of `value`; with cloudpickle, if there is one, of what the standard library cannot pickle."""
+    import pickle
+
     try:
         return pickle.dumps(value, protocol=PROTOCOL)
     except Exception:
@@ -137,6 +164,8 @@ def encode_value(value: "Any") -> bytes:
 def encode_failure(problem: BaseException, told: str) -> bytes:
     """The file of a raised exception, whose traceback is `told`: a pickle, one of its parts if it cannot be made again of its
     arguments, as is common where `__init__` takes others, and else text."""
+    import pickle
+
     said = {"type": _name_of(type(problem)), "message": _text_of(problem)[:MOST_TEXT], "traceback": told[-MOST_TEXT:]}
     try:
         body = dump(problem)
@@ -185,7 +214,7 @@ def load(request: "Dict[str, Any]") -> "Callable[..., Any]":
                 raise Misfit("no module %s in %s" % (module, os.getcwd()))
             raise
     check_python(packed)
-    return pickle.loads(base64.b64decode(packed["function"]))  # type: ignore[no-any-return]
+    return unpack(packed["function"])  # type: ignore[no-any-return]
 
 
 def check_python(packed: "Dict[str, Any]") -> None:
@@ -218,6 +247,9 @@ def load_arguments(request: "Dict[str, Any]") -> "Tuple[List[Any], Dict[str, Any
 
 
 def unpack(text: str) -> "Any":
+    import base64
+    import pickle
+
     return pickle.loads(base64.b64decode(text))
 
 
@@ -225,7 +257,7 @@ def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]
     folders = {
         "output": environ["RUNTIME_OUTPUT_DIR"],
         "checkpoint": environ["RUNTIME_CHECKPOINT_DIR"],
-        "attempt": request["attempt"],
+        "metrics": environ["RUNTIME_METRICS"],
     }
     run = Run(
         request["name"],
@@ -276,6 +308,8 @@ def refuse(folder: str, message: str) -> int:
 
 
 def fail(folder: str, problem: Exception, keep: bool) -> int:
+    import traceback
+
     frames = problem.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -297,5 +331,7 @@ def write(path: str, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
+    try:
         sys.exit(main(sys.argv[1]))
+    except BrokenPipeError:
+        pass

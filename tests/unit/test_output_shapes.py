@@ -46,6 +46,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         rate_per_s=0.5,
         labels={"zone": "a"},
         declined={"t-77aa": "needs 1 GPU"},
+        reports={"t-5d0c": {"experiment": "sweep", "step": 30, "of": 100, "metrics": {"loss": 0.5}}},
     )
     yield bench
     bench.close()

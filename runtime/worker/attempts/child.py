@@ -54,6 +54,10 @@ class Execution:
     # folders
 
     @property
+    def reports_path(self) -> str:
+        return f"{self.scratch_dir}{scratch.METRICS}" if self.scratch_dir else ""
+
+    @property
     def scratch_dir(self) -> str:
         return f"{self.fields[8]}/{self.fields[0]}" if self.fields[8] else ""
 

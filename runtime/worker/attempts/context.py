@@ -10,6 +10,7 @@ import os
 import sys
 import time
 
+from runtime.shim.call import ReportFile
 from runtime.worker.attempts import child, scratch
 
 TYPE_CHECKING = False
@@ -45,6 +46,7 @@ class Attempt:
 
             self.deadline = datetime.fromtimestamp(execution.deadline, UTC)
         self.metrics = execution.metrics
+        self._reports = ReportFile(execution.reports_path) if execution.reports_path else None
 
     @property
     def output_dir(self) -> Path:
@@ -77,15 +79,17 @@ class Attempt:
 
     def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
         """Report how far the attempt is; cheap enough for every step. Also keeps `metrics`, as `report` does."""
-        self._keep(metrics)
+        self._keep(metrics, done, total)
         self._execution.note_progress(float(done), None if total is None else float(total), text)
 
-    def report(self, **metrics: float) -> None:
-        """Keep numbers for the record; the last number of each name counts."""
-        self._keep(metrics)
-        self._execution.note_progress()
+    def report(self, step: float | None = None, **metrics: float) -> None:
+        """Keep numbers, at a step if there is one: the record has the last, least and greatest number of each name."""
+        self._keep(metrics, step)
+        self._execution.note_progress(None if step is None else float(step))
 
-    def _keep(self, metrics: dict[str, float]) -> None:
+    def _keep(self, metrics: dict[str, float], step: float | None = None, of: float | None = None) -> None:
+        if self._reports is not None:
+            self._reports.add(metrics, step, of)
         self.metrics.update((name, float(value)) for name, value in metrics.items())
 
 
@@ -118,6 +122,7 @@ class _Outside:
             get("RUNTIME_EXPERIMENT") or "local",
         ]
         self.deadline = float(get("RUNTIME_DEADLINE") or 0)
+        self.reports_path = get("RUNTIME_METRICS") or ""
         self.metrics: dict[str, float] = {}
         self._scratch = ""
         self._spoke_at = 0.0
