@@ -143,7 +143,7 @@ def _show_curves(sources: Sequence[Source], metric: str, x: Axis | None, title: 
 def _canvas(lines: int) -> Canvas:
     size = os.terminal_size((81, HEIGHT + AROUND + lines))
     if is_terminal():
-        size = shutil.get_terminal_size(tuple(size))
+        size = shutil.get_terminal_size((size.columns, size.lines))
     colours = is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     height = min(HEIGHT, size.lines - AROUND - lines)
     unicode = can_draw_unicode() and os.environ.get("TERM") != "dumb"

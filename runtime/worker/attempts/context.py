@@ -54,6 +54,26 @@ class Attempt:
         return _path(self._execution.make_output() or "output")
 
     @property
+    def output(self) -> Path:
+        """The same as `output_dir`, as the run of an experiment has it."""
+        return self.output_dir
+
+    @property
+    def checkpoint(self) -> Path:
+        """The same as `checkpoint_dir`."""
+        return self.checkpoint_dir
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.experiment
+
+    @property
+    def index(self) -> int:
+        """The place in a job's array; 0 outside of one."""
+        return int(os.environ.get("RUNTIME_ARRAY_INDEX") or 0)
+
+    @property
     def scratch_dir(self) -> Path:
         """A folder that is removed after the attempt; made on first use."""
         return _path(self._execution.make_scratch() or _temporary())
