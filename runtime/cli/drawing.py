@@ -35,15 +35,6 @@ class Canvas:
         return self.paint(text, style) if self.paint is not None else text
 
 
-def can_draw_unicode() -> bool:
-    """Whether standard output takes Braille."""
-    try:
-        "⣿█".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
 def draw_curves(curves: Sequence[Curve], *, over: str, canvas: Canvas, lines: bool = True) -> Iterator[str]:
     """Yield the rows of a picture with its axes, and a line about each curve. `lines` joins the points of a curve."""
     points = [point for curve in curves for point in curve.points]

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
-from runtime.cli.drawing import Canvas, can_draw_unicode, draw_bars, draw_curves
+from runtime.cli.drawing import Canvas, draw_bars, draw_curves
 from runtime.cli.jobs import OnOption, is_job
-from runtime.cli.printing import is_terminal, note, paint, say, write_text
+from runtime.cli.printing import can_draw_unicode, is_terminal, note, paint, say, write_text
 from runtime.cli.show import print_json
 from runtime.client.courses import (
     Curve,
