@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "output.md"
-FREE = {"labels", "declined", "metrics", "spec", "order", "artefacts", "fidelity"}
+FREE = {"labels", "declined", "metrics", "metric_ranges", "params", "reports", "spec", "order", "artefacts", "fidelity"}
 """Objects with keys chosen by the user or documented elsewhere."""
 
 

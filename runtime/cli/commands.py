@@ -67,7 +67,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("runtime.cli.status", "What runs, what waits and why, what failed."),
         "logs": ("runtime.cli.logs", "What a task or a job printed."),
         "explain": ("runtime.cli.explain", "Why something waits or failed, and the next step."),
-        "results": ("runtime.cli.results", "What the tasks of an experiment returned."),
+        "results": ("runtime.cli.results", "What tasks and runs returned and reported."),
+        "plot": ("runtime.cli.plot", "How a metric went, in the terminal or as a picture."),
         "fetch": ("runtime.cli.fetch", "Bring home what a job or a task wrote."),
     },
     "Act": {

@@ -28,6 +28,7 @@ READER_LEFT = 141
 _GARBAGE_AFTER = 100_000
 
 EXTRA_OF = {
+    "matplotlib": "plot",
     "cloudpickle": "experiments",
     "google": "gcp",
     "grpc": "gcp",

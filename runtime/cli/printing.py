@@ -32,6 +32,15 @@ def errors_on_terminal() -> bool:
     return is_terminal(sys.stderr)
 
 
+def can_draw_unicode() -> bool:
+    """Whether standard output takes Braille."""
+    try:
+        "⣿█".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def paint(text: str, style: str, stream: IO[str] | None = None) -> str:
     """Mark `text` for a colour or for bold if `stream` is a terminal and `NO_COLOR` is unset; `dress` applies it."""
     if not is_terminal(stream) or os.environ.get("NO_COLOR"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Union
@@ -18,6 +19,7 @@ from runtime.cli.show import (
     read_columns,
     table_lines,
 )
+from runtime.client.reports import SHOWN, Reported, describe_numbers, describe_progress
 from runtime.client.tasks.standing import WorkerStatus
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
@@ -33,7 +35,7 @@ from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.client.jobs.known import JobLine
-    from runtime.client.jobs.status import AttemptView, JobView, TargetJobs
+    from runtime.client.jobs.status import AttemptView, JobView, RunReports, TargetJobs
 
 LISTED = 10
 JOBS_LISTED: Final = 20
@@ -144,6 +146,8 @@ def _experiment_lines(seen: ExperimentStatus, now: datetime) -> list[str]:
     lines += ["", *_pairs(_progress_pairs(seen, now))]
     if seen.workers:
         lines += ["", *_worker_table(seen.workers)]
+    if seen.reports:
+        lines += ["", *table_lines([_report_row("TASK", each.name, each) for each in seen.reports[:LISTED]])]
     if seen.failures:
         lines += ["", *table_lines(_rows(seen.failures, _FAILURE_TABLE))]
         if seen.failures_left_out:
@@ -184,7 +188,8 @@ def _task_lines(seen: TaskStatus, now: datetime) -> list[str]:
         ("note" if seen.state is TaskState.SUCCEEDED else "error", last_line(seen.message)),
         ("exit code", str(seen.exit_code) if seen.exit_code else None),
         ("attempts", f"{seen.attempts} ended" if seen.attempts else None),
-        ("metrics", ", ".join(f"{name} {value:g}" for name, value in seen.metrics.items())),
+        ("progress", describe_progress(seen.step, seen.of)),
+        ("metrics", describe_numbers(seen.metrics, seen.metric_ranges)),
         ("record", seen.record),
         ("value", seen.value_url or cut_line(format_value(seen.value) or "")),
         ("outputs", seen.outputs_url),
@@ -390,6 +395,7 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
         ("cancelled", "asked for" if seen.cancelled and not seen.state.terminal else None),
         *(("after", describe_after(each)) for each in seen.after),
         *_native_pairs(seen),
+        *(_report_pairs(seen.reports[0]) if seen.runs == 1 and seen.reports else []),
         ("records", seen.records),
         ("logs", f"`runtime logs {short(seen.job)}`, {seen.logs}"),
         ("outputs", f"`runtime fetch {short(seen.job)}`, {seen.outputs}"),
@@ -398,6 +404,8 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
     if seen.attempts:
         several = len({each.index for each in seen.attempts}) > 1
         lines += ["", *table_lines([_attempt_row(each, now, run=several) for each in seen.attempts])]
+    if seen.runs > 1 and seen.reports:
+        lines += ["", *table_lines([_report_row("INDEX", each.index, each) for each in seen.reports])]
     if seen.runs > 1 and seen.indices:
         lines += ["", *table_lines(_rows(seen.indices[:JOBS_LISTED], INDEX_COLUMNS))]
         if len(seen.indices) > JOBS_LISTED:
@@ -405,6 +413,18 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
     if seen.state is not JobState.SUCCEEDED:
         lines += ["", f"why: `runtime explain {short(seen.job)}`"]
     return lines
+
+
+def _report_row(title: str, name: object, each: Reported | RunReports) -> dict[str, object]:
+    """Render the last numbers of an attempt that runs."""
+    shown = dict(itertools.islice(each.metrics.items(), SHOWN))
+    return {title: name, "STEP": describe_progress(each.step, each.of), "METRICS": describe_numbers(shown)}
+
+
+def _report_pairs(each: RunReports) -> list[tuple[str, str | None]]:
+    shown = dict(itertools.islice(each.metrics.items(), SHOWN))
+    numbers = describe_numbers(shown, each.metric_ranges)
+    return [("progress", describe_progress(each.step, each.of)), ("metrics", numbers)]
 
 
 def _totals_lines(totals: Mapping[Any, int], always: Sequence[TaskState] = ()) -> list[str]:

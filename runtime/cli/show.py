@@ -316,6 +316,12 @@ def _fit(cell: str, width: int, right: bool) -> str:
     return padding + cell if right else cell + padding
 
 
+def fit_text(text: str, width: int) -> str:
+    """Cut `text` to `width` columns of a terminal, on one line."""
+    text = clean_line(text)
+    return text if _width(text) <= width else _fit(text, width, right=False)
+
+
 def _width(text: str) -> int:
     """Count the terminal columns of `text`: two for East Asian wide characters, none for combining ones."""
     if text.isascii():

@@ -15,6 +15,7 @@ from runtime.client.values import End
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.experiments.calls import Call, Calls
 from runtime.shim.call import Run
+from runtime.shim.files import METRICS
 from runtime.tasks.model import check_new_experiment
 from runtime.values import replace
 
@@ -150,5 +151,5 @@ class FoldersHere(dict[str, str]):
 
         place = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_counter)}"
         folder = Path(load_settings().data_dir) / HERE / self._name / place
-        self.update(output=str(folder / "output"), checkpoint=str(folder / "checkpoint"), attempt=str(folder))
+        self.update(output=str(folder / "output"), checkpoint=str(folder / "checkpoint"), metrics=str(folder / METRICS))
         return self[which]

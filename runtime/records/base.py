@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from runtime import faults
 from runtime.errors import RuntimeFailure
@@ -58,6 +58,9 @@ class WorkerSeen:
     labels: Mapping[str, str] = field(default_factory=dict)
     declined: Mapping[str, str] = field(default_factory=dict)
     """Task id → why no slot of this worker can hold it; at most 20."""
+    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Id of a running task → its `experiment`, and what its attempt has reported: `step`, `of`, and `metrics` by name; 64 at
+    most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,12 @@ class FileStore(Protocol):
         """Add to an attempt's long log and return its URL."""
 
     def read_log(self, url: str) -> Iterator[bytes]: ...
+
+    def keep_reports(self, task_id: str, token: str, data: bytes) -> None:
+        """Keep the sum of the numbers that an attempt reported; create-only by token."""
+
+    def read_reports(self, task_id: str, token: str) -> bytes | None:
+        """The sum that `keep_reports` kept; None if the attempt reported nothing."""
 
 
 class RecordStore(ResultStore, AttemptStore, ManifestStore, FleetStore, FileStore, Protocol):

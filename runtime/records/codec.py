@@ -178,6 +178,7 @@ RECORD: Final = Format(
     Field("outputs_url", str, None),
     Field("log_url", str, None),
     Field("metrics", dict, {}),
+    Field("metric_ranges", dict, {}),
     Field("log", str, ""),
 )
 ENDED: Final = Format(
@@ -236,6 +237,7 @@ WORKER: Final = Format(
     Field("left", bool, False, always=True),
     Field("labels", dict, {}, always=True),
     Field("declined", dict, {}, always=True),
+    Field("reports", dict, {}),
 )
 
 
@@ -253,7 +255,7 @@ def read_record(data: bytes, where: str, task_id: str, generation: int) -> Recor
         why = problem.message
     fields = _salvage(data)
     try:
-        found = RECORD.read(fields | {"value": None, "metrics": {}}, where)
+        found = RECORD.read(fields | {"value": None, "metrics": {}, "metric_ranges": {}}, where)
     except UNDECODABLE:
         return unreadable_record(task_id, generation, fields.get("experiment"), state_of_size(len(data)), why)
     return replace(found, unreadable=why)

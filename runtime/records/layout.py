@@ -108,6 +108,10 @@ def log_key(task_id: str, token: str) -> str:
     return f"logs/{task_id}/{token}.log"
 
 
+def reports_key(task_id: str, token: str) -> str:
+    return f"metrics/{task_id}/{token}.json"
+
+
 def quoted(name: str) -> str:
     """Any text as one part of a key."""
     from urllib.parse import quote

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, code, value, log, rest"
 _INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _REST: Final = ("exit_code", "value_url", "log_url", "outputs_url")
+_READ: Final = (*_REST, "metrics", "metric_ranges")
 _PURGED: Final = "purged/"
 """Begins the key of the object that marks a dead letter as purged."""
 MARKS_AT_ONCE: Final = 500
@@ -57,6 +58,9 @@ def insert_record(connection: sqlite3.Connection, seq: int, record: Record) -> N
     if record.metrics:
         rest = {} if rest is None else rest
         rest["metrics"] = dict(record.metrics)
+    if record.metric_ranges:
+        rest = {} if rest is None else rest
+        rest["metric_ranges"] = {name: list(both) for name, both in record.metric_ranges.items()}
     connection.execute(
         _INSERT,
         (
@@ -160,7 +164,7 @@ def _record(row: tuple[Any, ...]) -> Record:
             value=found,
             log=_read_log(log),
             unreadable=unreadable,
-            **({} if rest is None else json.loads(rest)),
+            **({} if rest is None else {name: each for name, each in json.loads(rest).items() if name in _READ}),
         )
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         known = TaskState(state) if state in TERMINAL_STATES else TaskState.FAILED
@@ -202,8 +206,8 @@ class SqliteBlobs:
         return FolderBlobs(self._folder)
 
     def _beside(self, key: str) -> FolderBlobs | None:
-        """The folder for snapshots: a row of their size would keep every worker waiting while it is written."""
-        return self._files() if key.startswith("snapshots/") else None
+        """The folder for large objects: a row of their size would keep every worker waiting while it is written."""
+        return self._files() if key.startswith(("snapshots/", "metrics/")) else None
 
     def create(self, key: str, data: bytes) -> bool:
         if beside := self._beside(key):

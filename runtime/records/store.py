@@ -20,7 +20,7 @@ from runtime.errors import RuntimeFailure, StoreUnavailable, StoreUnsafe
 from runtime.records import codec
 from runtime.records.base import KeptOutputs, RecordStore, WorkerSeen
 from runtime.records.blobs import BlobInfo, Blobs
-from runtime.records.layout import MERGED, ORDER, WORKER, log_key, old_control_key, order_key, worker_key
+from runtime.records.layout import MERGED, ORDER, WORKER, log_key, old_control_key, order_key, reports_key, worker_key
 from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
 from runtime.records.results import BlobTotals
 from runtime.tasks.idset import IdSet, task_key
@@ -276,6 +276,12 @@ class BlobRecords(BlobTotals, RecordStore):
 
     def read_log(self, url: str) -> Iterator[bytes]:
         return self.blobs.stream("/".join(url.split("/")[-3:]))
+
+    def keep_reports(self, task_id: str, token: str, data: bytes) -> None:
+        self.blobs.create(reports_key(task_id, token), data)
+
+    def read_reports(self, task_id: str, token: str) -> bytes | None:
+        return self.blobs.get(reports_key(task_id, token))
 
     def close(self) -> None:
         self._outputs = None

@@ -5,7 +5,8 @@ import os
 import signal
 import time
 
-from runtime.shim.files import create_whole, make_folder, read_system, write_whole
+from runtime.shim.files import METRICS, METRICS_SUM, create_whole, make_folder, read_system, write_whole
+from runtime.shim.metrics import Reports
 from runtime.shim.processes import ASKING, ENDING, end_orphans, reap_orphans
 from runtime.shim.ranks import PREEMPTED_NOTE, SETUP_FAILED, Ranks, make_command
 from runtime.shim.retry import TEMPORARY_FAILURE, pod_failures
@@ -23,6 +24,10 @@ DISK_AT_ONCE_S = 0.005
 """How long one look at the disk lasts, since everything else waits meanwhile."""
 DISK_LAST_S = 0.5
 """How long the last look lasts when asked to stop: a node that evicts for its disk gives a second."""
+SUMS_LAST_S = 60.0
+"""How often the sum of the reports is written after a long time; at first it is each `BEAT_S`."""
+SUM_UP_S, SUM_UP_IN_HASTE_S = 5.0, 0.2
+"""How long an attempt that has ended may take to read its reports, and one whose machine goes."""
 LIMIT_SLACK_S = 30.0
 """How long before the backend's own limit, less the grace, an attempt ends at the latest."""
 
@@ -50,6 +55,8 @@ class LifeSigns(object):
         self.record, self.prefix = record, prefix
         self.beats, self.due = 0, 0.0
         self.full = False
+        self.began = time.monotonic()
+        self.sums_due = self.began + BEAT_S
 
     def beat(self):
         """Move the counter on if it is due, by the monotonic clock."""
@@ -57,6 +64,14 @@ class LifeSigns(object):
         if not self.beats or now >= self.due:
             self.beats, self.due = self.beats + 1, now + BEAT_S
             self.record.beat(self.prefix + "beat", str(self.beats))
+
+    def tell_metrics(self, reports, name):
+        """Write the sum of the reports so far if it is due and there are new ones: seldom, if the attempt runs for long."""
+        now = time.monotonic()
+        if now >= self.sums_due:
+            self.sums_due = now + min(SUMS_LAST_S, max(BEAT_S, (now - self.began) / 20))
+            if reports.look():
+                self.record.beat(name, reports.encode())
 
     def tell_memory(self):
         """Note whether the memory is nearly full, for the next start to know if this one is killed."""
@@ -87,6 +102,7 @@ class Attempt(object):
         self.had = find_newest(self.checkpoints)
         self.ranks = Ranks(order, self.folder, leader, meeting and meeting.node)
         self.signalled = False
+        self.reports = Reports(os.path.join(self.folder, METRICS))
         self.life = LifeSigns(run.record, meeting.prefix if meeting else run.attempt_name(number) + "/")
         self.disk = DiskUse(disk_limit(), run.record.own_folders())
 
@@ -100,6 +116,19 @@ class Attempt(object):
             raise
         finally:
             self.ranks.close()
+            self._sum_up()
+
+    def _sum_up(self):
+        """Write the sum of all reports. It is no reason to fail, and a machine that goes leaves no time for all of them."""
+        if not self._leads():
+            return
+        gone = self.asked.stop or self.asked.notice is not None
+        try:
+            self.reports.finish(SUM_UP_IN_HASTE_S if gone else SUM_UP_S)
+            if self.reports.lines:
+                write_whole(os.path.join(self.folder, METRICS_SUM), self.reports.encode())
+        except (IOError, OSError) as problem:
+            say("cannot sum up the reports of attempt %d: %s" % (self.number, problem))
 
     def _start(self):
         """Start all ranks on this machine; returns the result of `go` if that cannot be done, else None."""
@@ -241,6 +270,8 @@ class Attempt(object):
                 self._heed_notice(now)
             self.life.beat()
             self.life.tell_memory()
+            if self._leads():
+                self.life.tell_metrics(self.reports, self.run.attempt_name(self.number) + "/" + METRICS_SUM)
             if self._leads() and self.run.cancelled():
                 self._end(self.order["grace_s"])
                 return "cancelled", 1, {}

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 SETUP_FAILED = "setup_failed"
 """As in `runtime.shim.ranks`, which this program does without."""
-VALUE, METRICS = "value", "metrics.jsonl"
+VALUE = "value"
+OF_LINES = ("at", "step", "of")
+"""Names in a line of reports that are about the line: its time, its step, and how many steps there will be."""
 VALUE_SCHEMA = 1
 PROTOCOL = 4
 """Of pickles: the newest that Python 3.6 reads."""
@@ -52,10 +54,11 @@ class Run(object):
         index: int = 0,
         attempt: int = 1,
     ) -> None:
-        """`folders` are `output`, `checkpoint` and `attempt`; `ids` what the backend and we call this run."""
+        """`folders` are `output`, `checkpoint` and the file `metrics`; `ids` what the backend and we call this run."""
         self.name, self.variant, self.ids = name, variant, dict(ids or {})
         self.index, self.attempt = index, attempt
         self._folders, self._asked, self._looks = folders, False, False
+        self.reports = ReportFile(folders.get("metrics", ""))
 
     def __repr__(self) -> str:
         return "<run %d of %s, attempt %d>" % (self.index, self.name, self.attempt)
@@ -92,18 +95,44 @@ class Run(object):
             raise SystemExit("stopped by SIGTERM")
 
     def report(self, step: "Optional[float]" = None, **numbers: float) -> None:
-        """Append numbers, by their names, to the attempt's file of metrics."""
+        """Keep numbers by their names, at a step if there is one: a line of JSON in the file that `RUNTIME_METRICS` names."""
+        self.reports.add(numbers, step)
+
+    def progress(self, done: float, total: "Optional[float]" = None, **numbers: float) -> None:
+        """Report that step `done` of `total` is reached, and numbers as `report` does."""
+        self.reports.add(numbers, done, total)
+
+
+class ReportFile(object):
+    """Adds lines to the file of an attempt's reports; made on first use, and kept open."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._opened = -1
+
+    def add(self, numbers: "Dict[str, Any]", step: "Optional[float]" = None, of: "Optional[float]" = None) -> None:
+        """Add a line by one write, so that those of several processes do not mix. Raises `ValueError` for a name that is
+        taken, and what `float` raises for a value that is no number."""
         import json
         import time
 
-        line = {"at": round(time.time(), 3)}  # type: Dict[str, Any]
+        line = {name: float(number) for name, number in numbers.items()}
+        for name in OF_LINES:
+            if name in line:
+                raise ValueError("no metric can be called `%s`, which each report has for itself" % name)
+        line["at"] = round(time.time(), 3)
         if step is not None:
-            line["step"] = step
-        for name, number in numbers.items():
-            line[name] = float(number)
-        os.makedirs(self._folders["attempt"], exist_ok=True)
-        with io.open(os.path.join(self._folders["attempt"], METRICS), "a", encoding="utf-8") as opened:
-            opened.write(json.dumps(line) + "\n")
+            line["step"] = float(step)
+        if of is not None:
+            line["of"] = float(of)
+        if self._opened < 0:
+            os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+            self._opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.write(self._opened, json.dumps(line).encode("ascii") + b"\n")
+
+    def __del__(self) -> None:
+        if self._opened >= 0:
+            os.close(self._opened)
 
 
 # values
@@ -282,7 +311,7 @@ def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]
     folders = {
         "output": environ["RUNTIME_OUTPUT_DIR"],
         "checkpoint": environ.get("RUNTIME_CHECKPOINT_DIR") or "checkpoints",
-        "attempt": request["attempt"],
+        "metrics": environ["RUNTIME_METRICS"],
     }
     run = Run(
         request["name"],

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import time
 
@@ -173,9 +174,15 @@ def remove_folder(folder):
 
 
 SNAPSHOT = "snapshot.tar"
-VALUE, METRICS = "value", "metrics.jsonl"
-"""Files of an attempt: what its function returned or raised, and the numbers that it reported."""
-RESULTS = VALUE, METRICS
+VALUE, METRICS, METRICS_SUM = "value", "metrics.jsonl", "metrics.json"
+"""Files of an attempt: what its function returned or raised, the numbers that it reported, and their sum."""
+OF_RANK = re.compile(r"metrics\.rank[0-9]+\.jsonl")
+"""Files with the numbers of other ranks than the first."""
+
+
+def is_result(name):
+    """Whether an attempt's file of this name is kept, however long it is."""
+    return name in (VALUE, METRICS, METRICS_SUM) or OF_RANK.fullmatch(name) is not None
 
 
 FOLDED = "ended"
@@ -207,7 +214,7 @@ def fold(job, start=""):
                 continue
             size = os.path.getsize(path) if os.path.isfile(path) else 0
             long_enough = size > FOLD_BYTES or (size and name == "rank0.log" and _is_newest(place))
-            if (name.endswith(".log") or name in RESULTS) and long_enough:
+            if (name.endswith(".log") or is_result(name)) and long_enough:
                 beside += [long] if len(parts) == 3 else []
             elif os.path.isfile(path) and not os.path.islink(path):
                 with io.open(path, "rb") as opened:

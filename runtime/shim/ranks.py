@@ -9,7 +9,7 @@ import sys
 import time
 import zlib
 
-from runtime.shim.files import drop_file, leave_mark, list_names, make_folder, read_system
+from runtime.shim.files import METRICS, drop_file, leave_mark, list_names, make_folder, read_system
 from runtime.shim.logs import LOG_BYTES, Logs
 from runtime.shim.processes import Child, boot_id, end_orphans, kill, kill_group, started_at
 from runtime.shim.usage import held_memory
@@ -261,6 +261,7 @@ class Ranks(object):
             RUNTIME_NODE_RANK=str(rank // per_node),
             RUNTIME_NUM_NODES=str(self.order["nodes"]),
             RUNTIME_MASTER_ADDR=self.address,
+            RUNTIME_METRICS=os.path.join(self.folder, "metrics.rank%d.jsonl" % rank if rank else METRICS),
         )
         if self.count > 1:
             port = str(self.port)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from runtime.shim.bucket import Bucket, Stopped
 from runtime.shim.cloud import Denied, Unreachable
-from runtime.shim.files import RESULTS, SNAPSHOT, drop_file, list_names, make_folder, token
+from runtime.shim.files import SNAPSHOT, drop_file, is_result, list_names, make_folder, token
 from runtime.shim.logs import split_log
 from runtime.shim.tree import Below, NameRefused
 from runtime.shim.words import LOST, REFUSED, Taken, say
@@ -497,8 +497,7 @@ class Carrier(object):
             thread.join()
         with ThreadPoolExecutor(AT_ONCE) as pool:
             sending = [pool.submit(self.send_logs, True), pool.submit(self._send_last_checkpoint)]
-            results = [os.path.join(self.folder, name) for name in RESULTS]
-            results = [path for path in results if os.path.exists(path)]
+            results = [os.path.join(self.folder, name) for name in list_names(self.folder) if is_result(name)]
             sending += [pool.submit(self._send_output, path) for path in results + list(list_files(self.output))]
             for each in sending:
                 each.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -40,6 +40,9 @@ class Record:
     outputs_url: str | None = None
     """The attempt's folder, if it wrote one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """The last number of each name that the attempt reported."""
+    metric_ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Its least and its greatest, of the names that have one; their course is in the store's `read_reports`."""
     code: str | None = None
     """Content id of the snapshot, or commit or digest of the code that the worker ran."""
     unreadable: str | None = None

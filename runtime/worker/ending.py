@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 from runtime.errors import explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import KeptOutputs
+from runtime.shim.metrics import Reports
 from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement
 from runtime.tasks.model import TaskState
 from runtime.tasks.verdict import Drop, Settle, backoff, counts_against_worker, judge_end
@@ -37,8 +39,14 @@ LOG_LIMIT_BYTES: Final = 1 << 30
 """If a log is longer, the store gets this much of its beginning, and its last 64 KiB when it ends."""
 
 
+LOOK_BYTES: Final = 1 << 18
+"""How much of a running attempt's reports one look takes in, so that no attempt keeps the worker from the others."""
+SUM_UP_S: Final = 2.0
+"""How long the worker may read the reports of an attempt that has ended."""
+
+
 class AttemptLogs:
-    """Attempts' logs in the store: written while an attempt runs, and completed when it ends."""
+    """Attempts' logs in the store: written while an attempt runs, and completed when it ends. Their reports are read."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -60,7 +68,16 @@ class AttemptLogs:
                 continue
             is_new, held.logged_at = held.logged_at == 0.0, now
             if not is_new:
+                self._look(held)
                 self._write(held)
+
+    def _look(self, held: HeldLease) -> None:
+        """Take in what a running attempt has reported since, for this worker's own report."""
+        if held.reports is None:
+            path = self._services.reports_path(held.lease.token)
+            held.reports = Reports(path) if os.path.lexists(path) else None
+        if held.reports is not None:
+            held.reports.look(LOOK_BYTES)
 
     def _write(self, held: HeldLease) -> None:
         services, task_id, token = self._services, held.lease.task.id, held.lease.token
@@ -109,6 +126,13 @@ class Ending:
         """Record the end of an attempt, give its task back, or drop it."""
         holdings = self._services.holdings
         held = holdings.by_token.get(end.token)
+        reports = self._services.reports_path(end.token)
+        if not end.summed_up and os.path.lexists(reports):
+            end.summed_up = True
+            if held is not None:
+                self._sum_up(held, end, reports)
+                return
+            _drop(reports)
         if held is None:
             return
         lease, dispatch = held.lease, self._dispatch
@@ -134,6 +158,34 @@ class Ending:
             self._conclude_success(held, end, value)
         else:
             self._conclude_failure(held, end, now)
+
+    def _sum_up(self, held: HeldLease, end: Ended, path: str) -> None:
+        """Read the rest of the attempt's reports and keep their sum in the store; then the end is concluded, with them."""
+        services, task_id = self._services, held.lease.task.id
+        reports, held.reports = held.reports or Reports(path), None
+
+        def sum_up() -> Reports:
+            reports.finish(SUM_UP_S)
+            _drop(path)
+            return reports
+
+        def keep(reports: Reports) -> None:
+            if reports.lines:
+                services.records.keep_reports(task_id, end.token, reports.encode().encode())
+
+        def conclude(_: None, problem: Exception | None) -> None:
+            if problem is not None:
+                services.say.trouble(f"keeping the metrics of {task_id}", problem)
+            self.conclude(end, time.monotonic())
+
+        def take(reports: Reports | None, problem: Exception | None) -> None:
+            if reports is None:
+                conclude(None, problem)
+                return
+            end.metrics, end.metric_ranges = {**end.metrics, **reports.last}, reports.ranges
+            services.offload.call(lambda: keep(reports), conclude, awaited=True)
+
+        services.offload.call(sum_up, take, awaited=True)
 
     def _code_of(self, lease: Lease) -> str | None:
         return lease.task.snapshot or self._services.code.of(lease.task.entry)
@@ -168,6 +220,7 @@ class Ending:
                 log=end.log.decode(errors="surrogateescape"),
                 log_url=self._logs.complete(held, end),
                 metrics=dict(end.metrics),
+                metric_ranges=dict(end.metric_ranges),
                 exit_code=end.exit_code,
             )
         # Not from the attempt's own report: earlier code in its process may have changed `os` there.
@@ -230,7 +283,7 @@ class Ending:
         )
         say = partial(services.say.ended, lease.task, end, verdict)
         if isinstance(verdict, Settle):
-            outbox.end(held, verdict.settlement, say)
+            outbox.end(held, _with_metrics(verdict.settlement, end), say)
         elif isinstance(verdict, Drop):
             say()
             self._services.holdings.drop(lease.token)
@@ -264,6 +317,19 @@ class Ending:
             return
         self._dispatch.pause_until = now + wait
         self._services.say.paused(failed, most, wait, stays=stays)
+
+
+def _drop(path: str) -> None:
+    with suppress(OSError):
+        Path(path).unlink()
+
+
+def _with_metrics(settlement: Settlement, end: Ended) -> Settlement:
+    """The settlement of a task that failed, with what its last attempt reported."""
+    if not end.metrics:
+        return settlement
+    record = replace(settlement.record, metrics=dict(end.metrics), metric_ranges=dict(end.metric_ranges))
+    return replace(settlement, record=record)
 
 
 def _read_value(end: Ended) -> object:

@@ -13,10 +13,12 @@ from runtime.errors import StoreBroken
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
+from runtime.shim.metrics import Reports
 from runtime.snapshots.identity import CodeIdentity
 from runtime.tasks.history import History, Lease
 from runtime.values import dataclass, field
 from runtime.worker.attempts.pool import AttemptPool
+from runtime.worker.attempts.scratch import METRICS
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.metrics import WorkerMetrics
 from runtime.worker.offload import Offload
@@ -57,6 +59,8 @@ class HeldLease:
     output_dir: str = ""
     environment: str = ""
     """The folder of the task's environment; empty for the worker's own."""
+    reports: Reports | None = None
+    """The attempt's reports, once it has made any."""
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     """Values by variable that the attempt gets."""
 
@@ -170,3 +174,7 @@ class Services:
     """None if the stack grants its workers none."""
     local: bool
     """Whether the queue and the records lie on this machine: calls are made at once, on the loop's thread."""
+
+    def reports_path(self, token: str) -> str:
+        """The file to which an attempt adds its reports."""
+        return f"{self.scratch}/{token}{METRICS}"

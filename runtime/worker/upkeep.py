@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Callable
@@ -24,6 +25,12 @@ RENEW_AT_LEAST_EVERY_S: Final = 10.0
 SEEN_EVERY_S: Final = 30.0
 SEEN_AFTER_CHANGE_S: Final = 2.0
 """After a change between busy and idle: `status` should not have to wait for the next report."""
+LIVE_EVERY_S: Final = 5.0
+"""How often a worker beside its records reports in while its attempts report numbers."""
+MOST_REPORTS: Final = 64
+"""How many attempts' numbers are in a worker's report."""
+MOST_METRICS: Final = 8
+"""How many numbers of each."""
 
 
 class Upkeep:
@@ -56,7 +63,7 @@ class Upkeep:
             self._dispatch.shed(now)
         self._orders.read_when_due(now)
         if now >= self._seen_at:
-            self._seen_at = now + SEEN_EVERY_S
+            self._seen_at = now + (LIVE_EVERY_S if self._reports() and services.local else SEEN_EVERY_S)
             self.report_in()
         self._logs.write_when_due(now)
 
@@ -106,6 +113,18 @@ class Upkeep:
             held.stop_reason = EndReason.CANCELLED if cancelled else EndReason.DUPLICATE
             self._services.pool.ask_to_stop(held.lease.token, held.stop_reason)
 
+    def _reports(self) -> dict[str, dict[str, Any]]:
+        """Return what the running attempts have reported, by task."""
+        holdings, found = self._services.holdings, dict[str, dict[str, Any]]()
+        for held in filter(None, map(holdings.by_token.get, holdings.running)):
+            reports = held.reports
+            if reports is not None and reports.lines and len(found) < MOST_REPORTS:
+                last = dict(itertools.islice(reports.last.items(), MOST_METRICS))
+                task = held.lease.task
+                about = {"experiment": task.experiment, "step": reports.step, "of": reports.of}
+                found[task.id] = {**about, "metrics": last}
+        return found
+
     def report_in(self, *, left: bool = False) -> None:
         """Overwrite this worker's report in the store, and its counters."""
         services, outbox, holdings = self._services, self._outbox, self._services.holdings
@@ -127,6 +146,7 @@ class Upkeep:
             left=left,
             labels=services.options.labels,
             declined=dict(holdings.declined),
+            reports=self._reports(),
         )
         counters = {name: dict(counts) for name, counts in outbox.counters.items()}
         services.offload.call(lambda: services.records.put_worker(seen), self._say_trouble("reporting in"))

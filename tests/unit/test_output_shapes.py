@@ -46,6 +46,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         rate_per_s=0.5,
         labels={"zone": "a"},
         declined={"t-77aa": "needs 1 GPU"},
+        reports={"t-5d0c": {"experiment": "sweep", "step": 30, "of": 100, "metrics": {"loss": 0.5}}},
     )
     yield bench
     bench.close()
@@ -57,7 +58,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 @pytest.fixture
 def job(bench: Bench, capsys: pytest.CaptureFixture[str]) -> str:
     """An array with a failed run."""
-    script = "echo 1 > $RUNTIME_OUTPUT_DIR/model; exit {code}"
+    script = """echo 1 > $RUNTIME_OUTPUT_DIR/model; echo '{"step": 1, "loss": 2}' >> $RUNTIME_METRICS; exit {code}"""
     words = ["launch", "--on", "local", "--name", "train", "--grid", "code=0,3", "--follow"]
     assert main([*words, "-o", "json", "--", "sh", "-c", script]) == 1
     assert main(["status", "--on", "local", "-o", "json"]) == 0

@@ -14,6 +14,7 @@ from runtime.client.jobs.gc import tidy
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.known import JobFilter, JobLine, is_noted, read_target_note, save_job, save_target
 from runtime.client.jobs.targets import LOCAL, OpenTarget
+from runtime.client.reports import Summed, parse_sum
 from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
@@ -25,7 +26,7 @@ from runtime.jobs.spec import Dependency, JobState, When
 from runtime.launchers.base import RemembersStarts
 from runtime.launchers.standing import judge_jobs
 from runtime.reasons import EndReason
-from runtime.shim.files import FOLDED
+from runtime.shim.files import FOLDED, METRICS_SUM
 from runtime.shim.retry import LOSS, name_end, name_loss
 from runtime.values import dataclass, replace
 
@@ -36,6 +37,10 @@ TIMED: Final = 1000
 HELD: Final = "the machine is held and waits for a change of the code"
 RUNS_TIMED: Final = 4
 """Runs of an array whose times stand for it: its first ones for the beginning, its last ones for the end."""
+REPORTS_SHOWN: Final = 16
+"""Runs of an array whose reports are read while they go on."""
+GUESSED: Final = 8
+"""The highest attempt of a run that goes on whose reports are looked for: asking for its number costs an exchange a run."""
 UNTOLD: Final = ("stopped", EndReason.LOST)
 """Ends of attempts without a cause."""
 NEAR: Final = timedelta(minutes=1)
@@ -96,6 +101,18 @@ class NativeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunReports:
+    """What the newest attempt of a run has reported."""
+
+    index: int
+    attempt: int
+    step: float | None
+    of: float | None
+    metrics: Mapping[str, float]
+    metric_ranges: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     job: str
     name: str
@@ -122,6 +139,8 @@ class JobView:
     outputs: str
     after: tuple[AfterView, ...] = ()
     """The jobs that it comes after, until its first run begins."""
+    reports: tuple[RunReports, ...] = ()
+    """What its only run, or the runs that go on, have reported; `REPORTS_SHOWN` at most."""
     problem: str | None = None
 
 
@@ -289,8 +308,41 @@ def read_job(
         logs=f"{folder}/runs/{log}",
         outputs=f"{folder}/runs/{run}/output/aATTEMPT",
         after=tuple(read_after(job, entry)),
+        reports=tuple(_read_reports(job, status, attempts)),
         problem=silent[0].message if silent else None,
     )
+
+
+def _read_reports(job: JobHandle, status: JobStatus, known: Sequence[AttemptView]) -> Iterator[RunReports]:
+    """Yield the last numbers of a job's only run, or of the first runs of an array that go on, by one read."""
+    runs = [each for each in status.indices if status.entry.indices == 1 or each.state is JobState.RUNNING]
+    newest = {each.index: each.attempt for each in known}
+    attempts = {each.index: each.attempt or newest.get(each.index) for each in runs[:REPORTS_SHOWN]}
+    for index, (attempt, summed) in read_sums(job.files, job.id, attempts).items():
+        yield RunReports(
+            index=index,
+            attempt=attempt,
+            step=summed.step,
+            of=summed.of,
+            metrics=summed.metrics,
+            metric_ranges=summed.ranges,
+        )
+
+
+def read_sums(files: Files, job: str, attempts: Mapping[int, int | None]) -> dict[int, tuple[int, Summed]]:
+    """Return what runs have reported, by index, in one read: the attempt of that number, or the newest of the first ones if
+    it is not known."""
+    places = {
+        f"{job_folder(job)}/runs/{index}/a{number:04d}/{METRICS_SUM}": (index, number)
+        for index, attempt in attempts.items()
+        for number in (range(1, GUESSED + 1) if attempt is None else [attempt])
+    }
+    read = files.read_many(places) if places else {}
+    found: dict[int, tuple[int, Summed]] = {}
+    for name, (index, number) in places.items():
+        if name in read and (summed := parse_sum(read[name])) is not None:
+            found[index] = number, summed
+    return found
 
 
 def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:

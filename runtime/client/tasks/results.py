@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Final
 
 from runtime.client.identify import FindsTasks
+from runtime.client.params import params_of_entry
 from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.status import last_line
 from runtime.errors import InvalidTask
@@ -19,6 +20,7 @@ from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, describe_entry
 from runtime.tasks.wire import decode_task
 from runtime.values import dataclass, field
+from runtime.worker.attempts.calls import PICKLE
 
 BATCH: Final = 500
 """Tasks whose records are read together."""
@@ -33,6 +35,8 @@ class TaskResult:
     key: str | None
     arguments: str | None
     """The call or command on one line; None if only a foreign producer knows it."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Its parameters by name, as far as the entry shows them."""
     state: TaskState
     """`queued` also while it runs, if the store does not hold the queue."""
     reason: EndReason | None = None
@@ -40,7 +44,10 @@ class TaskResult:
     value: Any = None
     value_url: str | None = None
     """The place of a value over 64 KiB, which is in `value` only if it was asked for."""
+    value_type: str | None = None
+    """`pickle` for a value that only the call's `result()` loads; None for one that is in `value`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    metric_ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)
     exit_code: int | None = None
     attempts: int = 0
     started_at: datetime | None = None
@@ -131,21 +138,25 @@ def _read(records: RecordStore, listed: ListedTask, *, large_values: bool) -> Ta
         "task": listed.task_id,
         "key": task.key if task else None,
         "arguments": describe_entry(task.entry, width=_WIDTH) if task else None,
+        "params": params_of_entry(task.entry) if task else {},
     }
     if record is None:
         return TaskResult(**named, state=listed.state or TaskState.QUEUED)
     value, problem = record.value, record.unreadable
     if large_values and record.value_url is not None and problem is None:
         value = read_value(record, records)
+    packed = isinstance(value, dict) and list(value) == [PICKLE]
     started, ended = record.started_at, record.ended_at
     return TaskResult(
         **named,
         state=record.state,
         reason=record.reason,
         message=last_line(record.message or problem) or None,
-        value=value,
+        value=None if packed else value,
         value_url=record.value_url,
+        value_type="pickle" if packed else None,
         metrics=record.metrics,
+        metric_ranges=record.metric_ranges,
         exit_code=record.exit_code,
         attempts=record.attempts,
         started_at=started,

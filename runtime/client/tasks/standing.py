@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from runtime.client.identify import FindsTasks, find_home, find_submitted
 from runtime.errors import UnknownName
@@ -127,6 +127,8 @@ class WorkerStatus:
     rate_per_s: float
     labels: Mapping[str, str]
     declined: Mapping[str, str]
+    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """As in `WorkerSeen`."""
 
     @property
     def live(self) -> bool:

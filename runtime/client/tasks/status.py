@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from runtime.client.identify import age_of
+from runtime.client.reports import Reported, parse_live
 from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
 from runtime.queues.base import DEFAULT_QUEUE, Depth
 from runtime.reasons import EndReason
@@ -81,6 +82,8 @@ class ExperimentStatus:
     why: str | None = None
     next_step: str | None = None
     workers: tuple[WorkerStatus, ...] = ()
+    reports: tuple[Reported, ...] = ()
+    """What its running tasks have reported, as their workers passed on."""
     failures: tuple[Failure, ...] = ()
     failures_left_out: int = 0
 
@@ -146,6 +149,11 @@ class TaskStatus:
     has_value: bool
     exit_code: int | None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """The last numbers of the recorded attempt, or of the one that runs."""
+    metric_ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    step: float | None = None
+    """The last step that the running attempt reported, and how many there will be."""
+    of: float | None = None
     code: str | None = None
 
 
@@ -196,6 +204,7 @@ def read_experiment(
     return replace(
         status,
         workers=tuple(worker for worker in workers if worker.queue == status.queue),
+        reports=tuple(_reports(workers, name)),
         failures=tuple(shown),
         failures_left_out=max(0, status.totals[TaskState.FAILED] - len(shown)) if failures is not None else 0,
     )
@@ -302,6 +311,7 @@ def read_task(stack: Stack, task_id: str) -> TaskStatus:
     records = stack.records
     standing = read_standing(records, task_id)
     record, task = standing.record, standing.task
+    live = None if standing.state.terminal else _find_report(records, task_id)
     return TaskStatus(
         task=task_id,
         experiment=standing.experiment,
@@ -325,9 +335,28 @@ def read_task(stack: Stack, task_id: str) -> TaskStatus:
         value=record.value if record else None,
         has_value=bool(record and (record.value is not None or record.value_url)),
         exit_code=record.exit_code if record else None,
-        metrics=record.metrics if record else {},
+        metrics=record.metrics if record else live.metrics if live else {},
+        metric_ranges=record.metric_ranges if record else {},
+        step=live.step if live else None,
+        of=live.of if live else None,
         code=record.code if record else None,
     )
+
+
+def _reports(workers: Iterable[WorkerStatus], experiment: str) -> Iterator[Reported]:
+    """Yield what the running tasks of an experiment have reported."""
+    for worker in workers:
+        for task, said in worker.reports.items() if worker.live else ():
+            found = parse_live(task, said)
+            if found is not None and said.get("experiment") == experiment:
+                yield found
+
+
+def _find_report(records: RecordStore, task_id: str) -> Reported | None:
+    said = next(
+        (seen.reports[task_id] for seen in records.workers() if not seen.left and task_id in seen.reports), None
+    )
+    return None if said is None else parse_live(task_id, said)
 
 
 def _attempts(records: RecordStore, standing: Standing) -> Iterator[AttemptStatus]:

@@ -54,6 +54,10 @@ class Execution:
     # folders
 
     @property
+    def reports_path(self) -> str:
+        return f"{self.scratch_dir}{scratch.METRICS}" if self.scratch_dir else ""
+
+    @property
     def scratch_dir(self) -> str:
         return f"{self.fields[8]}/{self.fields[0]}" if self.fields[8] else ""
 
@@ -314,10 +318,6 @@ class Child:
             self._run_command(execution, call.argv, without=b"PYTHONPATH")
         except Failed as failure:
             raise call.explain(failure) from None
-        finally:
-            if metrics := call.read_metrics():
-                execution.metrics.update(metrics)
-                execution.progressed = True
         return call.read_value()
 
     def _run_command(self, execution: Execution, argv: list[str], *, without: bytes = b"") -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 
+from runtime.shim.call import ReportFile
 from runtime.worker.attempts import child, scratch
 
 TYPE_CHECKING = False
@@ -45,11 +46,32 @@ class Attempt:
 
             self.deadline = datetime.fromtimestamp(execution.deadline, UTC)
         self.metrics = execution.metrics
+        self._reports = ReportFile(execution.reports_path) if execution.reports_path else None
 
     @property
     def output_dir(self) -> Path:
         """The attempt's own folder for results; made on first use, and removed if it stays empty."""
         return _path(self._execution.make_output() or "output")
+
+    @property
+    def output(self) -> Path:
+        """The same as `output_dir`, as the run of an experiment has it."""
+        return self.output_dir
+
+    @property
+    def checkpoint(self) -> Path:
+        """The same as `checkpoint_dir`."""
+        return self.checkpoint_dir
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.experiment
+
+    @property
+    def index(self) -> int:
+        """The place in a job's array; 0 outside of one."""
+        return int(os.environ.get("RUNTIME_ARRAY_INDEX") or 0)
 
     @property
     def scratch_dir(self) -> Path:
@@ -77,15 +99,17 @@ class Attempt:
 
     def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
         """Report how far the attempt is; cheap enough for every step. Also keeps `metrics`, as `report` does."""
-        self._keep(metrics)
+        self._keep(metrics, done, total)
         self._execution.note_progress(float(done), None if total is None else float(total), text)
 
-    def report(self, **metrics: float) -> None:
-        """Keep numbers for the record; the last number of each name counts."""
-        self._keep(metrics)
-        self._execution.note_progress()
+    def report(self, step: float | None = None, **metrics: float) -> None:
+        """Keep numbers, at a step if there is one: the record has the last, least and greatest number of each name."""
+        self._keep(metrics, step)
+        self._execution.note_progress(None if step is None else float(step))
 
-    def _keep(self, metrics: dict[str, float]) -> None:
+    def _keep(self, metrics: dict[str, float], step: float | None = None, of: float | None = None) -> None:
+        if self._reports is not None:
+            self._reports.add(metrics, step, of)
         self.metrics.update((name, float(value)) for name, value in metrics.items())
 
 
@@ -118,6 +142,7 @@ class _Outside:
             get("RUNTIME_EXPERIMENT") or "local",
         ]
         self.deadline = float(get("RUNTIME_DEADLINE") or 0)
+        self.reports_path = get("RUNTIME_METRICS") or ""
         self.metrics: dict[str, float] = {}
         self._scratch = ""
         self._spoke_at = 0.0

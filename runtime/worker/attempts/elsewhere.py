@@ -105,17 +105,6 @@ class Call:
             raise Failed("app_failed", f"the function returned {len(text) >> 20} MiB of JSON; the most is {most} MiB")
         return "" if text == "null" else text
 
-    def read_metrics(self) -> dict[str, float]:
-        """Return the last number of each name that the function reported."""
-        metrics: dict[str, float] = {}
-        for line in self._read(program.METRICS).splitlines():
-            try:
-                said = json.loads(line)
-                metrics.update({name: float(said[name]) for name in said if name not in ("at", "step")})
-            except (ValueError, TypeError, RecursionError):
-                continue
-        return metrics
-
     def _read_end(self) -> tuple[dict[str, Any], bytes]:
         head, _, content = self._read(program.VALUE).partition(b"\n")
         try:

@@ -57,6 +57,9 @@ class Ended:
     exit_code: int | None = None
     signal: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    metric_ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    summed_up: bool = False
+    """Whether the file of its reports was read; until then `metrics` may lack some."""
     progressed: bool = False
     """Whether it reported progress, or left a new file in its checkpoint folder."""
     log: bytes = b""

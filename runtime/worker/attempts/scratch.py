@@ -20,6 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+METRICS = ".metrics.jsonl"
+"""Ends the name, beside an attempt's folder, of the file with its reports."""
+
 
 def default_base() -> str:
     """`<tmp>/research-runtime-<uid>`, in the folder that `tempfile` chooses; `…-<uid>-…` if another user has that name."""

@@ -134,7 +134,12 @@ def test_status_of_a_task_shows_its_value(bench: Bench, run: Run) -> None:
     ("words", "said"),
     [
         (["results", "nope"], "error: no experiment named `nope`"),
-        (["results", "j-0123"], "error: `j-0123` is a job, whose command returns no value"),
+        (["results", "j-0123"], "error: no job named `j-0123`"),
+        (["results", "sweep", "--on", "local"], "error: no job named `sweep`"),
+        (["results", "sweep", "--columns", "key,los"], "error: no column named `los` in these results"),
+        (["results", "sweep", "--sort", "-nothing"], "error: no column named `nothing` in these results"),
+        (["results", "sweep", "--where", "loss"], "error: `loss` is no valid where"),
+        (["results", "sweep", "--columns", ","], "error: `--columns` names no column"),
         (["results", "sweep", "-o", "xml"], "error: `--output` of `runtime results`"),
         (["wait", "nope"], "error: no experiment named `nope`"),
         (["wait", "sweep", "--timeout", "soon"], "error: `soon` is no valid timeout"),

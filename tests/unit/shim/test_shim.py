@@ -151,6 +151,22 @@ def test_shim_runs_each_rank_with_its_place_and_a_log_of_its_own(job: MakeJob) -
     ]
 
 
+def test_shim_sums_up_what_the_command_reported_and_keeps_other_ranks_apart(job: MakeJob) -> None:
+    made = job(
+        """echo '{"step": '$RANK', "loss": 2}' >> $RUNTIME_METRICS; echo '{"loss": '$RANK'}' >> $RUNTIME_METRICS""",
+        nodes=2,
+    )
+
+    assert made.run() == 0
+
+    attempt = made.folder / "runs/0/a0001"
+    said = json.loads((attempt / "metrics.json").read_text())
+    loss = said["names"]["loss"]
+    assert (loss["last"], loss["min"], loss["max"], loss["count"]) == (0.0, 0.0, 2.0, 2)
+    assert (said["lines"], said["step"], said["skipped"]) == (2, 0.0, 0)
+    assert len((attempt / "metrics.rank1.jsonl").read_text().splitlines()) == 2
+
+
 def test_shim_ends_the_other_ranks_when_one_fails(job: MakeJob) -> None:
     made = job('if [ "$RANK" = 1 ]; then exit 7; fi; sleep 600', nodes=2)
 

@@ -106,6 +106,7 @@ class Place:
                 "RUNTIME_ARRAY_INDEX": "3",
                 "RUNTIME_ATTEMPT": "2",
                 "RUNTIME_OUTPUT_DIR": str(self.folder / "out"),
+                "RUNTIME_METRICS": str(self.folder / "attempt" / "metrics.jsonl"),
                 "RUNTIME_CHECKPOINT_DIR": str(self.folder / "kept"),
                 "PYTHONDONTWRITEBYTECODE": "1",
             },

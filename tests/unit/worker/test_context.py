@@ -66,6 +66,33 @@ def test_stand_in_takes_the_environment_contract_of_a_command(tmp_path: Path) ->
     assert (tmp_path / "s").is_dir()
 
 
+def test_context_in_a_script_of_a_job_has_the_names_of_a_run(tmp_path: Path) -> None:
+    code = (
+        "import runtime\n"
+        "run = runtime.current_attempt()\n"
+        "run.report(step=3, loss=0.5)\n"
+        "print(run.output, run.checkpoint, run.index, run.name)\n"
+    )
+    env = {
+        "RUNTIME_OUTPUT_DIR": str(tmp_path / "out"),
+        "RUNTIME_CHECKPOINT_DIR": str(tmp_path / "kept"),
+        "RUNTIME_ARRAY_INDEX": "7",
+        "RUNTIME_EXPERIMENT": "sac",
+        "RUNTIME_METRICS": str(tmp_path / "metrics.jsonl"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == f"{tmp_path}/out {tmp_path}/kept 7 sac\n"
+    assert '"loss": 0.5' in (tmp_path / "metrics.jsonl").read_text()
+
+
 def test_stand_in_prints_progress_to_stderr_and_not_at_every_step(tmp_path: Path) -> None:
     code = (
         "import runtime.worker.attempts.context\n"

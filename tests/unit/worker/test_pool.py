@@ -974,6 +974,7 @@ def test_environment_contract(used: Bench) -> None:
             "RUNTIME_OUTPUT_DIR": order.output_dir,
             "RUNTIME_CHECKPOINT_DIR": order.checkpoint_dir,
             "RUNTIME_SCRATCH_DIR": f"{order.scratch_root}/{order.token}",
+            "RUNTIME_METRICS": f"{order.scratch_root}/{order.token}.metrics.jsonl",
             "RUNTIME_SNAPSHOT_ID": "s-1",
             "RUNTIME_RANK": "0",
             "RUNTIME_WORLD_SIZE": "1",
