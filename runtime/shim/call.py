@@ -58,7 +58,7 @@ class Run(object):
         self.name, self.variant, self.ids = name, variant, dict(ids or {})
         self.index, self.attempt = index, attempt
         self._folders, self._asked, self._looks = folders, False, False
-        self.reports = ReportFile(folders.get("metrics", ""))
+        self._reports = None  # type: Optional[ReportFile]
 
     def __repr__(self) -> str:
         return "<run %d of %s, attempt %d>" % (self.index, self.name, self.attempt)
@@ -96,11 +96,16 @@ class Run(object):
 
     def report(self, step: "Optional[float]" = None, **numbers: float) -> None:
         """Keep numbers by their names, at a step if there is one: a line of JSON in the file that `RUNTIME_METRICS` names."""
-        self.reports.add(numbers, step)
+        self._report_file().add(numbers, step)
 
     def progress(self, done: float, total: "Optional[float]" = None, **numbers: float) -> None:
         """Report that step `done` of `total` is reached, and numbers as `report` does."""
-        self.reports.add(numbers, done, total)
+        self._report_file().add(numbers, done, total)
+
+    def _report_file(self) -> "ReportFile":
+        if self._reports is None:
+            self._reports = ReportFile(self._folders["metrics"])
+        return self._reports
 
 
 class ReportFile(object):

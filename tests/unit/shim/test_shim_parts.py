@@ -483,7 +483,7 @@ def test_attempt_ends_at_the_earlier_one_of_its_own_limit_and_the_backends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, native: int | None, seconds: float | None
 ) -> None:
     monkeypatch.setattr("runtime.shim.attempt.BEGAN", 5000.0)
-    monkeypatch.setattr("runtime.shim.attempt.time", SimpleNamespace(time=lambda: 5000.0))
+    monkeypatch.setattr("runtime.shim.attempt.time", SimpleNamespace(time=lambda: 5000.0, monotonic=lambda: 9.0))
     made = make_job(tmp_path, sys.executable, "true", time_limit_s=limit, native_limit_s=native, grace_s=1.0)
 
     attempt = begin_attempt(made)
