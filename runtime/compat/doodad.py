@@ -20,10 +20,11 @@ from typing import Any, Final, NamedTuple
 from runtime.client.functions import import_paths, name_function
 from runtime.client.tasks.code import find_code_folder, import_root
 from runtime.config import load_settings, working_folder
-from runtime.errors import InvalidValue, MissingExtra, NotPossible, UnknownName
+from runtime.errors import InvalidValue, MissingExtra, NotPossible, RequestRefused, UnknownName
 from runtime.experiments import run as experiments
 from runtime.experiments.calls import Call
 from runtime.experiments.run import HERE, QUEUE
+from runtime.secret_signs import find_secret_argument
 from runtime.snapshots.identity import ask_git
 from runtime.snapshots.own_files import list_own_places
 from runtime.snapshots.snapshot import SnapshotRules, read_diffs, read_git_state, survey
@@ -140,7 +141,7 @@ def run_experiment(
             "use_gpu": use_gpu,
             "gpu_id": gpu_id,
             "git_infos": list(_read_git_infos(method_call)),
-            "script_name": " ".join(sys.argv),
+            "script_name": _name_script(),
         },
         extra={"base_exp_name": exp_name, **({"docker_image": docker_image} if docker_image else {})},
         log_dir=log_dir,
@@ -290,8 +291,13 @@ def _read_git_infos(method_call: Callable[..., Any]) -> Iterator[GitInfo]:
             if state is not None:
                 changed, staged = read_diffs(folder, names)
                 yield GitInfo(str(folder), changed, staged, state.commit or "", state.branch or "[DETACHED]")
-    except NotPossible:
+    except RequestRefused:
         return  # a launch refuses this folder and says why; a call in this process needs none
+
+
+def _name_script() -> str:
+    """The command line of this process; without its arguments if one of them looks like a secret."""
+    return sys.argv[0] if find_secret_argument(sys.argv) else " ".join(sys.argv)
 
 
 def _plain(name: str) -> str:

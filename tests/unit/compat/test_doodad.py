@@ -264,6 +264,16 @@ def test_time_and_image_and_gpu_become_fields_of_the_job(project: Path, function
     assert ('"time_limit":1800' in spec.replace(" ", ""), '"failure":1' in spec.replace(" ", "")) == (True, True)
 
 
+def test_secret_among_the_arguments_of_the_script_goes_nowhere(
+    project: Path, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["launch.py", "--token=canary"])
+
+    shown, _ = run_experiment(function, "here_no_doodad")
+
+    assert shown["script_name"] == "launch.py"
+
+
 # refusals
 
 

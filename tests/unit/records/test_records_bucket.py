@@ -385,6 +385,7 @@ def test_errors_carry_no_credential(gcs_server: GcsServer, monkeypatch: pytest.M
         ({"type": "service_account"}, False),
         ({"type": "authorized_user"}, False),
         ({"type": "external_account"}, True),
+        ({"type": "impersonated_service_account"}, True),
     ],
 )
 def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
