@@ -118,21 +118,12 @@ def run_experiment(
     kept = copy.deepcopy(dict(variant or {}))
     _check_variant(kept)
     target = _choose_target(mode, use_gpu=use_gpu, slurm_config_name=slurm_config_name, ssh_host=ssh_host)
-    fields = {name: value for name, value in more.items() if name not in _LEFT_OUT}
     if target not in (HERE, LOCAL):
         _refuse_copies(num_exps_per_instance)
-        _warn(target, {name: value for name, value in more.items() if name in _LEFT_OUT and value is not None})
-        if docker_image is not None:
-            fields["image"] = docker_image
+        _warn(target, more)
     elif base_log_dir is not None:
         base_log_dir = Path(base_log_dir).absolute()
     log_dir = None if base_log_dir is None else os.fspath(base_log_dir)
-    if log_dir and target != HERE and not target.startswith(QUEUE):
-        fields["outputs"], log_dir = {"dir": log_dir}, None
-    if use_gpu:
-        fields["resources"] = {"gpus": 1, **fields.get("resources", {})}
-    if time_in_mins is not None:
-        fields["time_limit"] = time_in_mins * 60
     full_name = time.strftime("%y-%m-%d-") + exp_name if prepend_date_to_exp_name else exp_name
     call = _with_config(
         method_call,
@@ -144,10 +135,19 @@ def run_experiment(
             "script_name": _name_script(),
         },
         extra={"base_exp_name": exp_name, **({"docker_image": docker_image} if docker_image else {})},
-        log_dir=log_dir,
+        log_dir=log_dir if target == HERE or target.startswith(QUEUE) else None,
     )
     if target == HERE:
         return experiments.run_experiment(call, kept, name=_plain(full_name))
+    fields = {name: value for name, value in more.items() if name not in _LEFT_OUT}
+    if use_gpu:
+        fields["resources"] = {"gpus": 1, **fields.get("resources", {})}
+    if time_in_mins is not None:
+        fields["time_limit"] = time_in_mins * 60
+    if docker_image is not None and target != LOCAL:
+        fields["image"] = docker_image
+    if log_dir and not target.startswith(QUEUE):
+        fields["outputs"] = {"dir": log_dir}
     _carry_by_value()
     made = experiments.run_experiment(call, kept, name=_plain(full_name), target=target, **fields)
     if verbose:
@@ -234,8 +234,8 @@ def _refuse_copies(count: int) -> None:
         )
 
 
-def _warn(target: str, left_out: Mapping[str, Any]) -> None:
-    for name in left_out:
+def _warn(target: str, more: Mapping[str, Any]) -> None:
+    for name in [name for name in _LEFT_OUT if more.get(name) is not None]:
         warnings.warn(f"`{name}` is left out on target `{target}`: {_LEFT_OUT[name]}", stacklevel=3)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -187,6 +189,35 @@ def test_local_with_skip_wait_returns_at_once(project: Path, capsys: pytest.Capt
     Path(go).touch()
     assert call.result(timeout=PATIENCE_S) == 7
     assert capsys.readouterr().out == ""
+
+
+def test_ctrl_c_cancels_a_local_run(project: Path) -> None:
+    (project / "hang.py").write_text(HANG)
+    script = subprocess.Popen(
+        [sys.executable, "hang.py"], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert script.stdout
+    assert script.stdout.readline() == "hangs\n"
+
+    script.send_signal(signal.SIGINT)
+    _, said = script.communicate(timeout=PATIENCE_S)
+
+    assert said.splitlines()[-1].startswith("KeyboardInterrupt")
+    words = [sys.executable, "-m", "runtime", "status", "hang", "-o", "json"]
+    done = subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_S)
+    assert json.loads(done.stdout)["state"] == "cancelled"
+
+
+HANG = """\
+import time
+from runtime.compat.doodad import run_experiment
+
+def hang(config, variant):
+    print("hangs", flush=True)
+    time.sleep(600)
+
+run_experiment(hang, exp_name="hang", prepend_date_to_exp_name=False)
+"""
 
 
 def test_same_call_again_is_another_run(project: Path, function: Any) -> None:
