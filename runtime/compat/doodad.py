@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from runtime.client.functions import import_paths, name_function
+from runtime.client.functions import check_returns_value, import_paths, name_function
 from runtime.client.tasks.code import find_code_folder, import_root
 from runtime.config import load_settings, working_folder
 from runtime.errors import InvalidValue, MissingExtra, NotPossible, RequestRefused, UnknownName
@@ -148,6 +148,7 @@ def run_experiment(
         fields["image"] = docker_image
     if log_dir and not target.startswith(QUEUE):
         fields["outputs"] = {"dir": log_dir}
+    check_returns_value(method_call)
     _carry_by_value()
     made = experiments.run_experiment(call, kept, name=_plain(full_name), target=target, **fields)
     if verbose:

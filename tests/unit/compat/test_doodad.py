@@ -381,6 +381,35 @@ def test_wrong_call_is_refused_with_the_next_step(
     assert said in (refused.value.hint or "")
 
 
+def test_generator_function_is_refused_before_it_goes_anywhere(project: Path) -> None:
+    @of_script
+    def steps(config: Any, variant: Any) -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(RequestRefused, match="it is a generator function"):
+        run_experiment(steps)
+
+
+def test_use_gpu_asks_for_one_gpu_or_as_many_as_the_resources_say(
+    project: Path, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "runtime.toml").write_text('[targets.box]\nkind = "local"\ngpus = 2\n')
+
+    for resources, gpus in (({}, 1), ({"gpus": 2}, 2)):
+        call = run_experiment(function, "box", use_gpu=True, resources=resources)
+        spec = json.loads(call.job.files.read(f"jobs/{call.job.id}/spec.json"))
+        assert find(spec, "gpus") == {"count": gpus}
+        call.cancel()
+
+
+def find(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        if name in value:
+            return value[name]
+        return next((found for each in value.values() if (found := find(each, name)) is not None), None)
+    return None
+
+
 def test_settings_of_cloud_machines_are_left_out_with_a_warning(project: Path, function: Any) -> None:
     with pytest.warns(UserWarning, match=r"`spot_price` is left out on target `ec2`"):
         call = run_experiment(function, "ec2", spot_price=0.03, region=None)
