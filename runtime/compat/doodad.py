@@ -285,7 +285,7 @@ def _read_git_infos(method_call: Callable[..., Any]) -> Iterator[GitInfo]:
             if not top or top in seen:
                 continue
             seen.add(top)
-            # Of a repository around the project, only the project goes along.
+            # If the repository is around the project, only the project goes along.
             folder = root if root.is_relative_to(top) else Path(top)
             names = [file.name for file in survey(folder, rules)]
             state = read_git_state(folder, names)

@@ -141,6 +141,21 @@ def test_machine_needs_cloudpickle_and_nothing_else(project: Path, function: Any
     assert [tuple(each)[:3] for each in infos] == [(str(project), "", "")]
 
 
+def test_function_of_a_module_is_called_with_the_code_of_the_snapshot(project: Path) -> None:
+    (project / "train.py").write_text("def fit(config, variant):\n    return __file__, variant\n")
+    (project / "launch.py").write_text(
+        "from runtime.compat.doodad import run_experiment\nfrom train import fit\n"
+        "print(*run_experiment(fit, variant={'lr': 1}).result())\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "launch.py"], cwd=project, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"/.*/tree/train\.py {'lr': 1}\n", done.stdout)
+
+
 # modes
 
 
