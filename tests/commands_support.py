@@ -78,7 +78,7 @@ def _unknown_of_runtime(words: Sequence[str]) -> list[str]:
     if words[0] not in COMMANDS:
         return [words[0]]
     if words[0] == "worker":
-        known = {option for action in build_parser()._actions for option in action.option_strings}
+        known = {option for action in build_parser(fleet=True)._actions for option in action.option_strings}
         return sorted(_options(words[1:]) - known)
     command: Any = load_command(words[0])
     rest = list(words[1:])

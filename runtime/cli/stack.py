@@ -239,6 +239,7 @@ def _lines(found: FoundStack) -> list[tuple[str, str]]:
         lines.append(("images", f"{name}: {', '.join(sorted(regions))}"))
     if outputs.secrets:
         lines.append(("secrets", ", ".join(sorted(outputs.secrets))))
+    lines += [("identity", f"{name}: {each.email}, {each.use}") for name, each in sorted(outputs.identities.items())]
     if outputs.published_url:
         lines.append(("published", outputs.published_url))
     return lines

@@ -57,7 +57,7 @@ class PackedFunction:
 def pack_function(function: Callable[..., Any]) -> PackedFunction:
     """Raises `RequestRefused` for a callable that no other process could call, and `MissingExtra` if it needs cloudpickle."""
     name = name_function(function)
-    refuse_no_value(function)
+    check_returns_value(function)
     if is_importable(function):
         return PackedFunction(name=name)
     try:
@@ -76,10 +76,9 @@ def pack_function(function: Callable[..., Any]) -> PackedFunction:
     return PackedFunction(name=name, pickled=Pickled(function=text, python=python, cloudpickle=cloudpickle.__version__))
 
 
-def refuse_no_value(function: Callable[..., Any]) -> None:
+def check_returns_value(function: Callable[..., Any]) -> None:
     """Raise `RequestRefused` for a coroutine function or a generator function."""
-    kind = _why_no_value(function)
-    if kind:
+    if kind := _why_no_value(function):
         raise RequestRefused(
             f"`{name_function(function)}` cannot be called elsewhere: it {kind}, and a call returns one value",
             hint="call it in a function that returns the result, such as `lambda x: asyncio.run(fn(x))` or `lambda x: list(fn(x))`",

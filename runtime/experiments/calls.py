@@ -8,12 +8,15 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import as_completed as futures_as_completed
 from contextlib import suppress
-from typing import Any, Final, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from runtime.client.values import End
 from runtime.errors import InfrastructureFailure
 from runtime.terminal import Log
 from runtime.units import Span, count_noun, read_span
+
+if TYPE_CHECKING:
+    from runtime.client.jobs.handle import JobHandle
 
 FIRST_LOOK_S: Final = 0.02
 LAST_LOOK_S: Final = 1.0
@@ -85,6 +88,11 @@ class Call(Future[Any]):
             except Exception as raised:
                 self._taken = None, raised
         return self._taken
+
+    @property
+    def job(self) -> JobHandle | None:
+        """The job that this call is a run of; None on `here` and in a queue."""
+        return getattr(self._source, "job", None)
 
     def logs(self) -> str:
         """Return the output so far; empty for a call on `here`, which prints to this process's own output."""

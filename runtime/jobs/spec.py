@@ -550,11 +550,7 @@ NOWHERE: Final[Mapping[str, str]] = {
 
 def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
     """The spec in a YAML file's or another mapping. Raises `InvalidSpec` with all its problems."""
-    if isinstance(value, Mapping) and isinstance(value.get("command"), str):
-        # A line of shell may be text; an argv is a list.
-        value = {**value, "command": [value["command"]]} if value.get("shell") else value
-    if isinstance(value, Mapping) and isinstance(value.get("after"), str):
-        value = {**value, "after": [value["after"]]}
+    value = expand(value) if isinstance(value, Mapping) else value
     spec, problems = read_record(JobSpec, value)
     if isinstance(value, Mapping) and "command" not in value and "call" not in value:
         spec, unknown = None, sum("." not in each.path and each.message == NO_FIELD for each in problems)
@@ -564,11 +560,27 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
     return spec
 
 
+def expand(written: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a job file with its short forms in full: a line of shell, one job in `after`, a number of GPUs."""
+    found = dict(written)
+    # A line of shell may be text; an argv is a list.
+    if found.get("shell") and isinstance(found.get("command"), str):
+        found["command"] = [found["command"]]
+    if isinstance(found.get("after"), str):
+        found["after"] = [found["after"]]
+    resources = found.get("resources")
+    if isinstance(resources, Mapping) and type(resources.get("gpus")) in (int, float):
+        found["resources"] = {**resources, "gpus": {"count": resources["gpus"]}}
+    return found
+
+
 def spec_schema() -> dict[str, Any]:
     """The JSON Schema that editors check job files with."""
     schema = {"title": "research-runtime job", **json_schema(JobSpec)}
     job = {"type": "string", "pattern": f"^(({'|'.join(When)}):)?j-\\S+$", "examples": ["j-91c0…", "any:j-91c0…"]}
     schema["anyOf"] = [{"required": [name]} for name in ("command", "call")]
+    resources = schema["properties"]["resources"]["properties"]
+    resources["gpus"]["anyOf"].insert(0, {"type": "number", "exclusiveMinimum": 0})
     schema["properties"]["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
     return schema
 

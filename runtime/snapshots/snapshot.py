@@ -255,17 +255,31 @@ def read_git_state(folder: Path, names: Collection[str]) -> GitState | None:
     return GitState(
         commit=os.fsdecode(commit) or None,
         branch=os.fsdecode(branch).strip() if branch else None,
-        diff=_read_diff(folder, shown),
+        diff=_read_diff(folder, shown, "HEAD"),
     )
 
 
-def _read_diff(folder: Path, names: Sequence[str]) -> str:
+def read_diffs(folder: Path, names: Collection[str]) -> tuple[str, str]:
+    """Return the changes that are not staged and those that are, as `git diff` and `git diff --staged` show them.
+
+    As in `read_git_state`, they show `names` alone.
+    """
+
+    def read(*against: str) -> str:
+        listed = _git(folder, *_DIFF, "--name-only", "-z", *against, "--", ".") or b""
+        known = set(names)
+        return _read_diff(folder, [name for name in map(os.fsdecode, listed.split(b"\0")) if name in known], *against)
+
+    return read(), read("--cached")
+
+
+def _read_diff(folder: Path, names: Sequence[str], *against: str) -> str:
     """Return the diff of these files, up to `LONGEST_DIFF`."""
     diff, left = "", list(names)
     while left and len(diff) < LONGEST_DIFF:
         letters = itertools.accumulate(len(os.fsencode(name)) for name in left)
         count = max(1, sum(1 for each in letters if each <= _NAMES_AT_ONCE))
-        shown = _git(folder, *_DIFF, "HEAD", "--", *left[:count]) or b""
+        shown = _git(folder, *_DIFF, *against, "--", *left[:count]) or b""
         del left[:count]
         text = shown.decode("utf-8", "replace")[: LONGEST_DIFF - len(diff)]
         # Every line of a file begins with a space, `+`, `-`, `@` or a backslash.

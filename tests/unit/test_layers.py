@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 ROWS = (
     ("cli", "web", "testing"),
+    ("compat",),
     ("experiments",),
     ("client",),
     ("launchers", "worker", "images", "clusters"),

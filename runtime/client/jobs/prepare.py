@@ -16,7 +16,7 @@ from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownNam
 from runtime.jobs.call import ANY_PYTHON, Call
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
 from runtime.jobs.secret_schemes import check_schemes
-from runtime.jobs.spec import CodeMode, EnvironmentManager, InvalidSpec, JobSpec, parse_spec, secret_refs
+from runtime.jobs.spec import CodeMode, EnvironmentManager, InvalidSpec, JobSpec, expand, parse_spec, secret_refs
 from runtime.jobs.spec_fields import held_ids, job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
@@ -67,7 +67,8 @@ class Request:
         """`source` names the job in errors."""
         if not isinstance(job, JobSpec | Mapping):
             job = {"command": job if isinstance(job, str) else list(job)}
-        self._job, self.source = job, source
+        # In full, so that the defaults of a target are merged at every depth.
+        self._job, self.source = job if isinstance(job, JobSpec) else expand(job), source
         self._specs: dict[str, JobSpec] = {}
 
     def choose_targets(self, names: Sequence[str], settings: Settings) -> list[Target]:

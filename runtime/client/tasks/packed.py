@@ -36,9 +36,9 @@ def pack_work(work: object, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     """
     if isinstance(work, FunctionType):
         if work.__code__.co_flags & NO_VALUE:
-            from runtime.client.functions import refuse_no_value
+            from runtime.client.functions import check_returns_value
 
-            refuse_no_value(work)
+            check_returns_value(work)
         named = work.__module__ != "__main__" and "<" not in work.__qualname__
         if named and not kwargs and all(map(is_plain, args)):
             return None

@@ -485,7 +485,16 @@ def _google_credentials() -> dict[str, Any]:
         transport: Any = importlib.import_module("google.auth.transport.requests")
     except ModuleNotFoundError:
         return {}
-    credentials, _ = google.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
+    try:
+        # It asks for a token here, if no variable names the project.
+        credentials, _ = google.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
+    except google.exceptions.GoogleAuthError as problem:
+        raise StoreUnavailable(
+            f"credentials `{path}` cannot be used",
+            facts=[" ".join(str(problem).split())[:300]],
+            hint="see docs/signing-in.md",
+            retryable=problem.retryable,
+        ) from problem
 
     def refresh() -> dict[str, Any]:
         credentials.refresh(transport.Request())

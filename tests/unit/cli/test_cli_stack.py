@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from runtime.cli.main import main
-from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs, parse_outputs
+from runtime.outputs import (
+    IdentityOutput,
+    PubSubQueueOutput,
+    RecordsOutput,
+    StackOutputs,
+    encode_outputs,
+    parse_outputs,
+)
 from runtime.stack import find as stacks
 from tests.output_support import differences, documented
 
@@ -68,6 +75,16 @@ def test_pulled_stack_is_listed_shown_and_used(run: Run, tmp_path: Path) -> None
         ["records", "gs://p-records"],
         ["queue", "default: pubsub, projects/p/subscriptions/tasks"],
     ]
+
+
+def test_show_names_the_accounts_of_the_stack(run: Run, tmp_path: Path) -> None:
+    worker = IdentityOutput(email="dev-worker@p.iam.gserviceaccount.com", use="serves queues")
+    (tmp_path / "dev.json").write_text(encode_outputs(replace(DEV, identities={"worker": worker})))
+    run("pull", "./dev.json")
+
+    _, out, _ = run("show", "dev")
+
+    assert "identity    worker: dev-worker@p.iam.gserviceaccount.com, serves queues" in out.splitlines()
 
 
 def test_pull_without_a_source_reads_the_stack_in_use(

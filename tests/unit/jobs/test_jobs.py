@@ -483,3 +483,11 @@ def test_after_that_names_no_job_is_refused(written: Any) -> None:
 )
 def test_dependency_is_met_by_the_end_that_it_waits_for_and_by_no_state_before(when: str, met: set[JobState]) -> None:
     assert {state for state in JobState if Dependency.read(f"{when}:j-1").is_met(state)} == met
+
+
+def test_number_of_gpus_is_short_for_their_count() -> None:
+    short = parse_spec({"command": ["true"], "resources": {"gpus": 0.5, "cpus": 2}})
+
+    assert short == parse_spec({"command": ["true"], "resources": {"gpus": {"count": 0.5}, "cpus": 2}})
+    with pytest.raises(InvalidSpec, match=r"resources\.gpus"):
+        parse_spec({"command": ["true"], "resources": {"gpus": True}})

@@ -385,6 +385,7 @@ def test_errors_carry_no_credential(gcs_server: GcsServer, monkeypatch: pytest.M
         ({"type": "service_account"}, False),
         ({"type": "authorized_user"}, False),
         ({"type": "external_account"}, True),
+        ({"type": "impersonated_service_account"}, True),
     ],
 )
 def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
@@ -409,6 +410,33 @@ def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
     assert bool(options) is by_google_auth
     if by_google_auth:
         assert options["credential_provider"]() == {"token": "fresh", "expires_at": datetime(2026, 1, 1, tzinfo=UTC)}
+
+
+def test_federated_credentials_whose_token_is_not_there_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("google.auth")
+    file, token = tmp_path / "worker.json", tmp_path / "token"
+    provider = "iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/clusters/providers/hpc"
+    content = {
+        "type": "external_account",
+        "audience": f"//{provider}",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": "https://sts.googleapis.com/v1/token",
+        "credential_source": {"file": str(token)},
+    }
+    file.write_text(json.dumps(content))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    for name in ("GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+
+    with pytest.raises(StoreUnavailable) as failed:
+        BucketBlobs("gs://lab")
+
+    assert failed.value.message == f"credentials `{file}` cannot be used"
+    assert failed.value.facts == (f"File '{token}' was not found.",)
+    assert not failed.value.retryable
 
 
 class Provider:

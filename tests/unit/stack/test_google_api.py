@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -309,3 +310,41 @@ def test_calls_from_several_threads_are_all_answered(google: GoogleServer, api: 
         thread.join()
 
     assert found == [{"name": TOPIC}] * 8
+
+
+ACCOUNT = "dev-worker@p.iam.gserviceaccount.com"
+MAKE_TOKEN = f"https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {
+            "type": "impersonated_service_account",
+            "source_credentials": {
+                "type": "authorized_user",
+                "client_id": "c",
+                "client_secret": "c",
+                "refresh_token": "c",
+            },
+        },
+        {
+            "type": "external_account",
+            "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/clusters/providers/hpc",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": "https://sts.googleapis.com/v1/token",
+            "credential_source": {"file": "/run/runtime/token"},
+        },
+    ],
+    ids=lambda content: content["type"],
+)
+def test_credentials_of_a_machine_outside_google_are_those_of_the_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any]
+) -> None:
+    """docs/signing-in.md has how they are made. Nothing is asked of Google here."""
+    file = tmp_path / "worker.json"
+    file.write_text(json.dumps({**content, "service_account_impersonation_url": MAKE_TOKEN}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
+
+    assert GoogleApi().who() == ACCOUNT
