@@ -8,7 +8,6 @@ where JSON gives them back as they are, and a pickle otherwise.
 from __future__ import annotations
 
 import base64
-import functools
 import inspect
 import platform
 import sys
@@ -16,9 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.client.pickler import dumps
 from runtime.errors import MissingExtra, RequestRefused
 from runtime.jobs.call import Call, Pickled
-from runtime.shim.call import PROTOCOL, dump, is_json
+from runtime.shim.call import dump, is_json
 from runtime.units import format_size
 from runtime.values import dataclass
 
@@ -65,7 +65,7 @@ def pack_function(function: Callable[..., Any]) -> PackedFunction:
     except ImportError:
         raise MissingExtra(f"`{name}`, which no module has under that name,", "experiments") from None
     try:
-        packed = cloudpickle.dumps(function, protocol=PROTOCOL)
+        packed = dumps(function)
     except Exception as problem:
         raise RequestRefused(
             f"`{name}` cannot be packed: {_text(problem)}",
@@ -97,12 +97,12 @@ def _why_no_value(function: Callable[..., Any]) -> str | None:
 def pack_value(value: object, what: str) -> str:
     """Return a value as a pickle in base64; `what` names it in errors."""
     try:
-        import cloudpickle
+        import cloudpickle  # noqa: F401
     except ImportError:
         pack = dump
     else:
         # It takes classes of a script along, which the standard library only names.
-        pack = functools.partial(cloudpickle.dumps, protocol=PROTOCOL)
+        pack = dumps
     try:
         packed = pack(value)
     except Exception as problem:

@@ -1,0 +1,105 @@
+"""Packed functions and values: the same in each start of an unchanged program, and other ones after a change."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.services_support import PATIENCE_S
+
+SCRIPT = """\
+import hashlib, sys
+from dataclasses import dataclass
+from enum import Enum
+from runtime.client.pickler import dumps
+
+LIMIT = 10
+
+class Base:
+    def twice(self):
+        return 2 * self.x
+
+@dataclass
+class Config(Base):
+    x: int = 1
+
+class Kind(Enum):
+    A = "a"
+
+def uses_class(n):
+    return Config(n).twice() * LIMIT
+
+def annotated(c: Config) -> Kind:
+    return Kind.A
+
+def has_set(n):
+    return n in {"a", "b", "c", "d", ("e", "f")} or [n for n in "x" if n in {"g", "h", "i"}]
+
+def nested():
+    class Own:
+        pass
+    return Own
+
+THINGS = [uses_class, annotated, has_set, Config(3), Kind.A, Config(2).twice, lambda n: Config(n)]
+print([hashlib.sha256(dumps(each)).hexdigest() for each in THINGS])
+"""
+
+
+def digests(folder: Path, script: str, seed: int) -> str:
+    path = folder / "script.py"
+    path.write_text(script)
+    environ = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    done = subprocess.run(
+        [sys.executable, str(path)], env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_unchanged_program_packs_the_same_each_time(tmp_path: Path) -> None:
+    assert len({digests(tmp_path, SCRIPT, seed) for seed in range(4)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("2 * self.x", "3 * self.x"), ('"c"', '"k"'), ("LIMIT = 10", "LIMIT = 11"), ("x: int = 1", "x: int = 2")],
+)
+def test_changed_program_packs_something_else(tmp_path: Path, old: str, new: str) -> None:
+    assert digests(tmp_path, SCRIPT, 0) != digests(tmp_path, SCRIPT.replace(old, new), 0)
+
+
+def test_classes_that_share_a_name_stay_apart_and_values_come_back_as_their_own(tmp_path: Path) -> None:
+    script = """\
+import pickle
+from runtime.client.pickler import dumps
+
+class P:
+    n = 1
+
+first, P0 = dumps(P()), P
+
+class P:
+    n = 2
+
+second = dumps(P())
+assert (type(pickle.loads(first)), type(pickle.loads(second))) == (P0, P)
+assert dumps(P()) == second and dumps(P0()) == first
+f = pickle.loads(dumps(lambda w: w in {"a", "b"} and {"c", ("d",)} >= {w} | {"c"}))
+assert (f("c"), type(f.__code__.co_consts)) == (False, tuple)
+print("ok")
+"""
+    assert digests(tmp_path, script, 0) == "ok\n"
+
+
+def test_constants_of_a_function_are_sets_again() -> None:
+    from runtime.client.pickler import dumps
+
+    made = pickle.loads(dumps(lambda word: word in {"a", "b"}))
+
+    assert (made("a"), made("z")) == (True, False)
+    assert frozenset({"a", "b"}) in made.__code__.co_consts
