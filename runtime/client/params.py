@@ -31,11 +31,12 @@ def _flatten(value: Mapping[Any, Any], before: str) -> Iterator[tuple[str, Any]]
 
 
 def params_of_entry(entry: FunctionEntry | CommandEntry | WorkflowEntry) -> dict[str, Any]:
-    """Return the parameters of a task. Those of a packed call lie in its snapshot; it has none here."""
+    """Return the parameters of a task. Packed ones lie in its snapshot, and are not read."""
     match entry:
         case FunctionEntry(function, args, kwargs):
             if function == CALL_PACKED:
-                return {}
+                brought = args[3] if len(args) == 4 else None
+                return name_params(brought.get(ITEM)) if isinstance(brought, Mapping) else {}
             if function == CALL_REQUEST and len(args) == 1 and isinstance(args[0], Mapping):
                 return _params_of_request(args[0])
             return _params_of_call(args, kwargs)

@@ -51,7 +51,9 @@ def start_on_queue(
     call, every = make_call(function, items=items, run=run, folder=folder)
     request = request_of(call, name)
     in_file = call.packed or call.pickled is not None
-    more = {FILE: encode_packed({**request, "items": list(every)})} if in_file else {}
+    # Items that are JSON stay in the tasks, so that people see them, and all calls of one function share a snapshot.
+    kept = encode_packed({**request, "items": list(every)} if call.packed else request)
+    more = {FILE: kept} if in_file else {}
     environment, extra = terms.pop("environment", None), terms.pop("with_packages", ())
     if environment is not None:
         check_argument("environment", environment)
@@ -66,11 +68,12 @@ def start_on_queue(
 
     def make_lines() -> Iterator[dict[str, Any]]:
         for number, item in enumerate(every):
-            if in_file:
-                entry: dict[str, Any] = {
-                    "function": CALL_PACKED,
-                    "args": [number, call.function, digest(more[FILE])],
-                }
+            entry: dict[str, Any]
+            if call.packed:
+                entry = {"function": CALL_PACKED, "args": [number, call.function, digest(kept)]}
+            elif in_file:
+                said = {"item": item, "number": number}
+                entry = {"function": CALL_PACKED, "args": [None, call.function, digest(kept), said]}
             else:
                 entry = {"function": CALL_REQUEST, "args": [{**request, "item": item, "number": number}]}
             key = f"{number}-{_key_of([entry, code.snapshot, packages.id, salt])}"
