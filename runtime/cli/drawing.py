@@ -47,7 +47,9 @@ def draw_curves(curves: Sequence[Curve], *, over: str, canvas: Canvas, lines: bo
     top, bottom = f"{high:.4g}", f"{low:.4g}"
     margin = max(len(top), len(bottom))
     width, height = max(_NARROWEST, canvas.width - margin - 2), max(_LOWEST, canvas.height)
-    grid = _Grid(width, height, canvas, dots=canvas.unicode and (canvas.paint is not None or len(curves) == 1))
+    grid = _Grid(
+        width, height, canvas, dots=lines and canvas.unicode and (canvas.paint is not None or len(curves) == 1)
+    )
     for place, curve in enumerate(curves):
         scaled = [(_scale(x, left, right), 1 - _scale(y, low, high)) for x, y in curve.points]
         grid.add(scaled, place, lines=lines)
