@@ -100,6 +100,13 @@ def open_job(text: str, on: str | None = None, *, acting: bool = False) -> JobHa
     return find(text, target=on, acting=acting, tell=note)
 
 
+def open_jobs(text: str, on: str | None = None) -> list[JobHandle]:
+    """Find the job, or all jobs of a name."""
+    from runtime.client.jobs.find import open_jobs as find
+
+    return find(text, target=on, tell=note)
+
+
 def short(job: str) -> str:
     """Shorten an id as far as the next command allows."""
     return job[:10]

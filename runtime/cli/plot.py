@@ -97,10 +97,11 @@ def plot(
 def _find(what: str, metric: str, on: str | None, stack: str | None, opened: ExitStack) -> tuple[str, Iterator[Source]]:
     """Return the name of what is drawn, and the tasks or runs that reported the metric."""
     if is_job(what, on=on, stack=stack):
-        from runtime.cli.jobs import open_job
+        from runtime.cli.jobs import open_jobs
 
-        job = opened.enter_context(open_job(what, on))
-        return job.entry().name, sources_of_runs(job, metric)
+        jobs = open_jobs(what, on)
+        opened.enter_context(jobs[0])
+        return jobs[0].entry().name, sources_of_runs(jobs, metric)
     if on is not None:
         raise RequestRefused(f"`--on` is for the jobs of a target, and `{what}` is no job", hint="leave `--on` out")
     from runtime.client.identify import Kind, identify, recall_last

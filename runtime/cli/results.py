@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -60,7 +61,7 @@ def results(
 
     Tasks come in the order of submission, runs in that of their indices, and those that have not ended without a value.
     A column is a field (`state`, `duration_s`), a parameter, a metric (`loss`, `loss.min`, `loss.max`) or a key of the
-    value (`value.accuracy`). CSV has a column for each parameter and metric, and values that are no plain number or text
+    value (`value.accuracy`). A name that several jobs have means all of them. CSV has a column for each parameter and metric, and values that are no plain number or text
     as JSON. Values that are pickles are shown by their type: only `result()` in Python loads them.
 
     \b
@@ -107,18 +108,18 @@ def results(
 
 
 def _job_results(what: str, on: str | None, choice: Choice, output: Format) -> int:
-    from runtime.cli.jobs import open_job
+    from runtime.cli.jobs import open_jobs
     from runtime.client.jobs.results import read_run_results
 
-    with open_job(what, on) as job:
-        rows = _Rows(read_run_results(job))
-        _print(choice.apply(rows), choice, output, JOB_COLUMNS, _JOB_FIELDS)
+    jobs = open_jobs(what, on)
+    with jobs[0]:
+        rows = _Rows(itertools.chain.from_iterable(map(read_run_results, jobs)))
+        columns = JOB_COLUMNS if len(jobs) == 1 else {"JOB": lambda row: short(row.job), **JOB_COLUMNS}
+        _print(choice.apply(rows), choice, output, columns, _JOB_FIELDS)
         if rows.open:
             verb = "has" if rows.open == 1 else "have"
-            said = (
-                f"{count_noun(rows.open, 'run')} {verb} not ended; `runtime wait {short(job.id)}` returns when all have"
-            )
-            note(said)
+            hint = f"; `runtime wait {short(jobs[0].id)}` returns when all have" if len(jobs) == 1 else ""
+            note(f"{count_noun(rows.open, 'run')} {verb} not ended{hint}")
     return 0
 
 
@@ -206,7 +207,7 @@ _FIELDS = (
     *("started_at", "ended_at", "duration_s", "outputs_url"),
 )
 _JOB_FIELDS = (
-    *("index", "state", "reason", "message", "value", "value_type", "exit_code", "attempts"),
+    *("job", "index", "state", "reason", "message", "value", "value_type", "exit_code", "attempts"),
     *("started_at", "ended_at", "duration_s", "outputs"),
 )
 

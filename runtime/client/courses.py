@@ -61,20 +61,24 @@ def sources_of_tasks(records: RecordStore, rows: Iterable[TaskResult], metric: s
     found.check(metric)
 
 
-def sources_of_runs(job: JobHandle, metric: str) -> Iterator[Source]:
-    """Yield the runs that reported the metric, also those that go on."""
+def sources_of_runs(jobs: Sequence[JobHandle], metric: str) -> Iterator[Source]:
+    """Yield the runs of jobs that reported the metric, also those that go on."""
     found = _Names()
-    rows: Iterable[RunResult] = read_run_results(job)
-    for row in rows:
-        found.see(row.metrics)
-        if metric in row.metrics:
-
-            def read(index: int = row.index, attempt: int = row.attempts) -> Course | None:
-                _, summed = read_sums(job.files, job.id, {index: attempt}).get(index, (attempt, None))
-                return summed.courses.get(metric) if summed else None
-
-            yield Source(_label(str(row.index), row.params), row.metrics[metric], row.params, read)
+    for job in jobs:
+        for row in read_run_results(job):
+            found.see(row.metrics)
+            if metric in row.metrics:
+                yield _source_of_run(job, row, metric, several=len(jobs) > 1)
     found.check(metric)
+
+
+def _source_of_run(job: JobHandle, row: RunResult, metric: str, *, several: bool) -> Source:
+    def read() -> Course | None:
+        _, summed = read_sums(job.files, job.id, {row.index: row.attempts}).get(row.index, (row.attempts, None))
+        return summed.courses.get(metric) if summed else None
+
+    name = f"{job.id[:10]} {row.index}" if several else str(row.index)
+    return Source(_label(name, row.params), row.metrics[metric], row.params, read)
 
 
 class _Names:

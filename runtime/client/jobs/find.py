@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -100,6 +101,25 @@ def open_job(
             unknown.facts = (*unknown.facts, f"names of jobs launched from here: {', '.join([*names][:SHOWN])}")
             _add_out_of_reach(unknown, text, settings)
         raise
+
+
+def open_jobs(text: str, *, target: str | None = None, tell: Callable[[str], None]) -> list[JobHandle]:
+    """Open the job that `text` means; if that is a name, all jobs of the name on the target of the newest, oldest first.
+
+    They share a connection, which the first one closes. Raises as `open_job`.
+    """
+    settings = load_settings()
+    newest = open_job(text, settings=settings, target=target)
+    if text in (LAST, newest.id) or newest.entry().name != text:
+        return [newest]
+    with ExitStack() as undo:
+        undo.callback(newest.close)
+        named = [*reversed(_own(_ask(text, newest.target, settings, judge=False)))]
+        undo.pop_all()
+    if len({each.job for each in named} | {newest.id}) == 1:
+        return [newest]
+    tell(f"`{text}` is the name of {count_noun(len(named), 'job')} on {newest.target.name}; these are all of them")
+    return [JobHandle(each.job, newest.target, newest.launcher, newest.host) for each in named]
 
 
 def _refuse_beginning(text: str, named: Sequence[Candidate], known: Sequence[Candidate]) -> None:

@@ -30,6 +30,7 @@ _PARAM: Final = "RUNTIME_PARAM_"
 class RunResult:
     """A run of a job, with what its last attempt returned and reported."""
 
+    job: str
     index: int
     params: Mapping[str, Any] = field(default_factory=dict)
     """What the run was called with, or its place in the grid; empty if that is a pickle."""
@@ -71,7 +72,7 @@ def read_run_results(job: JobHandle) -> Iterator[RunResult]:
     while batch := list(itertools.islice(runs, BATCH)):
         read = read_run_files(job.files, status.entry, batch)
         for run in batch:
-            yield _row(run, params.get(run.index, {}), read[run.index])
+            yield _row(job.id, run, params.get(run.index, {}), read[run.index])
 
 
 def read_params(files: Files, entry: LedgerEntry) -> dict[int, dict[str, Any]]:
@@ -163,7 +164,7 @@ def _parse_value(content: bytes | None) -> Stored | None:
         return None
 
 
-def _row(run: IndexStatus, params: Mapping[str, Any], read: RunFiles) -> RunResult:
+def _row(job: str, run: IndexStatus, params: Mapping[str, Any], read: RunFiles) -> RunResult:
     stored = read.value
     value, kind, message = None, None, str(read.result.get("message") or run.message) or None
     if stored is not None and stored.raised:
@@ -174,6 +175,7 @@ def _row(run: IndexStatus, params: Mapping[str, Any], read: RunFiles) -> RunResu
         kind = str(stored.head.get("type"))
     started, ended = _time(read.start), _time(read.result)
     return RunResult(
+        job=job,
         index=run.index,
         params=params,
         state=run.state,

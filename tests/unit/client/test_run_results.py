@@ -106,6 +106,21 @@ def test_results_show_the_type_of_a_pickle_and_the_error_of_a_call_that_failed(l
     assert failed_out.split("\t")[:5] == ["0", "lr=3", "failed", "ValueError: diverged", "loss=1"]
 
 
+def test_results_and_plots_of_a_name_are_those_of_all_its_jobs(lab: Any, run: Any) -> None:
+    calls = [runtime.run_experiment(lab.fit, {"lr": lr}, name="sac", target="local") for lr in (1.5, 0.5)]
+    for call in calls:
+        ended(call)
+
+    code, out, err = run("results", "sac", "-o", "json")
+
+    rows = json.loads(out)
+    assert (code, [row["job"] for row in rows]) == (0, [job_of(call).id for call in calls])
+    assert [row["params"] for row in rows] == [{"lr": 1.5}, {"lr": 0.5}]
+    assert "`sac` is the name of 2 jobs on local; these are all of them" in err
+    points = json.loads(run("plot", "sac", "loss", "-o", "json")[1])
+    assert {point["name"] for point in points} == {"lr=1.5", "lr=0.5"}
+
+
 def test_results_of_an_array_of_commands_have_its_grid_and_are_chosen_and_sorted(lab: Any, run: Any) -> None:
     script = """echo '{"loss": '$RUNTIME_PARAM_LR'}' >> $RUNTIME_METRICS; exit {code}"""
     words = ["launch", "--on", "local", "--name", "train", "--grid", "lr=3,1,2", "--grid", "code=0,3", "--follow"]
