@@ -176,6 +176,8 @@ SNAPSHOT = "snapshot.tar"
 VALUE, METRICS = "value", "metrics.jsonl"
 """Files of an attempt: what its function returned or raised, and the numbers that it reported."""
 RESULTS = VALUE, METRICS
+CONTAINERS = "containers.json"
+"""File of an attempt's folder with the names of its containers, as long as they may exist."""
 
 
 FOLDED = "ended"

@@ -17,7 +17,7 @@ from runtime.shim.words import LOOK_S, SetupFailed, own_path, shell_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 
 SETUP_FAILED = "setup_failed"
@@ -92,7 +92,7 @@ class Command(object):
         self.has_setup = has_setup
 
 
-def make_command(order, run, number, scratch, checkpoints, deadline, binding, gives_up):
+def make_command(order, run, number, scratch, checkpoints, deadline, binding, gives_up, containers=None):
     """Prepare the command's tree, environment and variables on this machine. Raises `SetupFailed`, also once `gives_up()` is
     true while an environment is made."""
     work = order["runs"][str(run.index)]
@@ -111,6 +111,12 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
         from runtime.shim.calling import write_call
 
         words = write_call(order, run, number, scratch)
+    if containers is not None:
+        places = [scratch, run.attempt_folder(number), checkpoints, environment["RUNTIME_OUTPUT_DIR"]]
+        if (order.get("code") or {}).get("writable", True):
+            places.append(folder)
+        containers.prepare(folder, places, environment, order.get("setup"))
+        return Command(words, environment, folder, has_setup=True)
     before = list(order.get("wrap") or [])
     has_setup = any(END_SETUP in word for word in before)
     if order.get("setup"):
@@ -170,7 +176,7 @@ def make_variables(
     nested = "RUNTIME_JOB_ID" in os.environ
     environment = {
         key: value
-        for key, value in os.environ.items()
+        for key, value in ({} if order.get("container") else os.environ).items()
         if not key.startswith("RUNTIME_") and not (nested and key in OF_RANKS)
     }
     environment.update(order.get("env") or {})
@@ -231,17 +237,22 @@ class Ranks(object):
         self.setup = SetupLines(folder)
         self.leads = False
         """Whether shims elsewhere run the ranks; they look for files in the attempt's folder."""
+        self.containers: "Optional[Any]" = None
+        """The containers that the ranks of this machine run in, if they do."""
 
     def start(self, rank: int, command: "Command") -> None:
         """Start one rank. Raises `OSError` or `ValueError` if its command cannot be started."""
         if command.has_setup:
             self.setup.expect(rank)
+        words, environment = command.words, dict(command.environment, **self._variables(rank))
+        if self.containers is not None:
+            words, environment = self.containers.enclose(rank, words, environment)
         log = self.logs.open(os.path.join(self.folder, "rank%d.log" % rank))
         try:
             child = Child(
-                command.words,
+                words,
                 cwd=command.folder,
-                env=dict(command.environment, **self._variables(rank)),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -300,7 +311,11 @@ class Ranks(object):
 
     def poll(self) -> "List[Optional[int]]":
         """The exit code of each rank, None while it runs."""
-        return [child.poll() for child in self.children]
+        codes = [child.poll() for child in self.children]
+        if self.containers is None:
+            return codes
+        # A container's exit code is a shell's: 128 plus the number of the signal that ended its command.
+        return [128 - code if code is not None and 128 < code <= 192 else code for code in codes]
 
     def printed(self):
         """A value that changes with the output. Ranks elsewhere write full logs over, so the time of the last change counts
@@ -324,9 +339,12 @@ class Ranks(object):
             # A signal to srun would reach every process of every rank, even one without a handler.
             self._mark("ask")
             return
-        for child in self.children:
+        for rank, child in zip(self.here, self.children):
             if child.poll() is None:
-                kill(child.pid, getattr(signal, "SIG" + name))
+                if self.containers is not None:
+                    self.containers.signal_command(rank, name)
+                else:
+                    kill(child.pid, getattr(signal, "SIG" + name))
 
     def end(self, grace: float, meanwhile: "Optional[Callable[[], bool]]" = None) -> None:
         """Send TERM to every group, and kill the rest after `grace` seconds, or once `meanwhile()` is true."""
@@ -336,11 +354,14 @@ class Ranks(object):
         if told:
             until += 2.0
         for child in self.children:
-            if child.poll() is None and not told:
+            if child.poll() is None and not told and self.containers is None:
                 kill_group(child.pid, signal.SIGTERM)
+        asked: "Set[int]" = set()
         while time.time() < until and any(child.poll() is None for child in self.children):
             if meanwhile is not None and meanwhile():
                 break
+            if self.containers is not None:
+                asked.update(self.containers.end(rank for rank in self._running() if rank not in asked))
             time.sleep(min(LOOK_S, 0.05))
         self.kill()
         for child in self.children:
@@ -349,8 +370,15 @@ class Ranks(object):
 
     def kill(self):
         """Kill the rest of every group."""
+        if self.containers is not None:
+            # An engine that was killed, or that failed, may have left its container.
+            codes = [(rank, child.poll()) for rank, child in zip(self.here, self.children)]
+            self.containers.remove([rank for rank, code in codes if code is None or code < 0 or code == 125])
         for child in self.children:
             kill_group(child.pid, signal.SIGKILL)
+
+    def _running(self):
+        return [rank for rank, child in zip(self.here, self.children) if child.poll() is None]
 
     def _mark(self, name):
         """Leave a file for the shims of ranks; returns whether they will find it. A refusal must not stop this shim."""
@@ -360,3 +388,5 @@ class Ranks(object):
         """Return when the logs hold all output. Safe to call again."""
         self.logs.close()
         self.setup.forget()
+        if self.containers is not None:
+            self.containers.close()

@@ -33,6 +33,7 @@ from runtime.jobs.plan import (
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.processes.containers import ENGINES, container_order
 from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
 from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
@@ -174,8 +175,8 @@ PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     **COMMON,
     "command": native("a process"),
     "name": native("the ledger"),
-    "image": refused("processes of this machine run without a container"),
-    "mounts": refused("a path of the machine is there already: name it in the command, which reads a bucket by itself"),
+    "image": native("a container of podman or docker for each rank"),
+    "mounts": native("bind mounts of the container; without `image` a path is where it is"),
     "resources.cpus": by_shim(
         "as a limit: a run is kept to so many CPUs of the machine, which other runs take last; none are set aside"
     ),
@@ -241,10 +242,17 @@ def plan_processes(
         backend["limits"] = limits
     if made := environment_order(spec, BuildOn.NODE):
         backend["environment"] = made
-    if setup := [*settings.setup, *activation_lines(spec)]:
+    contained = container_order(spec, settings.container)
+    if contained:
+        backend["container"] = contained
+    if setup := [*settings.setup, *([] if contained else activation_lines(spec))]:
         backend["setup"] = setup
     live = str((context.base / spec.code.path).resolve()) if spec.code.mode is CodeMode.NONE else None
-    order = make_order(spec, job, indices, context, retries="shim", environ=context.environ, live_tree=live, **backend)
+    # The job's own lines run inside of a container, the target's outside.
+    outside = replace(spec, environment=replace(spec.environment, setup=())) if contained else spec
+    order = make_order(
+        outside, job, indices, context, retries="shim", environ=context.environ, live_tree=live, **backend
+    )
     python = settings.python or python
     words = [python, f"{root}/jobs/{job.id}/shim.py", f"{root}/jobs/{job.id}", "--native", "TOKEN"]
     words += ["--indices", f"{offset}-{offset + len(indices) - 1}"] if spec.array else []
@@ -274,6 +282,8 @@ class ProcessSettings:
     slots: int | None = None
     """How many runs of an array go at a time."""
     scratch: str | None = None
+    container: str | None = None
+    """`podman` or `docker`; without it the first that the machine has."""
     gpus: Any = None
     """The number of the machine's GPUs, or their names; without it the shim asks `nvidia-smi`."""
 
@@ -292,6 +302,8 @@ def read_process_settings(kind: type[P], target: Target) -> P:
     found = read_target_settings(kind, target, EXPECTED, where=f"for target `{target.name}`")
     check_record_folder(target)
     _read_gpus(found.gpus, target)
+    if found.container not in (None, *ENGINES):
+        raise InvalidValue(f"targets.{target.name}.container", found.container, " or ".join(ENGINES))
     return found
 
 
