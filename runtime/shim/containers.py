@@ -34,7 +34,9 @@ PULL_S = 7200.0
 AGAIN_S = 0.5
 """Pause before a container that could not be signalled is tried again: it may still be starting."""
 
-FIRST_PROCESS = """. "$0" || exit 125
+FIRST_PROCESS = """[ $$ = 1 ] || { echo "the container shares its process numbers with others"; exit 125; }
+. "$0" && true >"$0" || exit 125
+echo $$ >"${0%/*}/first.$RUNTIME_RANK"
 "$@"
 code=$?
 if [ $code = 137 ]; then
@@ -45,8 +47,15 @@ if [ $code = 137 ]; then
     done
 fi
 exit $code"""
-"""Shell of a container's first process: its file of variables, then the words. It reports a kill for memory, which only the
-container's own cgroup counts."""
+"""Shell of a container's first process: its file of variables, which it empties, then the words. It reports a kill for memory, which only the
+container's own cgroup counts. Its number is noted, because a signal to all processes may be sent in no other namespace."""
+
+FIND_COMMAND = """command -v "$1" >/dev/null 2>&1 || {
+    trap - EXIT
+    echo "the image has no command $1" >"${runtime_setup%/*}/setup_failed"
+    exit 127
+}"""
+"""Shell after the setup lines of a container, as a command that is not there counts as not begun."""
 
 _GONE = re.compile("no such container|no container with", re.IGNORECASE)
 _NO_IMAGE = re.compile(
@@ -140,7 +149,7 @@ class Containers(object):
         self.workdir = scratch
         attempt = os.path.basename(scratch).rpartition("-")[2]
         self.prefix = "rt-%s-%d-%s-" % (os.path.basename(job)[2:], index, attempt)
-        self.labels = {"job": os.path.basename(job), "index": str(index), "attempt": attempt}
+        self.labels = {"job": os.path.basename(job), "index": str(index), "attempt": attempt, "user": str(os.geteuid())}
         self.labels["root"] = os.path.dirname(os.path.dirname(job))
         self.devices: "Optional[List[str]]" = None
         self.left = False
@@ -188,7 +197,8 @@ class Containers(object):
         with io.open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
             opened.write(b"".join(export_line(name, value) for name, value in sorted(environment.items())))
         ours = {name: value for name, value in environment.items() if name.startswith("RUNTIME_")}
-        inner = setup_script(["echo $$ >%s" % quote(self._pid_file(rank))] + list(self.order.get("setup") or []))
+        lines = ["echo $$ >%s" % quote(self._pid_file(rank))] + list(self.order.get("setup") or []) + [FIND_COMMAND]
+        inner = setup_script(lines)
         inside = ["sh", "-c", inner, "setup"] + list(words)
         words = self.before + container_words(
             self.engine,
@@ -213,7 +223,8 @@ class Containers(object):
         may be starting, and is tried again after a pause."""
         if time.monotonic() < self.again:
             return []
-        told = [rank for rank in ranks if self._exec(rank, "kill -TERM -1")]
+        line = 'read -r first <%s && [ "$first" = 1 ] && kill -TERM -1'
+        told = [rank for rank in ranks if self._exec(rank, line % quote(os.path.join(self.scratch, "first.%d" % rank)))]
         self.again = time.monotonic() + AGAIN_S
         return told
 
@@ -245,7 +256,8 @@ class Containers(object):
 
 def container_words(engine, image, name, labels, mounts, workdir, variables, memory_bytes, cpus, devices):
     """The words that run a shell in a container, up to the shell's own words. Pure."""
-    words = [engine.path, "run", "--rm", "--pull=never", "--name", name, "--network=host", "--ipc=host"]
+    words = [engine.path, "run", "--rm", "--pull=never", "--init=false", "--name", name]
+    words += ["--network=host", "--ipc=host"] + ["--pid=private"] * (engine.name == "podman")
     words += ["--log-driver=none", "--stop-timeout=0", "--pids-limit=-1", "--security-opt", "label=disable"]
     if engine.sees_root:
         words += ["--user", "0:0"]

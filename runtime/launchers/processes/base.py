@@ -38,6 +38,7 @@ from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
 from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
 from runtime.reasons import EndReason, Explanation
+from runtime.shim.files import CONTAINERS
 from runtime.values import dataclass, replace
 
 
@@ -166,7 +167,12 @@ WAKE_S: Final = 10.0
 _BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
 _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
 # Reads the environments in /proc that are open to us; grep itself has the variables of a job that it runs in.
-_BEARING: Final = 'grep -ahzsxF "$0" "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u'
+_BEARING: Final = 'grep -ahzsxF "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u; '
+# A docker's processes show no variables to others than root.
+_NOTING: Final = (
+    f'for mark in "$@"; do for note in "$0/jobs/${{mark#RUNTIME_JOB_ID=}}"/runs/*/a*/{CONTAINERS}; do '
+    '[ ! -e "$note" ] || echo "$mark"; done; done'
+)
 
 _NO_LIMIT: Final = refused("nothing on a plain machine holds a process to it")
 _NO_SCHEDULER: Final = refused("there is no scheduler: what is launched runs at once")
@@ -365,7 +371,7 @@ class ProcessLauncher:
 
     def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
         marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
-        said = host.run(["sh", "-c", _BEARING, *marks]).out.splitlines()
+        said = host.run(["sh", "-c", _BEARING + _NOTING, host.files.root, *marks]).out.splitlines()
         return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said]
 
     def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
