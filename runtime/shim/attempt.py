@@ -161,9 +161,7 @@ class Attempt(object):
         ensure_image(engine, self.order["container"]["image"], lambda: self.asked.goes or self._is_unwanted())
         if self.deadline:
             self.deadline += time.time() - began
-        self.ranks.containers = Containers(
-            self.order, self.run.job, self.run.index, self.folder, self.scratch, engine
-        )
+        self.ranks.containers = Containers(self.order, self.run.job, self.run.index, self.folder, self.scratch, engine)
 
     def _prepare(self, gives_up):
         return make_command(

@@ -22,7 +22,7 @@ from runtime.shim.words import HOST, LOOK_S, SOON_S, ImageFailed, SetupFailed, s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Tuple
 
 ENGINES = ("podman", "docker")
 """Programs that run containers; the first that this machine has is taken."""
@@ -159,7 +159,7 @@ class Containers(object):
         """Set what all ranks share: the working folder, which is read-only unless `places` has it or one above it, the folders
         that are written, variables, and lines of shell on this machine. Raises `SetupFailed` for a mount that is not there."""
         self.workdir = folder
-        written = sorted(set(os.path.abspath(each) for each in places))
+        written = sorted({os.path.abspath(each) for each in places})
         mounts = [(each, each, False) for each in written if not is_below(each, written)]
         if not any(folder == each or is_below(folder, [each]) for each in written):
             mounts.append((folder, folder, True))

@@ -339,12 +339,13 @@ class Ranks(object):
             # A signal to srun would reach every process of every rank, even one without a handler.
             self._mark("ask")
             return
-        for rank, child in zip(self.here, self.children):
-            if child.poll() is None:
-                if self.containers is not None:
-                    self.containers.signal_command(rank, name)
-                else:
-                    kill(child.pid, getattr(signal, "SIG" + name))
+        for place, child in enumerate(self.children):
+            if child.poll() is not None:
+                continue
+            if self.containers is not None:
+                self.containers.signal_command(self.here[place], name)
+            else:
+                kill(child.pid, getattr(signal, "SIG" + name))
 
     def end(self, grace: float, meanwhile: "Optional[Callable[[], bool]]" = None) -> None:
         """Send TERM to every group, and kill the rest after `grace` seconds, or once `meanwhile()` is true."""
@@ -372,13 +373,14 @@ class Ranks(object):
         """Kill the rest of every group."""
         if self.containers is not None:
             # An engine that was killed, or that failed, may have left its container.
-            codes = [(rank, child.poll()) for rank, child in zip(self.here, self.children)]
-            self.containers.remove([rank for rank, code in codes if code is None or code < 0 or code == 125])
+            codes = [child.poll() for child in self.children]
+            left = [place for place, code in enumerate(codes) if code is None or code < 0 or code == 125]
+            self.containers.remove([self.here[place] for place in left])
         for child in self.children:
             kill_group(child.pid, signal.SIGKILL)
 
     def _running(self):
-        return [rank for rank, child in zip(self.here, self.children) if child.poll() is None]
+        return [self.here[place] for place, child in enumerate(self.children) if child.poll() is None]
 
     def _mark(self, name):
         """Leave a file for the shims of ranks; returns whether they will find it. A refusal must not stop this shim."""
