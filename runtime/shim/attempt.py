@@ -367,7 +367,7 @@ class Attempt(object):
         if failure is not None and not asked:
             # Setup lines that end well by themselves have kept the command from running, too.
             if self.ranks.containers is not None and not os.path.exists(os.path.join(self.folder, SETUP_FAILED)):
-                return self._explain_container(codes, code)
+                return self._explain_container(self.ranks.containers, codes, code)
             return "setup_failed", code or 1, {"message": failure}
         if not first:
             return "succeeded", 0, {}
@@ -395,11 +395,11 @@ class Attempt(object):
             return "app_failed", code, {}
         return "app_failed", code, {"rank": int(failed[0]) if failed else self.ranks.here[codes.index(first)]}
 
-    def _explain_container(self, codes, code):
+    def _explain_container(self, containers, codes, code):
         """The result if a rank's container did not come to its command, in the words of the engine."""
         self.ranks.logs.close()
         rank = self.ranks.here[next((place for place, each in enumerate(codes) if each), 0)]
-        text = self.ranks.containers.explain(read_end(os.path.join(self.folder, "rank%d.log" % rank)))
+        text = containers.explain(read_end(os.path.join(self.folder, "rank%d.log" % rank)))
         # 126 and 127 are the engine's codes for a command of the image that cannot run.
         return "image_failed" if code in (126, 127) else "setup_failed", code or 1, {"message": text}
 

@@ -68,10 +68,11 @@ _NAME = re.compile("rt-[0-9a-z-]+$")
 
 
 class Engine(object):
-    """podman or docker of this machine. `sees_root` if the user of this shim is root inside its containers."""
+    """podman or docker of a machine. `user` is the user inside of a container who has our rights outside, `groups` are our other
+    groups if that user has them not; `limits_cpus` if it may keep a container to CPUs."""
 
-    def __init__(self, path: str, sees_root: bool, limits_cpus: bool) -> None:
-        self.path, self.sees_root, self.limits_cpus = path, sees_root, limits_cpus
+    def __init__(self, path: str, user: str = "0:0", groups: "Tuple[int, ...]" = (), limits_cpus: bool = True) -> None:
+        self.path, self.user, self.groups, self.limits_cpus = path, user, groups, limits_cpus
 
     @property
     def name(self) -> str:
@@ -106,7 +107,11 @@ def ask(words, limit_s=ANSWER_S, gives_up=lambda: False):
 
 
 def last_line(text):
-    return (text.strip().splitlines() or ["it said nothing"])[-1].strip()[:500]
+    """The last line that says something; docker adds where its manual is."""
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("Run 'docker", "See '"))
+    ]
+    return (lines or ["it said nothing"])[-1][:500]
 
 
 def find_engine(wanted: "Optional[str]") -> Engine:
@@ -116,12 +121,13 @@ def find_engine(wanted: "Optional[str]") -> Engine:
         raise SetupFailed("no %s is on %s, so no container can run" % (wanted or " or ".join(ENGINES), HOST))
     path = found[0]
     if os.path.basename(path) != "docker":
-        return Engine(path, sees_root=True, limits_cpus=os.geteuid() == 0)
+        return Engine(path, limits_cpus=os.geteuid() == 0)
     code, said = ask([path, "info", "--format", "{{.SecurityOptions}}"])
     if code:
         raise SetupFailed("docker does not run on %s: %s" % (HOST, last_line(said)))
-    rootless = "rootless" in said
-    return Engine(path, sees_root=rootless, limits_cpus=not rootless)
+    if "rootless" in said:
+        return Engine(path, limits_cpus=False)
+    return Engine(path, "%d:%d" % (os.geteuid(), os.getegid()), tuple(sorted(os.getgroups())))
 
 
 def ensure_image(engine, image, gives_up):
@@ -172,7 +178,10 @@ class Containers(object):
             self.before = [shutil.which("bash") or "/bin/sh", "-c", setup_script(setup, last=False), "setup"]
         if "HOME" not in environment:
             environment["HOME"] = os.path.join(self.scratch, "home")
-            make_folder(environment["HOME"])
+            try:
+                make_folder(environment["HOME"])
+            except OSError as problem:
+                raise SetupFailed("cannot make %s: %s" % (environment["HOME"], problem.strerror))
         devices = environment.get("CUDA_VISIBLE_DEVICES")
         if devices:
             # The container has these alone, and counts them from 0. The other variable would have the engine add all.
@@ -254,16 +263,23 @@ class Containers(object):
             drop_file(os.path.join(self.folder, CONTAINERS))
 
 
-def container_words(engine, image, name, labels, mounts, workdir, variables, memory_bytes, cpus, devices):
+def container_words(
+    engine: Engine,
+    image: str,
+    name: str,
+    labels: "Dict[str, str]",
+    mounts: "List[Tuple[str, str, bool]]",
+    workdir: str,
+    variables: "List[str]",
+    memory_bytes: "Optional[int]",
+    cpus: "Optional[List[int]]",
+    devices: "Optional[List[str]]",
+) -> "List[str]":
     """The words that run a shell in a container, up to the shell's own words. Pure."""
     words = [engine.path, "run", "--rm", "--pull=never", "--init=false", "--name", name]
     words += ["--network=host", "--ipc=host"] + ["--pid=private"] * (engine.name == "podman")
     words += ["--log-driver=none", "--stop-timeout=0", "--pids-limit=-1", "--security-opt", "label=disable"]
-    if engine.sees_root:
-        words += ["--user", "0:0"]
-    else:
-        words += ["--user", "%d:%d" % (os.geteuid(), os.getegid())]
-        words += [word for group in sorted(os.getgroups()) for word in ("--group-add", str(group))]
+    words += ["--user", engine.user] + [word for each in engine.groups for word in ("--group-add", str(each))]
     for key, value in sorted(labels.items()):
         words += ["--label", "%s%s=%s" % (LABEL, key, value)]
     if memory_bytes:
@@ -324,7 +340,7 @@ def clear_containers(folder):
     path = os.path.join(folder, CONTAINERS)
     try:
         note = read_json(path)
-        engine, names = note["engine"], [name for name in note["names"] if _NAME.match(name)]
+        engine, names = str(note["engine"]), [name for name in note["names"] if _NAME.match(name)]
     except (IOError, OSError, ValueError, KeyError, TypeError):
         return
     if os.path.basename(engine) in ENGINES and remove_containers(engine, names):

@@ -370,14 +370,14 @@ class Ranks(object):
         end_orphans()
 
     def kill(self):
-        """Kill the rest of every group."""
-        if self.containers is not None:
-            # An engine that was killed, or that failed, may have left its container.
-            codes = [child.poll() for child in self.children]
-            left = [place for place, code in enumerate(codes) if code is None or code < 0 or code == 125]
-            self.containers.remove([self.here[place] for place in left])
+        """Kill the rest of every group, and what engines have left."""
+        codes = [child.poll() for child in self.children]
         for child in self.children:
             kill_group(child.pid, signal.SIGKILL)
+        if self.containers is not None:
+            # After its client, which might make it still. A client that was killed, or that failed, may have left it.
+            left = [place for place, code in enumerate(codes) if code is None or code < 0 or code == 125]
+            self.containers.remove([self.here[place] for place in left])
 
     def _running(self):
         return [self.here[place] for place, child in enumerate(self.children) if child.poll() is None]

@@ -33,11 +33,12 @@ from runtime.jobs.plan import (
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
-from runtime.launchers.processes.containers import ENGINES, container_order
+from runtime.launchers.processes.containers import container_order, show_container
 from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
 from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
 from runtime.reasons import EndReason, Explanation
+from runtime.shim.containers import ENGINES
 from runtime.shim.files import CONTAINERS
 from runtime.values import dataclass, replace
 
@@ -186,7 +187,9 @@ PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     "resources.cpus": by_shim(
         "as a limit: a run is kept to so many CPUs of the machine, which other runs take last; none are set aside"
     ),
-    "resources.memory": by_shim("as a limit: a run that holds more is ended, and none is set aside"),
+    "resources.memory": by_shim(
+        "as a limit: a run that holds more is ended, and none is set aside; in a container it is the engine's, for each rank"
+    ),
     "resources.tpu.type": NO_TPU,
     "resources.tpu.slices": NO_TPU,
     "resources.disk": _NO_LIMIT,
@@ -269,7 +272,10 @@ def plan_processes(
         spec=spec,
         target=replace(target, settings={"python": python, **target.settings}),
         order=order,
-        artefacts={"command": shlex.join(words) + "\n"},
+        artefacts={
+            "command": shlex.join(words) + "\n",
+            **({"container": show_container(order, job.id, root)} if contained else {}),
+        },
         parts=(
             NativePart(name=job.id, artefact="command", offset=offset, count=len(indices), native={"words": words}),
         ),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
+from collections.abc import Mapping
 from typing import Any, Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.order import activation_lines
 from runtime.jobs.spec import EnvironmentManager, JobSpec, Mount
+from runtime.shim.containers import Engine, container_words
 
-ENGINES: Final = ("podman", "docker")
 _TAKEN: Final = ("/", "/proc", "/sys", "/dev")
 """Folders that every container has of its own."""
 
@@ -38,6 +40,29 @@ def container_order(spec: JobSpec, engine: str | None) -> dict[str, Any]:
     if setup := [*activation_lines(spec), *spec.environment.setup]:
         order["setup"] = setup
     return order
+
+
+def show_container(order: Mapping[str, Any], job: str, root: str) -> str:
+    """The words by which the shim starts the first rank of the first run, for people: in capitals is what it finds out there."""
+    container, index = order["container"], next(iter(order["runs"]))
+    engine = container.get("engine") or "podman"
+    attempt = f"{root}/jobs/{job}/runs/{index}/a0001"
+    folders = [attempt, f"{root}/jobs/{job}/runs/{index}/checkpoint", f"{root}/jobs/{job}/runs/{index}/output/a0001"]
+    mounts = [(each, each, False) for each in [*folders, "SCRATCH"]]
+    mounts += [(each["source"], each["target"], each["mode"] == "ro") for each in container.get("mounts", ())]
+    words = container_words(
+        Engine(engine, user="UID:GID" if engine == "docker" else "0:0"),
+        container["image"],
+        f"rt-{job[2:]}-{index}-ATTEMPT-0",
+        {"job": job, "index": index, "root": root},
+        mounts,
+        order.get("code", {}).get("path") or "SCRATCH/tree",
+        ["RUNTIME_…"],
+        order.get("limits", {}).get("memory_bytes"),
+        None,
+        ["GPU"] if order.get("gpus") else None,
+    )
+    return shlex.join([*words, "-c", "…", *order["runs"][index]["command"]]) + "\n"
 
 
 def _check_image(image: str) -> str:
