@@ -31,8 +31,9 @@ ANSWER_S = 60.0
 """How long an engine may take to answer."""
 SIGNAL_S = 10.0
 PULL_S = 7200.0
+TRIES = 3
 AGAIN_S = 0.5
-"""Pause before a container that could not be signalled is tried again: it may still be starting."""
+"""Pause before a container that could not be signalled or removed is tried again: it may still be starting."""
 
 FIRST_PROCESS = """[ $$ = 1 ] || { echo "the container shares its process numbers with others"; exit 125; }
 . "$0" && true >"$0" || exit 125
@@ -323,16 +324,20 @@ def export_line(name, value):
 
 def remove_containers(engine, names):
     """End and remove containers; returns whether none of them is left."""
-    try:
-        # One after the other, since an engine may stop at the first that is gone.
-        answers = [ask([engine, "rm", "--force", name]) for name in names]
-    except SetupFailed as problem:
-        say("cannot remove %s: %s" % (", ".join(names), problem))
-        return False
-    failed = [said for code, said in answers if code and not _GONE.search(said)]
-    if failed:
-        say("cannot remove %s: %s" % (", ".join(names), last_line(failed[0])))
-    return not failed
+    for place in range(TRIES):
+        try:
+            # One after the other, since an engine may stop at the first that is gone.
+            answers = [ask([engine, "rm", "--force", name]) for name in names]
+        except SetupFailed as problem:
+            say("cannot remove %s: %s" % (", ".join(names), problem))
+            return False
+        failed = [said for code, said in answers if code and not _GONE.search(said)]
+        if not failed:
+            return True
+        # podman ends a container whose monitor was killed, and removes it when it is asked again.
+        time.sleep(AGAIN_S if place + 1 < TRIES else 0)
+    say("cannot remove %s: %s" % (", ".join(names), last_line(failed[0])))
+    return False
 
 
 def clear_containers(folder):

@@ -78,6 +78,8 @@ class SetupLines(object):
 
 PREEMPTED_NOTE = "preempted"
 """File of an attempt's folder by which a command that exits with `TEMPORARY_FAILURE` reports that it loses its machine."""
+ENGINE_FAILED = (125, 126, 127)
+"""Exit codes of podman and docker if they fail themselves; a command may have them too."""
 OF_RANKS: "Tuple[str, ...]" = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_RANKS += ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 OF_RANKS += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT")
@@ -376,7 +378,7 @@ class Ranks(object):
             kill_group(child.pid, signal.SIGKILL)
         if self.containers is not None:
             # After its client, which might make it still. A client that was killed, or that failed, may have left it.
-            left = [place for place, code in enumerate(codes) if code is None or code < 0 or code == 125]
+            left = [place for place, code in enumerate(codes) if code is None or code < 0 or code in ENGINE_FAILED]
             self.containers.remove([self.here[place] for place in left])
 
     def _running(self):

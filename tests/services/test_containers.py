@@ -233,6 +233,17 @@ def test_checkpoint_signal_reaches_the_command_alone_and_term_all_processes(benc
     assert sorted(said[2:]) == ["child SIGTERM", "command SIGTERM", "command SIGUSR1"]
 
 
+def test_container_whose_monitor_was_killed_is_removed_with_its_processes(bench: Bench) -> None:
+    job = bench.start("sh", "-c", "echo begun; sleep 600")
+    wait_for_line(job, "begun")
+    (name,) = names_of(job)
+    signal_all([pid for pid in processes_with(name) if b"conmon" in Path(f"/proc/{pid}/cmdline").read_bytes()[:40]])
+
+    assert job.cancel() == []
+    assert names_of(job) == []
+    assert processes_with(f"{job.files.root}/{job_folder(job.id)}") == []
+
+
 def test_engine_client_that_is_killed_leaves_no_container(bench: Bench) -> None:
     job = bench.start("sh", "-c", "echo begun; sleep 600")
     wait_for_line(job, "begun")
