@@ -234,7 +234,8 @@ def test_checkpoint_signal_reaches_the_command_alone_and_term_all_processes(benc
 
 
 def test_container_whose_monitor_was_killed_is_removed_with_its_processes(bench: Bench) -> None:
-    job = bench.start("sh", "-c", "echo begun; sleep 600")
+    # podman waits for 20 s for such a container.
+    job = bench.start("sh", "-c", "echo begun; sleep 600", grace_period=timedelta(seconds=1))
     wait_for_line(job, "begun")
     (name,) = names_of(job)
     signal_all([pid for pid in processes_with(name) if b"conmon" in Path(f"/proc/{pid}/cmdline").read_bytes()[:40]])

@@ -19,6 +19,7 @@ _TAKEN: Final = ("/", "/proc", "/sys", "/dev")
 
 def container_order(spec: JobSpec, engine: str | None) -> dict[str, Any]:
     """The order's `container`, empty without an image. Raises `NotPossible` for an image or a mount that no engine takes."""
+    mounts = _read_mounts(spec.mounts)
     if spec.image is None:
         if spec.mounts:
             first = spec.mounts[0]
@@ -35,8 +36,8 @@ def container_order(spec: JobSpec, engine: str | None) -> dict[str, Any]:
     order: dict[str, Any] = {"image": _check_image(spec.image)}
     if engine:
         order["engine"] = engine
-    if spec.mounts:
-        order["mounts"] = _read_mounts(spec.mounts)
+    if mounts:
+        order["mounts"] = mounts
     if setup := [*activation_lines(spec), *spec.environment.setup]:
         order["setup"] = setup
     return order
