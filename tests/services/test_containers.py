@@ -78,7 +78,11 @@ class TestLocalLauncherInContainers(LauncherSuite):
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     case = LauncherCase(
-        kind="local", defaults={"image": IMAGE}, records=str(tmp_path / "records"), patience_s=PATIENCE_S
+        kind="local",
+        settings={"scratch": str(tmp_path / "scratch")},
+        defaults={"image": IMAGE},
+        records=str(tmp_path / "records"),
+        patience_s=PATIENCE_S,
     )
     bench = Bench(case, tmp_path / "bench")
     yield bench
