@@ -26,8 +26,8 @@ from runtime.jobs.spec import (
 )
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.reasons import EndReason
-from runtime.testing.launcher_bench import Bench, LauncherCase
-from runtime.testing.launchers import LauncherSuite, read_log
+from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
+from runtime.testing.launchers import LauncherSuite
 from tests.conformance.test_launchers import kill_job
 from tests.images_support import INSTALL, TOOLS_FOLDER, build_from, remove_images, tool_environment
 from tests.services_support import PATIENCE_S, require
