@@ -39,8 +39,8 @@ _REPLACED: Final = {
     "htp": "a Slurm cluster is a target of kind `slurm`; `runtime.map` with `array={'pack': 20}` fills whole nodes",
     "slurm_singularity": "a Slurm cluster is a target of kind `slurm`, and its `image` may be a .sif file",
     "ssh": "a host is a target of kind `ssh`",
-    "local_docker": "`local` runs without a container; a target of kind `kubernetes` takes an `image`",
-    "local_singularity": "`local` runs without a container; a target of kind `slurm` takes an `image`",
+    "local_docker": "a target of kind `local` with a default `image` runs it with podman or docker",
+    "local_singularity": "a target of kind `local` with a default `image` runs it with podman or docker",
 }
 """Modes that are no target by themselves, and what takes their place."""
 _SLURM_MODES: Final = ("sss", "htp", "slurm_singularity")

@@ -1,5 +1,6 @@
 """One attempt of an index: started, watched until it ends, and judged."""
 
+import io
 import json
 import os
 import signal
@@ -137,13 +138,17 @@ class Attempt(object):
                 from runtime.shim.gpus import check_gpus
 
                 self.binding = dict(self.binding, **check_gpus(self.order["gpu_check"]))
+            if self.order.get("container"):
+                self._get_image()
             command = self._prepare(self._gives_up)
+            if self.ranks.containers is not None:
+                self.ranks.containers.note(self.ranks.here)
         except SetupFailed as problem:
             if self.asked.stop or self.asked.notice is not None:
                 return self.asked.end()
             if self._is_late():
                 return self._timed_out()
-            return "setup_failed", 1, {"message": str(problem)}
+            return problem.reason, 1, {"message": str(problem)}
         except NoCapacity as problem:
             return "no_capacity", 1, {"message": str(problem)}
         if self.meeting is not None:
@@ -176,14 +181,36 @@ class Attempt(object):
                 self.deadline = keep_native_limit(self.order, self.meeting.deadline)
         return missed
 
+    def _get_image(self):
+        """Have the engine get the image. The time limit begins after that. Raises `SetupFailed`."""
+        from runtime.shim.containers import Containers, ensure_image, find_engine
+
+        began = time.time()
+        engine = find_engine(self.order["container"].get("engine"))
+        ensure_image(engine, self.order["container"]["image"], lambda: self.asked.goes or self._is_unwanted())
+        if self.deadline:
+            self.deadline += time.time() - began
+        self.ranks.containers = Containers(self.order, self.run.job, self.run.index, self.folder, self.scratch, engine)
+
     def _prepare(self, gives_up):
         return make_command(
-            self.order, self.run, self.number, self.scratch, self.checkpoints, self.deadline, self.binding, gives_up
+            self.order,
+            self.run,
+            self.number,
+            self.scratch,
+            self.checkpoints,
+            self.deadline,
+            self.binding,
+            gives_up,
+            self.ranks.containers,
         )
 
     def _gives_up(self):
         """Whether the command that is being prepared is not wanted any more."""
-        gone = self.asked.stop or self.asked.notice is not None or self._is_late()
+        return self._is_late() or self._is_unwanted()
+
+    def _is_unwanted(self):
+        gone = self.asked.stop or self.asked.notice is not None
         return gone or (self._leads() and self.run.cancelled())
 
     def _is_late(self):
@@ -370,6 +397,8 @@ class Attempt(object):
         failure = self.ranks.setup.find_failure([(rank, each) for rank, each in enumerate(codes) if each is not None])
         if failure is not None and not asked:
             # Setup lines that end well by themselves have kept the command from running, too.
+            if self.ranks.containers is not None and not os.path.exists(os.path.join(self.folder, SETUP_FAILED)):
+                return self._explain_container(self.ranks.containers, codes, code)
             return "setup_failed", code or 1, {"message": failure}
         if not first:
             return "succeeded", 0, {}
@@ -396,6 +425,14 @@ class Attempt(object):
         if self.ranks.count == 1:
             return "app_failed", code, {}
         return "app_failed", code, {"rank": int(failed[0]) if failed else self.ranks.here[codes.index(first)]}
+
+    def _explain_container(self, containers, codes, code):
+        """The result if a rank's container did not come to its command, in the words of the engine."""
+        self.ranks.logs.close()
+        rank = self.ranks.here[next((place for place, each in enumerate(codes) if each), 0)]
+        text = containers.explain(read_end(os.path.join(self.folder, "rank%d.log" % rank)))
+        # 126 and 127 are the engine's codes for a command of the image that cannot run.
+        return "image_failed" if code in (126, 127) else "setup_failed", code or 1, {"message": text}
 
     def _hear(self, codes):
         """Wait for the signal that ended a command: a backend that signals all processes may reach the command first."""
@@ -444,6 +481,16 @@ class Attempt(object):
 def processes_file(ranks):
     """The file of an attempt's folder with the process groups of these ranks of one machine."""
     return "processes.json" if ranks[0] == 0 else "processes.%d.json" % ranks[0]
+
+
+def read_end(path, size=4096):
+    """The end of a file as text; empty if it cannot be read."""
+    try:
+        with io.open(path, "rb") as opened:
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - size))
+            return opened.read().decode("utf-8", "replace")
+    except (IOError, OSError):
+        return ""
 
 
 def find_newest(folder):

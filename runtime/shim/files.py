@@ -185,6 +185,8 @@ def is_result(name):
     return name in (VALUE, METRICS, METRICS_SUM) or OF_RANK.fullmatch(name) is not None
 
 
+CONTAINERS = "containers.json"
+"""File of an attempt's folder with the names of its containers, as long as they may exist."""
 FOLDED = "ended"
 """File with the small files of a job's folder by name; `runs/INDEX.ended` has those of one run of an array."""
 FOLD_BYTES = 1 << 16

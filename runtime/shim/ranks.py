@@ -17,7 +17,7 @@ from runtime.shim.words import LOOK_S, SetupFailed, own_path, shell_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 
 SETUP_FAILED = "setup_failed"
@@ -78,6 +78,8 @@ class SetupLines(object):
 
 PREEMPTED_NOTE = "preempted"
 """File of an attempt's folder by which a command that exits with `TEMPORARY_FAILURE` reports that it loses its machine."""
+ENGINE_FAILED = (125, 126, 127)
+"""Exit codes of podman and docker if they fail themselves; a command may have them too."""
 OF_RANKS: "Tuple[str, ...]" = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_RANKS += ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 OF_RANKS += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT")
@@ -92,7 +94,7 @@ class Command(object):
         self.has_setup = has_setup
 
 
-def make_command(order, run, number, scratch, checkpoints, deadline, binding, gives_up):
+def make_command(order, run, number, scratch, checkpoints, deadline, binding, gives_up, containers=None):
     """Prepare the command's tree, environment and variables on this machine. Raises `SetupFailed`, also once `gives_up()` is
     true while an environment is made."""
     work = order["runs"][str(run.index)]
@@ -111,6 +113,12 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
         from runtime.shim.calling import write_call
 
         words = write_call(order, run, number, scratch)
+    if containers is not None:
+        places = [scratch, run.attempt_folder(number), checkpoints, environment["RUNTIME_OUTPUT_DIR"]]
+        if (order.get("code") or {}).get("writable", True):
+            places.append(folder)
+        containers.prepare(folder, places, environment, order.get("setup"))
+        return Command(words, environment, folder, has_setup=True)
     before = list(order.get("wrap") or [])
     has_setup = any(END_SETUP in word for word in before)
     if order.get("setup"):
@@ -170,7 +178,7 @@ def make_variables(
     nested = "RUNTIME_JOB_ID" in os.environ
     environment = {
         key: value
-        for key, value in os.environ.items()
+        for key, value in ({} if order.get("container") else os.environ).items()
         if not key.startswith("RUNTIME_") and not (nested and key in OF_RANKS)
     }
     environment.update(order.get("env") or {})
@@ -231,17 +239,22 @@ class Ranks(object):
         self.setup = SetupLines(folder)
         self.leads = False
         """Whether shims elsewhere run the ranks; they look for files in the attempt's folder."""
+        self.containers: "Optional[Any]" = None
+        """The containers that the ranks of this machine run in, if they do."""
 
     def start(self, rank: int, command: "Command") -> None:
         """Start one rank. Raises `OSError` or `ValueError` if its command cannot be started."""
         if command.has_setup:
             self.setup.expect(rank)
+        words, environment = command.words, dict(command.environment, **self._variables(rank))
+        if self.containers is not None:
+            words, environment = self.containers.enclose(rank, words, environment)
         log = self.logs.open(os.path.join(self.folder, "rank%d.log" % rank))
         try:
             child = Child(
-                command.words,
+                words,
                 cwd=command.folder,
-                env=dict(command.environment, **self._variables(rank)),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -301,7 +314,11 @@ class Ranks(object):
 
     def poll(self) -> "List[Optional[int]]":
         """The exit code of each rank, None while it runs."""
-        return [child.poll() for child in self.children]
+        codes = [child.poll() for child in self.children]
+        if self.containers is None:
+            return codes
+        # A container's exit code is a shell's: 128 plus the number of the signal that ended its command.
+        return [128 - code if code is not None and 128 < code <= 192 else code for code in codes]
 
     def printed(self):
         """A value that changes with the output. Ranks elsewhere write full logs over, so the time of the last change counts
@@ -325,8 +342,12 @@ class Ranks(object):
             # A signal to srun would reach every process of every rank, even one without a handler.
             self._mark("ask")
             return
-        for child in self.children:
-            if child.poll() is None:
+        for place, child in enumerate(self.children):
+            if child.poll() is not None:
+                continue
+            if self.containers is not None:
+                self.containers.signal_command(self.here[place], name)
+            else:
                 kill(child.pid, getattr(signal, "SIG" + name))
 
     def end(self, grace: float, meanwhile: "Optional[Callable[[], bool]]" = None) -> None:
@@ -337,11 +358,14 @@ class Ranks(object):
         if told:
             until += 2.0
         for child in self.children:
-            if child.poll() is None and not told:
+            if child.poll() is None and not told and self.containers is None:
                 kill_group(child.pid, signal.SIGTERM)
+        asked: "Set[int]" = set()
         while time.time() < until and any(child.poll() is None for child in self.children):
             if meanwhile is not None and meanwhile():
                 break
+            if self.containers is not None:
+                asked.update(self.containers.end(rank for rank in self._running() if rank not in asked))
             time.sleep(min(LOOK_S, 0.05))
         self.kill()
         for child in self.children:
@@ -349,9 +373,17 @@ class Ranks(object):
         end_orphans()
 
     def kill(self):
-        """Kill the rest of every group."""
+        """Kill the rest of every group, and what engines have left."""
+        codes = [child.poll() for child in self.children]
         for child in self.children:
             kill_group(child.pid, signal.SIGKILL)
+        if self.containers is not None:
+            # After its client, which might make it still. A client that was killed, or that failed, may have left it.
+            left = [place for place, code in enumerate(codes) if code is None or code < 0 or code in ENGINE_FAILED]
+            self.containers.remove([self.here[place] for place in left])
+
+    def _running(self):
+        return [self.here[place] for place, child in enumerate(self.children) if child.poll() is None]
 
     def _mark(self, name):
         """Leave a file for the shims of ranks; returns whether they will find it. A refusal must not stop this shim."""
@@ -361,3 +393,5 @@ class Ranks(object):
         """Return when the logs hold all output. Safe to call again."""
         self.logs.close()
         self.setup.forget()
+        if self.containers is not None:
+            self.containers.close()

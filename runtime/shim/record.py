@@ -10,6 +10,7 @@ import sys
 import time
 
 from runtime.shim.files import (
+    CONTAINERS,
     FOLDED,
     PASSING,
     create_empty,
@@ -281,6 +282,7 @@ class Run(object):
         restart of this machine ended."""
         rebooted, dead, trees = [], set(), []
         for attempt, ended in self.attempts():
+            self._clear_containers(attempt)
             start = None if ended else self.started(attempt)
             if not start or start.get("host") != HOST or not start.get("boot") or is_alive(start):
                 continue
@@ -306,6 +308,16 @@ class Run(object):
                 self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % HOST}, lambda: True)
             except (IOError, OSError) as problem:
                 say("cannot note how attempt %d ended: %s" % (attempt, problem))
+
+    def _clear_containers(self, attempt):
+        """Remove the containers that an attempt left whose shim has gone."""
+        if not os.path.exists(os.path.join(self.attempt_folder(attempt), CONTAINERS)):
+            return
+        start = self.started(attempt)
+        if start and start.get("host") == HOST and not is_alive(start):
+            from runtime.shim.containers import clear_containers
+
+            clear_containers(self.attempt_folder(attempt))
 
     def remove_scratch(self, path):
         """Remove the folder that a note names, if it is an attempt's, and ours."""

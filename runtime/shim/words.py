@@ -28,6 +28,14 @@ class Refused(Exception):
 class SetupFailed(Exception):
     """The attempt could not be prepared."""
 
+    reason = "setup_failed"
+
+
+class ImageFailed(SetupFailed):
+    """No container can be made of the image, however often it is tried."""
+
+    reason = "image_failed"
+
 
 class NoCapacity(Exception):
     """The GPUs that a backend gave to this attempt are in use."""

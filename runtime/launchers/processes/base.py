@@ -33,10 +33,13 @@ from runtime.jobs.plan import (
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.processes.containers import container_order, show_container
 from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
 from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
 from runtime.reasons import EndReason, Explanation
+from runtime.shim.containers import ENGINES
+from runtime.shim.files import CONTAINERS
 from runtime.values import dataclass, replace
 
 
@@ -165,7 +168,12 @@ WAKE_S: Final = 10.0
 _BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
 _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
 # Reads the environments in /proc that are open to us; grep itself has the variables of a job that it runs in.
-_BEARING: Final = 'grep -ahzsxF "$0" "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u'
+_BEARING: Final = 'grep -ahzsxF "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u; '
+# A docker's processes show no variables to others than root.
+_NOTING: Final = (
+    f'for mark in "$@"; do for note in "$0/jobs/${{mark#RUNTIME_JOB_ID=}}"/runs/*/a*/{CONTAINERS}; do '
+    '[ ! -e "$note" ] || echo "$mark"; done; done'
+)
 
 _NO_LIMIT: Final = refused("nothing on a plain machine holds a process to it")
 _NO_SCHEDULER: Final = refused("there is no scheduler: what is launched runs at once")
@@ -174,12 +182,14 @@ PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     **COMMON,
     "command": native("a process"),
     "name": native("the ledger"),
-    "image": refused("processes of this machine run without a container"),
-    "mounts": refused("a path of the machine is there already: name it in the command, which reads a bucket by itself"),
+    "image": native("a container of podman or docker for each rank"),
+    "mounts": native("bind mounts of the container; without `image` a path is where it is"),
     "resources.cpus": by_shim(
         "as a limit: a run is kept to so many CPUs of the machine, which other runs take last; none are set aside"
     ),
-    "resources.memory": by_shim("as a limit: a run that holds more is ended, and none is set aside"),
+    "resources.memory": by_shim(
+        "as a limit: a run that holds more is ended, and none is set aside; in a container it is the engine's, for each rank"
+    ),
     "resources.tpu.type": NO_TPU,
     "resources.tpu.slices": NO_TPU,
     "resources.disk": _NO_LIMIT,
@@ -241,10 +251,17 @@ def plan_processes(
         backend["limits"] = limits
     if made := environment_order(spec, BuildOn.NODE):
         backend["environment"] = made
-    if setup := [*settings.setup, *activation_lines(spec)]:
+    contained = container_order(spec, settings.container)
+    if contained:
+        backend["container"] = contained
+    if setup := [*settings.setup, *([] if contained else activation_lines(spec))]:
         backend["setup"] = setup
     live = str((context.base / spec.code.path).resolve()) if spec.code.mode is CodeMode.NONE else None
-    order = make_order(spec, job, indices, context, retries="shim", environ=context.environ, live_tree=live, **backend)
+    # The job's own lines run inside of a container, the target's outside.
+    outside = replace(spec, environment=replace(spec.environment, setup=())) if contained else spec
+    order = make_order(
+        outside, job, indices, context, retries="shim", environ=context.environ, live_tree=live, **backend
+    )
     python = settings.python or python
     words = [python, f"{root}/jobs/{job.id}/shim.py", f"{root}/jobs/{job.id}", "--native", "TOKEN"]
     words += ["--indices", f"{offset}-{offset + len(indices) - 1}"] if spec.array else []
@@ -255,7 +272,10 @@ def plan_processes(
         spec=spec,
         target=replace(target, settings={"python": python, **target.settings}),
         order=order,
-        artefacts={"command": shlex.join(words) + "\n"},
+        artefacts={
+            "command": shlex.join(words) + "\n",
+            **({"container": show_container(order, job.id, root)} if contained else {}),
+        },
         parts=(
             NativePart(name=job.id, artefact="command", offset=offset, count=len(indices), native={"words": words}),
         ),
@@ -274,6 +294,8 @@ class ProcessSettings:
     slots: int | None = None
     """How many runs of an array go at a time."""
     scratch: str | None = None
+    container: str | None = None
+    """`podman` or `docker`; without it the first that the machine has."""
     gpus: Any = None
     """The number of the machine's GPUs, or their names; without it the shim asks `nvidia-smi`."""
 
@@ -292,6 +314,8 @@ def read_process_settings(kind: type[P], target: Target) -> P:
     found = read_target_settings(kind, target, EXPECTED, where=f"for target `{target.name}`")
     check_record_folder(target)
     _read_gpus(found.gpus, target)
+    if found.container not in (None, *ENGINES):
+        raise InvalidValue(f"targets.{target.name}.container", found.container, " or ".join(ENGINES))
     return found
 
 
@@ -353,7 +377,7 @@ class ProcessLauncher:
 
     def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
         marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
-        said = host.run(["sh", "-c", _BEARING, *marks]).out.splitlines()
+        said = host.run(["sh", "-c", _BEARING + _NOTING, host.files.root, *marks]).out.splitlines()
         return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said]
 
     def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:

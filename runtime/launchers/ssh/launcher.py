@@ -23,7 +23,6 @@ from runtime.launchers.processes.base import (
     read_process_settings,
     spawn_shim,
 )
-from runtime.launchers.support import refused
 from runtime.units import format_size
 from runtime.values import dataclass
 
@@ -54,10 +53,7 @@ class SshSettings(ProcessSettings):
 
 class SshLauncher(ProcessLauncher):
     kind: ClassVar[str] = "ssh"
-    keeps: ClassVar[Mapping[str, FieldSupport]] = {
-        **PROCESS_KEEPS,
-        "image": refused("processes of that machine run without a container"),
-    }
+    keeps: ClassVar[Mapping[str, FieldSupport]] = PROCESS_KEEPS
 
     def check_settings(self, target: Target) -> None:
         _read(target)

@@ -92,7 +92,7 @@ WRONG: list[tuple[str, list[str], str]] = [
     ),
     ("a variable that is not set", ["--env", "NOT_SET_HERE", "true"], "error: `env.NOT_SET_HERE` takes the value of"),
     ("a near parameter", ["--grid", "rate=1,2", "echo", "{rat}"], "error: `{rat}` in the command is no parameter"),
-    ("a refused field", ["--image", "lab/i:1", "true"], "error: target `local` cannot keep `image` of this job"),
+    ("a refused field", ["--set", "account=lab", "true"], "error: target `local` cannot keep `account` of this job"),
 ]
 
 
@@ -135,7 +135,7 @@ def test_dry_run_shows_the_artefact_and_who_keeps_each_field_and_starts_nothing(
 
 def test_dry_run_on_many_targets_shows_those_that_accept_and_why_others_refuse(run: Terminal) -> None:
     (run.tree / "runtime.toml").write_text(
-        '[targets.other]\nkind = "local"\n[targets.small]\nkind = "local"\ndefaults = { image = "x" }\n'
+        '[targets.other]\nkind = "local"\n[targets.small]\nkind = "local"\ndefaults = { account = "x" }\n'
     )
 
     said = run("launch", "--on", "small,local,other", "--dry-run", "-o", "json", "--", "true")
@@ -166,13 +166,14 @@ def test_launch_and_its_dry_run_say_what_the_plan_took_for_granted(run: Terminal
 
 
 def test_launch_takes_the_first_target_that_accepts(run: Terminal) -> None:
-    (run.tree / "runtime.toml").write_text('[targets.small]\nkind = "local"\ndefaults = { image = "x" }\n')
+    (run.tree / "runtime.toml").write_text('[targets.small]\nkind = "local"\ndefaults = { account = "x" }\n')
 
     said = run("launch", "--on", "small,local", "-o", "json", "--", "true")
 
     assert said.json["target"] == "local"
     assert (
-        said.err.splitlines()[0] == "target `small` does not accept it: target `small` cannot keep `image` of this job"
+        said.err.splitlines()[0]
+        == "target `small` does not accept it: target `small` cannot keep `account` of this job"
     )
 
 
@@ -216,7 +217,7 @@ def test_launch_that_ignores_a_field_that_is_none_says_which_is_near(run: Termin
 
 
 def test_launch_that_ignores_a_refused_field_drops_it(run: Terminal) -> None:
-    assert run("launch", "--on", "local", "--image", "x", "--ignore", "image", "--", "true").code == 0
+    assert run("launch", "--on", "local", "--set", "account=x", "--ignore", "account", "--", "true").code == 0
 
 
 def test_launch_again_is_the_same_job_unless_a_new_one_is_asked_for(run: Terminal) -> None:
@@ -558,25 +559,26 @@ def test_bucket_as_a_mount_of_this_machine_is_refused_with_the_ways_out(run: Ter
 
     assert refused.code == 2
     assert refused.err.splitlines() == [
-        "error: target `local` cannot keep `mounts` of this job",
-        "  mounts: a path of the machine is there already: name it in the command, which reads a bucket by itself",
-        "hint: take it out of the spec, name another target, or drop it: --ignore mounts",
+        "error: `mounts` names `gs://lab/data`, and a machine can mount its own folders and files only",
+        "hint: name an absolute path of the machine; a bucket is read by the command itself",
     ]
 
 
 def test_two_fields_that_are_refused_are_named_with_the_reasons_and_the_words_that_drop_them(run: Terminal) -> None:
-    words = ["--set", "placement.capacity=spot", "--image", "lab/image:1"]
+    words = ["--set", "placement.capacity=spot", "--set", "account=lab"]
 
     refused = run("launch", "--on", "local", *words, "--dry-run", "--", "true")
 
     assert refused.code == 2
     assert refused.err.splitlines() == [
-        "error: target `local` cannot keep `image`, `placement.capacity` of this job",
-        "  image: processes of this machine run without a container",
+        "error: target `local` cannot keep `account`, `placement.capacity` of this job",
+        "  account: there is no scheduler: what is launched runs at once",
         "  placement.capacity: there is no scheduler: what is launched runs at once",
-        ("hint: take it out of the spec, name another target, or drop it: --ignore image --ignore placement.capacity"),
+        (
+            "hint: take it out of the spec, name another target, or drop it: --ignore account --ignore placement.capacity"
+        ),
     ]
-    dropped = ["--ignore", "image", "--ignore", "placement.capacity"]
+    dropped = ["--ignore", "account", "--ignore", "placement.capacity"]
     assert run("launch", "--on", "local", *words, *dropped, "--dry-run", "--", "true").code == 0
 
 

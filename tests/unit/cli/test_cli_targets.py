@@ -43,7 +43,8 @@ def test_show_has_every_field_of_a_job_and_every_interruption(run: Terminal) -> 
     seen = run("targets", "show", "local", "-o", "json").json
 
     assert set(leaf_fields()) <= set(seen["fields"])
-    assert seen["fields"]["image"]["kept"] == "refused"
+    assert seen["fields"]["account"]["kept"] == "refused"
+    assert seen["fields"]["image"]["kept"] == "native"
     assert {name: each["kept"] for name, each in seen["interrupts"].items()} == {
         "node-loss": "native",
         "oom": "shim",

@@ -24,7 +24,7 @@ from runtime.errors import UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import Target, owner_name
-from runtime.jobs.spec import Array, Code, CodeMode, InvalidSpec, JobSpec, JobState, Retry, parse_spec
+from runtime.jobs.spec import Array, Code, CodeMode, InvalidSpec, JobSpec, JobState, Priority, Retry, parse_spec
 from runtime.jobs.spec_fields import spec_fields
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import make_snapshot
@@ -210,15 +210,15 @@ def test_launch_retries_failures_after_the_client_is_gone(settings: Settings, tr
 
 
 def test_launch_with_a_field_that_cannot_be_kept_is_refused_unless_ignored(settings: Settings, tree: Path) -> None:
-    spec = JobSpec(command=("true",), image="lab/image:1", account="vision")
+    spec = JobSpec(command=("true",), priority=Priority.HIGH, account="vision")
 
     with pytest.raises(FieldsRefused) as refused:
         launch(spec, "local", settings=settings)
     with pytest.raises(FieldsRefused) as still:
-        launch(spec, "local", settings=settings, options=LaunchOptions(ignore=("image",)))
-    job = launch(spec, "local", settings=settings, options=LaunchOptions(ignore=("image", "account")))
+        launch(spec, "local", settings=settings, options=LaunchOptions(ignore=("priority",)))
+    job = launch(spec, "local", settings=settings, options=LaunchOptions(ignore=("priority", "account")))
 
-    assert sorted(refused.value.refused) == ["account", "image"]
+    assert sorted(refused.value.refused) == ["account", "priority"]
     assert sorted(still.value.refused) == ["account"]
     assert job.wait(timeout=PATIENCE_S).state is JobState.SUCCEEDED
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runtime.config import Project, Settings
-from runtime.errors import NotPossible
+from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.hosts.base import Answer, FileToWrite, HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
@@ -27,6 +27,8 @@ from runtime.jobs.spec import (
     JobResources,
     JobSpec,
     JobState,
+    Mount,
+    MountMode,
     OnTaskFailure,
     Range,
     Retry,
@@ -280,6 +282,64 @@ def test_shim_of_a_twin_that_was_first_is_the_one_that_counts(tmp_path: Path) ->
     assert spawn_shim(plan, plan.parts[0], host) == "first@01234567"
 
 
+# containers
+
+IMAGE = "ghcr.io/lab/train@sha256:" + "ab" * 32
+
+
+def contain(tmp_path: Path, target: Target = BOX, **changes: Any) -> LaunchPlan:
+    spec = JobSpec(**{"command": ("python", "train.py"), "image": IMAGE, **changes})
+    return SshLauncher().plan(spec, target, JOB, make_context(tmp_path))
+
+
+def test_order_of_a_container_has_the_lines_that_run_inside_apart_from_those_of_the_target(tmp_path: Path) -> None:
+    plan = contain(
+        tmp_path,
+        replace(BOX, settings={**BOX.settings, "container": "docker"}),
+        environment=Environment(name="/opt/env", setup=("ulimit -c 0",)),
+        mounts=(Mount(source="/data//x/", target="/data/../in", mode=MountMode.RW),),
+    )
+
+    assert plan.order["container"] == {
+        "engine": "docker",
+        "image": IMAGE,
+        "mounts": [{"source": "/data/x", "target": "/in", "mode": "rw"}],
+        "setup": [". /opt/env/bin/activate", "ulimit -c 0"],
+    }
+    assert plan.order["setup"] == ["module load cuda"]
+    assert plan.artefacts["container"].startswith("docker run --rm ")
+
+
+def test_image_with_the_scheme_of_other_targets_is_the_same_image(tmp_path: Path) -> None:
+    assert contain(tmp_path, image="docker://debian:12").order["container"] == {"image": "debian:12"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"image": None, "mounts": (Mount(source="/a", target="/b"),)}, "without a container a path is where it is"),
+        ({"image": "train.sif"}, "podman and docker run images of a registry"),
+        ({"image": "--privileged"}, "no name of an image"),
+        ({"image": "a b"}, "no name of an image"),
+        ({"mounts": (Mount(source="gs://lab/x", target="/b"),)}, "can mount its own folders and files only"),
+        ({"mounts": (Mount(source="claim://x", target="/b"),)}, "can mount its own folders and files only"),
+        ({"mounts": (Mount(source="data", target="/b"),)}, "can mount its own folders and files only"),
+        ({"mounts": (Mount(source="/a", target="//"),)}, "which every container has of its own"),
+        ({"mounts": (Mount(source="/a", target="/proc/"),)}, "which every container has of its own"),
+        ({"mounts": (Mount(source="/a", target="/b"), Mount(source="/c", target="/b/"))}, "the target `/b` twice"),
+        ({"environment": Environment(manager=EnvironmentManager.UV)}, "the job runs in an `image`"),
+    ],
+)
+def test_container_that_no_engine_runs_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(NotPossible, match=said):
+        contain(tmp_path, **changes)
+
+
+def test_engine_that_is_none_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="container"):
+        SshLauncher().check_settings(replace(BOX, settings={**BOX.settings, "container": "lxc"}))
+
+
 # what is ours, by the process list alone
 
 OTHER = "j-89abcdef0123456789abcdef"
@@ -336,6 +396,44 @@ def test_marked_processes_are_ours_unless_a_shim_looks_after_them_or_they_are_lo
         (OTHER, "pid 13", "process"),
         (OTHER, "pid 14", "process"),
     ]
+
+
+def test_containers_are_ours_unless_a_shim_looks_after_them(tmp_path: Path) -> None:
+    lines = "".join(
+        f"container {engine} rt-{job[2:]}-0-ab12cd34-0 {since}\n"
+        for engine, job, since in (
+            ("podman", JOB.id, "2026-01-02 03:04:05.678 +0100 CET"),
+            ("docker", OTHER, "2026-01-02T03:04:05.678Z"),
+            ("docker", "j-x", "2026-01-02T03:04:05.678Z"),
+        )
+    )
+    name = f"rt-{OTHER[2:]}-0-ab12cd34-0"
+
+    assert list_ours(tmp_path, shim_line(11, 1, JOB.id, "aaaa@0123"), lines) == [
+        (JOB.id, "aaaa@0123", "shim"),
+        (OTHER, name, "container"),
+    ]
+
+
+def test_container_has_the_time_at_which_its_engine_made_it() -> None:
+    podman, docker = owned._read_containers(
+        f"container podman rt-{OTHER[2:]}-0-ab-0 2026-01-02 03:04:05.678 +0100 CET\n"
+        f"container docker rt-{OTHER[2:]}-1-ab-0 2026-01-02T03:04:05.678Z\n"
+    )
+
+    assert podman.since == datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC)
+    assert docker.since == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_containers_that_stay_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owned, "GRACE_S", 0.0)
+    monkeypatch.setattr(owned, "KILLED_S", 0.0)
+    name = f"rt-{OTHER[2:]}-0-ab-0"
+    host = ScriptedHost(tmp_path, f"90 1000\n\n\ncontainer docker {name} 2026-01-02T03:04:05Z\n")
+
+    left = SshLauncher().remove(BOX, SshLauncher().owned(BOX, host), host)
+
+    assert left == [f"container {name} of job `{OTHER}` is still on `gpu1`"]
 
 
 @pytest.mark.parametrize(
