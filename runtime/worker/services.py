@@ -55,6 +55,8 @@ class HeldLease:
     """The task is a suspect, and no other suspect has run beside it."""
     fenced: bool = False
     output_dir: str = ""
+    left_out: str | None = None
+    """What is not in the attempt's artifacts and why, for people to read."""
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     """Values by variable that the attempt gets."""
 

@@ -192,6 +192,7 @@ def content_of(task: Task) -> tuple[object, ...]:
         task.outputs,
         task.priority,
         task.secrets,
+        task.artifacts,
         task.extra,
     )
 
