@@ -484,5 +484,5 @@ def _take_link(path: Path, name: str, found: dict[str, Any], left_out: dict[str,
 def _tell(left_out: Mapping[str, str]) -> str | None:
     if not left_out:
         return None
-    told = "; ".join(f"`{name}` {why}" for name, why in list(left_out.items())[:5])
+    told = "; ".join(f"`{name}` {why}" for name, why in sorted(left_out.items())[:5])
     return told + (f", and {len(left_out) - 5:,} more" if len(left_out) > 5 else "")
