@@ -69,6 +69,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("runtime.cli.explain", "Why something waits or failed, and the next step."),
         "results": ("runtime.cli.results", "What the tasks of an experiment returned."),
         "fetch": ("runtime.cli.fetch", "Bring home what a job or a task wrote."),
+        "artifacts": ("runtime.cli.artifacts", "Files and folders that tasks save as they run, by tag."),
     },
     "Act": {
         "wait": ("runtime.cli.wait", "Return when an experiment, a task or a job has ended."),

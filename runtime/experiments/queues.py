@@ -23,7 +23,10 @@ from runtime.stack.open import OpenStack, open_stack
 from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, task_id
 from runtime.worker.attempts.calls import FILE
 
-TERMS: Final = ("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot")
+TERMS: Final = (
+    *("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot"),
+    *("capture", "capture_every", "reuse"),
+)
 """Fields of tasks; `time_limit` is the job file's word for `timeout`."""
 
 

@@ -252,6 +252,8 @@ _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "resources": ((Resources, Mapping), 'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`'),
     "outputs": ((tuple, list, str), "a list of paths and URLs"),
     "secrets": ((tuple, list), "a list of names of the stack's secrets"),
+    "capture": ((dict, Mapping), 'a dictionary of paths by tag, such as {"model": "out/model"}'),
+    "reuse": ((dict, Mapping), 'a dictionary of artifacts by tag, such as {"base": "sweep/model"}'),
     "snapshot": ((str, Path, bool), "the content id of a snapshot as text, a folder as `Path`, True or False"),
     "progress": ((FunctionType, Callable), "a function of a number of tasks"),
     "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),

@@ -137,7 +137,8 @@ def test_end_of_a_task_leaves_each_captured_file_and_folder_as_it_was(
     place.run()
 
     record = place.records.find(task.id, 1)
-    assert record is not None and (record.state, record.message) == (TaskState.SUCCEEDED, None)
+    assert record is not None
+    assert (record.state, record.message) == (TaskState.SUCCEEDED, None)
     assert place.content(task, "model", tmp_path / "model") == {"deep/w": "1\n", "last": "1\n"}
     assert (tmp_path / "model" / "last").readlink() == Path("deep/w")
     assert place.content(task, "log", tmp_path / "log") == {"log.csv": "a\n"}
@@ -154,7 +155,8 @@ def test_attempt_that_fails_leaves_its_artifacts_to_the_next_which_goes_on_from_
     place.run(idle_timeout=timedelta(seconds=5))
 
     record = place.records.find(task.id, 1)
-    assert record is not None and (record.state, record.log) == (TaskState.SUCCEEDED, "begin 2\n")
+    assert record is not None
+    assert (record.state, record.log) == (TaskState.SUCCEEDED, "begin 2\n")
     assert place.content(task, "log", tmp_path / "log") == {"log.csv": "1\n2\n3\n"}
     versions = place.versions(task, "model") + place.versions(task, "log")
     assert [(version.tag, version.attempt, version.token) for version in versions] == [
@@ -182,7 +184,8 @@ def test_worker_that_is_killed_leaves_what_was_saved_to_the_next_worker(
 
     record = place.records.find(task.id, 1)
     assert saved == {"step": "2\n"}
-    assert record is not None and (record.state, record.log) == (TaskState.SUCCEEDED, "begin 2\n")
+    assert record is not None
+    assert (record.state, record.log) == (TaskState.SUCCEEDED, "begin 2\n")
     assert place.content(task, "model", tmp_path / "model") == {"step": "3\n"}
 
 
@@ -206,7 +209,8 @@ def test_task_that_runs_out_of_time_leaves_its_artifacts(place: Place, source: P
     place.run(max_consecutive_failures=0)
 
     record = place.records.find(task.id, 1)
-    assert record is not None and record.reason is EndReason.TIMEOUT
+    assert record is not None
+    assert record.reason is EndReason.TIMEOUT
     assert place.content(task, "model", tmp_path / "model") == {"w": "1\n"}
 
 
@@ -267,9 +271,12 @@ def test_reused_version_is_found_in_the_folder_of_artifacts(place: Place, source
     place.run(max_consecutive_failures=0)
 
     done, failed = place.records.find(second.id, 1), place.records.find(gone.id, 1)
-    assert done is not None and (done.state, done.log) == (TaskState.SUCCEEDED, "1\na\n1\n/artifacts\n")
-    assert failed is not None and failed.reason is EndReason.CONFIG_INVALID
-    assert failed.message is not None and failed.message.endswith("which the task reuses as `base`")
+    assert done is not None
+    assert (done.state, done.log) == (TaskState.SUCCEEDED, "1\na\n1\n/artifacts\n")
+    assert failed is not None
+    assert failed.reason is EndReason.CONFIG_INVALID
+    assert failed.message is not None
+    assert failed.message.endswith("which the task reuses as `base`")
 
 
 def test_checkpoint_folder_follows_the_task_to_another_worker(place: Place, source: Path, tmp_path: Path) -> None:
@@ -285,7 +292,8 @@ def test_checkpoint_folder_follows_the_task_to_another_worker(place: Place, sour
     place.run(idle_timeout=timedelta(seconds=5))
 
     record = place.records.find(task.id, 1)
-    assert record is not None and (record.state, record.log) == (TaskState.SUCCEEDED, "7\n")
+    assert record is not None
+    assert (record.state, record.log) == (TaskState.SUCCEEDED, "7\n")
     assert place.versions(task, CHECKPOINT) == []
 
 
