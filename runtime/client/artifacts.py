@@ -24,7 +24,7 @@ from runtime.records.artifacts import ArtifactDamaged, ArtifactStore, Manifest, 
 from runtime.records.base import RecordStore
 from runtime.tasks.artifacts import EVERY, NO_ARTIFACTS, Artifacts, Version, is_tag
 from runtime.tasks.model import TaskState, check_new_experiment, experiment_digest, new_token
-from runtime.units import Span, to_span
+from runtime.units import Span, count_noun, to_span
 from runtime.values import dataclass
 
 MOST_URL_BYTES: Final = 64 << 30
@@ -58,7 +58,7 @@ class ManyArtifacts(RequestRefused):
         self.found = found
         tasks = ", ".join(str(each.task) for each in found[:5]) + (" …" if len(found) > 5 else "")
         super().__init__(
-            f"{len(found):,} tasks of `{experiment}` have an artifact `{tag}`",
+            f"`{experiment}` has an artifact `{tag}` of {count_noun(len(found), 'task')}",
             facts=[f"they are: {tasks}"],
             hint=f"name the task, such as {found[0].task}",
         )

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.records.blobs import Blobs
@@ -134,6 +134,11 @@ def _decode_entry(about: dict[str, Any]) -> Entry:
     return Entry(sha256=sha256, size=size, mode=mode & 0o777)
 
 
+class Cache(Protocol):
+    def fetch(self, sha256: str, to: Path, load: Callable[[Path], None]) -> None:
+        """Make the file `to` from the cache, or with `load`."""
+
+
 class ArtifactStore:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -169,9 +174,11 @@ class ArtifactStore:
         *,
         give_up: GiveUp | None = None,
         progress: Callable[[int], None] | None = None,
+        cache: Cache | None = None,
     ) -> None:
         """Make the files of a version in an existing, empty folder; a single file lies there under its own name.
 
+        `cache` keeps files of a store that is no folder of this machine.
         Raises `ArtifactDamaged`, `StoreUnavailable`, `Stopped`, and `OSError` for a folder that cannot take them.
         """
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".restoring-") as stage, Below(str(folder)) as below:
@@ -179,13 +186,15 @@ class ArtifactStore:
                 if give_up is not None and give_up():
                     raise Stopped
                 try:
-                    self._restore_one(version, name, entry, below, Path(stage) / "one")
+                    self._restore_one(version, name, entry, below, Path(stage) / "one", cache)
                 except NameRefused as problem:
                     raise ArtifactDamaged(version, str(problem)) from None
                 if progress is not None:
                     progress(entry.size)
 
-    def _restore_one(self, version: Version, name: str, entry: Entry, below: Below, stage: Path) -> None:
+    def _restore_one(
+        self, version: Version, name: str, entry: Entry, below: Below, stage: Path, cache: Cache | None
+    ) -> None:
         local = _from_text(name)
         if entry.link is not None:
             if _leads_out(name, entry.link):
@@ -194,7 +203,10 @@ class ArtifactStore:
         elif entry.sha256 is None:
             below.make(local)
         else:
-            self._fetch(version, entry, stage)
+            if cache is None or self._blobs.path(_content_key(version.owner, entry.sha256)) is not None:
+                self._fetch(version, entry, stage)
+            else:
+                cache.fetch(entry.sha256, stage, lambda to: self._fetch(version, entry, to))
             stage.chmod(entry.mode)
             folder, last = below.clear(local)
             os.rename(stage, last, dst_dir_fd=folder)
@@ -217,6 +229,17 @@ class ArtifactStore:
             opened.seek(0)
             if hash_pieces(iter(lambda: opened.read(_PIECE), b"")) != entry.sha256:
                 raise ArtifactDamaged(version, "a file of it has other bytes than it names")
+
+    def sweep(self, owner: str, keep: Collection[Version]) -> None:
+        """Remove the bytes of an owner that no version in `keep` names, of which none may be saved any more."""
+        used: set[str] = set()
+        for version in keep:
+            manifest = self.find(version)
+            used |= manifest.contents if manifest is not None else set()
+        prefix = f"{_FOLDER}/{owner}/data/"
+        for key in list(self._blobs.list_keys(prefix)):
+            if key.removeprefix(prefix) not in used:
+                self._blobs.delete(key)
 
     def drop(self, versions: Iterable[Version], *, keep: Collection[Version], may_go_on: GiveUp = lambda: True) -> None:
         """Remove versions of one owner, and bytes that no version in `keep` names and they alone do.
@@ -273,8 +296,11 @@ def _leads_out(name: str, target: str) -> bool:
 # saving
 
 
-_Status = tuple[int, int, int]
-"""Size, time of the last write in nanoseconds, mode."""
+_Status = tuple[int, int, int, int, int]
+"""Size, mode, inode, and the times of the last write and of the last change of these, in nanoseconds.
+
+A program can set the time of the last write, and not that of the last change.
+"""
 
 
 @dataclass(slots=True)
@@ -307,8 +333,8 @@ class Writer:
         """Take the bytes of another version of this owner for stored."""
         self.there |= manifest.contents
 
-    def forget(self, dropped: Collection[Version], kept: Collection[Version]) -> None:
-        """Stop counting on bytes that only dropped versions named."""
+    def forget(self, dropped: Collection[Version]) -> None:
+        """Stop counting on bytes that the last version does not name; these versions are gone from the store."""
         self.saved_before += len(dropped)
         self.saved = [version for version in self.saved if version not in dropped]
         self.there = set(self.last.contents) if self.last is not None else set()
@@ -345,7 +371,7 @@ class Writer:
 
     def _is_settled(self, found: Mapping[str, Any]) -> bool:
         now = time.time_ns()
-        return all(about[0] != "file" or now - about[1][1] > SETTLED_NS for about in found.values())
+        return all(about[0] != "file" or now - about[1][4] > SETTLED_NS for about in found.values())
 
     def _send(self, found: dict[str, Any] | None, left_out: dict[str, str], give_up: GiveUp | None) -> Manifest:
         entries: dict[str, Entry] = {}
@@ -379,7 +405,7 @@ class Writer:
     def _send_file(self, name: str, place: Path, status: _Status) -> Entry:
         content = self.known.get((name, status))
         if content is not None and content in self.there:
-            return Entry(sha256=content, size=status[0], mode=status[2])
+            return Entry(sha256=content, size=status[0], mode=status[1])
         self.stage.mkdir(mode=0o700, parents=True, exist_ok=True)
         copy = self.stage / "one"
         try:
@@ -389,9 +415,9 @@ class Writer:
                 self.there.add(content)
         finally:
             copy.unlink(missing_ok=True)
-        if time.time_ns() - status[1] > SETTLED_NS:
+        if time.time_ns() - status[4] > SETTLED_NS:
             self.known[name, status] = content
-        return Entry(sha256=content, size=status[0], mode=status[2])
+        return Entry(sha256=content, size=status[0], mode=status[1])
 
 
 def _same(one: Manifest, other: Manifest) -> bool:
@@ -416,12 +442,12 @@ def _copy(source: Path, to: Path) -> tuple[str, _Status]:
                 size += len(piece)
             after = _status(os.fstat(opened.fileno()))
         if (before == after and size == after[0]) or not left:
-            return found.hexdigest(), (size, after[1], after[2])
+            return found.hexdigest(), (size, *after[1:])
     raise AssertionError(source)
 
 
 def _status(found: os.stat_result) -> _Status:
-    return found.st_size, found.st_mtime_ns, found.st_mode & 0o777
+    return found.st_size, found.st_mode & 0o777, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _look(path: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtime.config import load_settings
 from runtime.errors import NotPossible, RuntimeFailure, StoreUnavailable
 from runtime.reasons import EndReason
 from runtime.tasks.artifacts import CHECKPOINT, EVERY, NO_ARTIFACTS, Version, variable_of
@@ -25,7 +26,7 @@ from runtime.worker.offload import Offload
 from runtime.worker.services import HeldLease, Services
 
 if TYPE_CHECKING:
-    from runtime.records.artifacts import ArtifactStore, Manifest, Writer
+    from runtime.records.artifacts import ArtifactStore, Cache, Manifest, Writer
 
 _T = TypeVar("_T")
 
@@ -160,13 +161,24 @@ class Captures:
             return
 
     def _bring_named(self, kept: _Kept, store: ArtifactStore, tag: str, named: str) -> None:
+        from runtime.worker.content_cache import ContentCache
+
         version = Version.parse(named)
         manifest = None if version is None else store.find(version)
         if version is None or manifest is None:
             raise VersionGone(tag, named)
-        self._restore(kept, store, version, manifest, tag)
+        cache = None if self._services.local else ContentCache.open(load_settings().cache_dir)
+        self._restore(kept, store, version, manifest, tag, cache)
 
-    def _restore(self, kept: _Kept, store: ArtifactStore, version: Version, manifest: Manifest, tag: str) -> None:
+    def _restore(
+        self,
+        kept: _Kept,
+        store: ArtifactStore,
+        version: Version,
+        manifest: Manifest,
+        tag: str,
+        cache: Cache | None = None,
+    ) -> None:
         """Put a version beside the attempt's folder, under its tag: the folder, or the single file itself."""
         if manifest.absent:
             return
@@ -174,7 +186,7 @@ class Captures:
         to.mkdir(mode=0o700)
         services = self._services
         gone = lambda: self._closing or token not in services.holdings.by_token  # noqa: E731
-        store.restore(version, manifest, to, give_up=gone)
+        store.restore(version, manifest, to, give_up=gone, cache=cache)
         if manifest.single:
             beside = to.with_name(f".{tag}")
             to.rename(beside)
@@ -224,7 +236,8 @@ class Captures:
 
     def next_at(self) -> float:
         """When `tend` is due; infinity if nothing is captured."""
-        return min((kept.next_at for kept in self._kept.values() if not kept.busy), default=float("inf"))
+        waiting = (kept.next_at for kept in self._kept.values() if not (kept.busy or kept.over))
+        return min(waiting, default=float("inf"))
 
     def tend(self, now: float) -> None:
         """Save what is due, and remove the folders of attempts that are gone."""
@@ -259,6 +272,7 @@ class Captures:
                 self._drop_own(kept, writer)
             except Exception as problem:
                 problems[tag] = problem
+                writer.forget(())  # What it has sent is in no version, so it may be removed with an older one.
         return problems
 
     def _must_hurry(self) -> bool:
@@ -284,7 +298,7 @@ class Captures:
             return
         finally:
             # What they named may be gone: it is sent again if it comes back.
-            writer.forget(old, keep)
+            writer.forget(old)
 
     def _saved(self, kept: _Kept, problems: dict[str, Exception] | None, problem: Exception | None) -> None:
         kept.busy = False
@@ -312,7 +326,7 @@ class Captures:
         else:
             wanted = list(kept.writers)
         kept.writers = {tag: kept.writers[tag] for tag in wanted}
-        if not any(self._exists(kept, tag) for tag in wanted):
+        if not kept.busy and not any(self._exists(kept, tag) for tag in wanted):
             return False
 
         def begin() -> None:
@@ -392,6 +406,8 @@ class Captures:
             keep += own
             old += [version for version in versions if version not in own]
         store.drop(old, keep=keep)
+        # With what attempts sent that were killed before they could name it.
+        store.sweep(task.id, keep)
 
     def _cleared(self, _: None, problem: Exception | None) -> None:
         if problem is not None:
