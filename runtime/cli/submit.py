@@ -181,6 +181,12 @@ def submit(
         raise RequestRefused("`--snapshot` and `--no-snapshot` contradict each other", hint="leave one of them out")
     wanted = False if no_snapshot else None if snapshot is None else Path(snapshot)
     wants = _Artifacts.read(capture, capture_every, reuse)
+    if no_snapshot and (wants.capture or wants.reuse):
+        raise RequestRefused(
+            "`--no-snapshot` does not go with `--capture` and `--reuse`",
+            facts=["without a snapshot, attempts share the folder of their worker"],
+            hint="leave one of them out",
+        )
     if dry_run:
         if wants.reuse:
             raise RequestRefused("`--dry-run` cannot say which version `--reuse` finds", hint="leave one of them out")
@@ -229,7 +235,11 @@ class _Artifacts:
         try:
             return replace(options, artifacts=made)
         except InvalidTask as problem:
-            raise RequestRefused(f"`{problem.field}` {problem.problem}", hint=problem.hint) from None
+            option = "--capture-every" if problem.field.endswith("every_s") else "--capture"
+            tag = problem.field.removeprefix("artifacts").removeprefix(".capture").removeprefix(".")
+            whose = f" of `{tag}`" if tag and option == "--capture" else ""
+            hint = "such as --capture out/model:model --capture-every 1m"
+            raise RequestRefused(f"`{option}`{whose} {problem.problem}", hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

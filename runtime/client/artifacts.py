@@ -260,9 +260,15 @@ def make_artifacts(
 
 
 def _relative(path: str) -> str:
-    """A path of the current folder as an attempt has it. A path out of it stays, and the check of tasks refuses it."""
-    text = os.path.normpath(os.path.expanduser(path))  # noqa: PTH111  a Path drops what it is not
-    return os.path.relpath(text, working_folder()) if os.path.isabs(text) else text  # noqa: PTH117
+    """A path below the current folder as an attempt has it."""
+    here = working_folder()
+    named = here / Path(path).expanduser()
+    found = os.path.relpath(named, here)
+    if found.startswith("../"):  # the same folder may have two names
+        found = os.path.relpath(os.path.realpath(named), os.path.realpath(here))
+    if found in (".", "..") or found.startswith("../"):
+        raise InvalidValue("capture", path, "a path below the current folder, such as out/model")
+    return found
 
 
 def resolve_reuse(source: str, tag: str, records: RecordStore, experiment: str, *, last: str | None = None) -> str:

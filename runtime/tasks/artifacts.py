@@ -101,7 +101,8 @@ def check_artifacts(artifacts: Any) -> None:
     path: Any
     version: Any
     if not isinstance(every, timedelta) or not 1 <= every.total_seconds() <= 86_400:
-        raise InvalidTask("artifacts.every_s", f"is {every!a:.60}, expected seconds from 1 to 86,400")
+        shown = f"{every.total_seconds():g}" if isinstance(every, timedelta) else f"{every!a:.60}"
+        raise InvalidTask("artifacts.every_s", f"is {shown}, expected seconds from 1 to 86,400")
     for tag, path in artifacts.capture.items():
         if not isinstance(path, str) or not _is_below(path):
             expected = "a relative path without `.` and `..`, such as out/model"

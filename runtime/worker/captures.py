@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 THREADS: Final = 4
+LOOK_EVERY_S: Final = 0.5
+"""How often the attempts are looked at: there may be hundreds of quick ones."""
 AGAIN_S: Final = 10.0
 """The longest time until a save that failed is tried again."""
 LAST_PAUSES_S: Final = (1.0, 4.0, 10.0)
@@ -83,6 +85,7 @@ class Captures:
         """By token."""
         self._remote_checkpoints = services.records.checkpoints_path("t-0") is None
         self._closing = False
+        self._tend_at = 0.0
 
     # before an attempt
 
@@ -236,13 +239,13 @@ class Captures:
 
     def next_at(self) -> float:
         """When `tend` is due; infinity if nothing is captured."""
-        waiting = (kept.next_at for kept in self._kept.values() if not (kept.busy or kept.over))
-        return min(waiting, default=float("inf"))
+        return self._tend_at if self._kept else float("inf")
 
     def tend(self, now: float) -> None:
         """Save what is due, and remove the folders of attempts that are gone."""
-        if not self._kept:
+        if now < self._tend_at or not self._kept:
             return
+        self._tend_at = now + LOOK_EVERY_S
         by_token = self._services.holdings.by_token
         for token, kept in list(self._kept.items()):
             if token not in by_token:

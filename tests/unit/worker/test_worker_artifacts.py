@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from runtime.errors import StoreUnavailable
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
 from runtime.records import open_records
+from runtime.records.artifacts import ArtifactStore
 from runtime.records.base import RecordStore
 from runtime.records.blobs.folder import FolderBlobs
 from runtime.snapshots.snapshot import take_snapshot
@@ -320,3 +322,27 @@ def test_disk_that_is_full_at_the_last_save_is_tried_again_and_then_fails_the_at
     store = records.open_artifacts()
     (version,) = store.versions(task.id, "log")
     assert version.token == record.token
+
+
+def test_store_that_is_away_when_artifacts_are_brought_costs_the_task_nothing(
+    bench: Bench, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, records = open_pair_with_folder(bench)
+    task = captured(records, "mkdir -p out/model; echo a > log.csv", "away", source)
+    queue.put([task])
+    real = ArtifactStore.versions
+    failures = iter([True])
+
+    def versions(self: ArtifactStore, owner: str, tag: str | None = None) -> list[Version]:
+        if next(failures, False):
+            raise StoreUnavailable("the store is away")
+        return real(self, owner, tag)
+
+    monkeypatch.setattr(ArtifactStore, "versions", versions)
+
+    bench.run(open_pair_with_folder(bench)[0], idle_timeout=timedelta(seconds=5))
+
+    record = bench.record(task, records=records)
+    assert (record.state, record.attempts) == (TaskState.SUCCEEDED, 1)
+    assert records.history(task.id, 1).ended == ()
+    assert [event["what"] for event in bench.events("trouble")] == [f"bringing the artifacts of {task.id}"]
