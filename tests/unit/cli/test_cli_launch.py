@@ -421,6 +421,7 @@ def test_front_door_has_these_names_and_no_others() -> None:
         "JobSpec",
         "RuntimeFailure",
         "WorkerOptions",
+        "artifact",
         "current_attempt",
         "launch",
         "map",
