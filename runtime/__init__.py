@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runtime.jobs.spec import JobSpec
     from runtime.stack.open import open_stack
     from runtime.tasks.workflows import workflow
-    from runtime.worker.attempts.context import current_attempt
+    from runtime.worker.attempts.context import artifact, current_attempt
     from runtime.worker.options import WorkerOptions
     from runtime.worker.run import run_worker
 
@@ -29,6 +29,7 @@ __all__ = [
     "JobSpec",
     "RuntimeFailure",
     "WorkerOptions",
+    "artifact",
     "choice",
     "current_attempt",
     "integer",
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "artifact": "runtime.worker.attempts.context",
     "JobHandle": "runtime.client.jobs.handle",
     "JobSpec": "runtime.jobs.spec",
     "RuntimeFailure": "runtime.errors",

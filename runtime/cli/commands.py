@@ -70,6 +70,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "results": ("runtime.cli.results", "What tasks and runs returned and reported."),
         "plot": ("runtime.cli.plot", "How a metric went, in the terminal or as a picture."),
         "fetch": ("runtime.cli.fetch", "Bring home what a job or a task wrote."),
+        "artifacts": ("runtime.cli.artifacts", "Files and folders that tasks save as they run, by tag."),
     },
     "Act": {
         "wait": ("runtime.cli.wait", "Return when an experiment, a task or a job has ended."),

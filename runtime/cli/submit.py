@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,6 +112,17 @@ def submit(
         Option(metavar="NAME", help="A secret of the stack for attempts, instead of its default ones; may repeat."),
     ] = None,
     no_secrets: Annotated[bool, Option("--no-secrets", help="Attempts get no secrets of the stack.")] = False,
+    capture: Annotated[
+        list[str] | None,
+        Option(metavar="PATH:TAG", help="A file or folder that attempts save as they run; may repeat."),
+    ] = None,
+    capture_every: Annotated[
+        str | None, Option("--capture-every", metavar="1m", help="How often, while an attempt runs.")
+    ] = None,
+    reuse: Annotated[
+        list[str] | None,
+        Option(metavar="EXPERIMENT/TAG:TAG", help="An artifact that attempts find in artifacts/TAG; may repeat."),
+    ] = None,
     outputs: Annotated[
         list[str] | None, Option(metavar="URL", help="A file that proves a task done; may repeat.")
     ] = None,
@@ -140,6 +151,8 @@ def submit(
       generate | runtime submit --from - --experiment tiles
       runtime submit --gpus 1 --timeout 2h -- python train.py --config a.yaml
       runtime submit --grid seed=0:4 -- python train.py --seed '{seed}'
+      runtime submit --capture out/model:model -- python train.py      saved each minute, and found by the next attempt
+      runtime submit --reuse sweep/model:base -- python eval.py artifacts/base
       runtime submit --no-snapshot -- python /srv/job.py    runs what the worker finds there
       runtime submit --environment uv.lock -- python train.py
       runtime submit --environment frozen --with numpy==2.1 my.project train
@@ -189,14 +202,25 @@ def submit(
         raise RequestRefused("`--snapshot` and `--no-snapshot` contradict each other", hint="leave one of them out")
     wanted = False if no_snapshot else None if snapshot is None else Path(snapshot)
     asked = _Packages(environment, tuple(with_packages or ()))
+    wants = _Artifacts.read(capture, capture_every, reuse)
+    if no_snapshot and (wants.capture or wants.reuse):
+        raise RequestRefused(
+            "`--no-snapshot` does not go with `--capture` and `--reuse`",
+            facts=["without a snapshot, attempts share the folder of their worker"],
+            hint="leave one of them out",
+        )
     if dry_run:
+        if wants.reuse:
+            raise RequestRefused("`--dry-run` cannot say which version `--reuse` finds", hint="leave one of them out")
         from runtime.config import load_settings
+        from runtime.records.memory import MemoryRecords
 
         settings = load_settings()
         code = _take_code(wanted, None, settings)
+        options = wants.add_to(options, MemoryRecords(), None)
         options = replace(options, environment=asked.take(None, settings, code).id)
         return _print_tasks(request.make_tasks(options, code), output)
-    return _submit(request, options, wanted, asked, queue, stack, skip_existing, wait, output)
+    return _submit(request, options, wants, wanted, asked, queue, stack, skip_existing, wait, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +232,48 @@ class _Packages:
         from runtime.client.tasks.packages import take_packages
 
         return take_packages(self.environment, records, settings, code, extra=self.extra)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Artifacts:
+    """Artifacts as the command line names them, by tag."""
+
+    capture: Mapping[str, str]
+    every: str | None
+    reuse: Mapping[str, str]
+
+    @classmethod
+    def read(cls, capture: Sequence[str] | None, every: str | None, reuse: Sequence[str] | None) -> _Artifacts:
+        if not (capture or reuse):
+            if every is not None:
+                raise RequestRefused("`--capture-every` needs `--capture`", hint="such as --capture out/model:model")
+            return cls(capture={}, every=None, reuse={})
+        from runtime.client.artifacts import split_capture, split_reuse
+
+        named = {"capture": map(split_capture, capture or ()), "reuse": map(split_reuse, reuse or ())}
+        found: dict[str, dict[str, str]] = {"capture": {}, "reuse": {}}
+        for option, pairs in named.items():
+            for source, tag in pairs:
+                if found[option].setdefault(tag, source) != source:
+                    raise RequestRefused(f"`--{option}` names the tag `{tag}` twice", hint="give each a tag of its own")
+        return cls(every=every, **found)
+
+    def add_to(self, options: TaskOptions, records: RecordStore, last: str | None) -> TaskOptions:
+        if not (self.capture or self.reuse):
+            return options
+        from runtime.client.artifacts import make_artifacts
+        from runtime.units import parse_duration
+
+        every = None if self.every is None else parse_duration(self.every, field="capture-every")
+        made = make_artifacts(self.capture, every, self.reuse, records, options.experiment, last=last)
+        try:
+            return replace(options, artifacts=made)
+        except InvalidTask as problem:
+            option = "--capture-every" if problem.field.endswith("every_s") else "--capture"
+            tag = problem.field.removeprefix("artifacts").removeprefix(".capture").removeprefix(".")
+            whose = f" of `{tag}`" if tag and option == "--capture" else ""
+            hint = "such as --capture out/model:model --capture-every 1m"
+            raise RequestRefused(f"`{option}`{whose} {problem.problem}", hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +390,7 @@ def _note_misplaced(args: Sequence[str]) -> None:
     ours = {
         *("--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--snapshot", "--no-snapshot"),
         *("--dry-run", "--from", "--key", "--secret", "--no-secrets", "--grid-seed", "--environment", "--with"),
+        *("--capture", "--capture-every", "--reuse"),
     }
     for arg in args:
         if (name := arg.partition("=")[0]) in ours:
@@ -393,6 +460,7 @@ def _take_code(wanted: Path | bool | None, records: RecordStore | None, settings
 def _submit(
     request: _Request,
     options: TaskOptions,
+    wants: _Artifacts,
     wanted: Path | bool | None,
     asked: _Packages,
     queue: str | None,
@@ -401,7 +469,7 @@ def _submit(
     wait: bool,
     output: Output,
 ) -> int:
-    from runtime.client.identify import remember_last
+    from runtime.client.identify import recall_last, remember_last
     from runtime.client.tasks.submit import check_priority, submit_tasks
     from runtime.stack.open import open_stack
 
@@ -410,6 +478,7 @@ def _submit(
         if new := opened.describe_new(target):
             note(f"note: {new}")
         check_priority(options.priority, target.name, target.traits)
+        options = wants.add_to(options, target.records, recall_last(opened.settings.data_dir, opened.name))
         code = _take_code(wanted, target.records, opened.settings)
         packages = asked.take(target.records, opened.settings, code)
         options = replace(options, environment=packages.id)

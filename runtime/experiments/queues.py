@@ -30,6 +30,7 @@ from runtime.worker.attempts.calls import FILE
 TERMS: Final = (
     *("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot"),
     *("environment", "with_packages"),
+    *("capture", "capture_every", "reuse"),
 )
 """Fields of tasks; `time_limit` is the job file's word for `timeout`."""
 

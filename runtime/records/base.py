@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runtime import faults
 from runtime.errors import RuntimeFailure
@@ -18,6 +18,9 @@ from runtime.records.orders import Control, Order
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import Task, TaskState
 from runtime.values import dataclass, field
+
+if TYPE_CHECKING:
+    from runtime.records.artifacts import ArtifactStore
 
 INLINE_BYTES: Final = 64 * 1024
 """Logs and values up to this size lie in the record itself."""
@@ -233,6 +236,9 @@ class FileStore(Protocol):
 
     def keep_outputs(self, task_id: str, token: str, folder: Path) -> KeptOutputs:
         """Make the files that an attempt left in `folder` durable; returns their place, and the files left out."""
+
+    def open_artifacts(self) -> ArtifactStore:
+        """The artifacts of tasks, and those that people put."""
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         """Add to an attempt's long log and return its URL."""

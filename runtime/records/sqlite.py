@@ -176,6 +176,10 @@ def _read_time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
+_FILES: Final = ("snapshots/", "artifacts/", "metrics/")
+"""Keys of objects that are files beside the database."""
+
+
 class SqliteBlobs:
     """`Blobs` as rows; snapshots, logs and other files lie beside the database."""
 
@@ -206,8 +210,8 @@ class SqliteBlobs:
         return FolderBlobs(self._folder)
 
     def _beside(self, key: str) -> FolderBlobs | None:
-        """The folder for large objects: a row of their size would keep every worker waiting while it is written."""
-        return self._files() if key.startswith(("snapshots/", "metrics/")) else None
+        """The folder for large files: a row of their size would keep every worker waiting while it is written."""
+        return self._files() if key.startswith(_FILES) else None
 
     def create(self, key: str, data: bytes) -> bool:
         if beside := self._beside(key):
@@ -217,11 +221,17 @@ class SqliteBlobs:
             return bool(connection.execute("INSERT OR IGNORE INTO objects VALUES(?, ?, ?)", row).rowcount)
 
     def put(self, key: str, data: bytes) -> None:
+        if beside := self._beside(key):
+            beside.put(key, data)
+            return
         with self._file.transaction() as connection:
             connection.execute("REPLACE INTO objects VALUES(?, ?, ?)", (key, data, self._clock.now().timestamp()))
 
     def upload(self, key: str, file: Path) -> None:
-        self.put(key, file.read_bytes())
+        if beside := self._beside(key):
+            beside.upload(key, file)
+        else:
+            self.put(key, file.read_bytes())
 
     def get(self, key: str) -> bytes | None:
         if beside := self._beside(key):
@@ -233,6 +243,9 @@ class SqliteBlobs:
         return row[0].encode() if isinstance(row[0], str) else bytes(row[0])
 
     def delete(self, key: str) -> None:
+        if beside := self._beside(key):
+            beside.delete(key)
+            return
         with self._file.transaction() as connection:
             connection.execute("DELETE FROM objects WHERE key=?", (key,))
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock
 from runtime.errors import RuntimeFailure, StoreUnavailable, StoreUnsafe
@@ -26,6 +26,9 @@ from runtime.records.results import BlobTotals
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import TaskState, hex_digest, new_token
 from runtime.values import replace
+
+if TYPE_CHECKING:
+    from runtime.records.artifacts import ArtifactStore
 
 ORDERS_APART: Final = 64
 """Up to this many orders of a queue lie there as they were given; beyond, they are merged."""
@@ -268,6 +271,11 @@ class BlobRecords(BlobTotals, RecordStore):
         deque(self._in_parallel(lambda name: self.blobs.upload(f"{key}/{name}", found.files[name]), names), maxlen=0)
         left_out = kept_outputs.tell_left_out(found.others | odd)
         return KeptOutputs(self._address(key) if names else None, left_out)
+
+    def open_artifacts(self) -> ArtifactStore:
+        from runtime.records.artifacts import ArtifactStore  # Few tasks have any.
+
+        return ArtifactStore(self.blobs)
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         key = log_key(task_id, token)

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
+from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
 from runtime.values import dataclass, field, replace
 
 SCHEMA: Final = 1
@@ -32,7 +33,7 @@ NO_OUTPUTS: Final = ()
 
 FIELDS: Final = frozenset(
     {"id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures", "outputs"}
-    | {"snapshot", "folder", "environment", "secrets", "key", "priority", "submitted_by", "submitted_at"}
+    | {"snapshot", "folder", "environment", "secrets", "artifacts", "key", "priority", "submitted_by", "submitted_at"}
 )
 ENTRY_FIELDS: Final = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
 
@@ -132,6 +133,7 @@ class Terms:
     """Content id of the packages and the Python that attempts run with; None stands for the worker's own."""
     secrets: tuple[str, ...] | None = None
     """Names of the stack's secrets that attempts get; None stands for those that the stack gives to each attempt."""
+    artifacts: Artifacts = NO_ARTIFACTS
     priority: int = 0
     submitted_by: str | None = None
     submitted_at: datetime | None = None
@@ -174,6 +176,7 @@ def make_task(
         folder=terms.folder,
         environment=terms.environment,
         secrets=terms.secrets,
+        artifacts=terms.artifacts,
         key=key,
         priority=terms.priority,
         submitted_by=terms.submitted_by,
@@ -324,6 +327,8 @@ def check_task(task: Task) -> None:
         check_texts("outputs", task.outputs)
     if task.extra is not NOTHING:
         _check_extra(task.extra)
+    if task.artifacts is not NO_ARTIFACTS and task.snapshot is None and task.artifacts.paths:
+        raise InvalidTask("artifacts", "needs a `snapshot`: without one, attempts share the folder of their worker")
 
 
 def check_terms(terms: Terms) -> None:
@@ -353,6 +358,8 @@ def check_terms(terms: Terms) -> None:
         )
     if terms.secrets is not None:
         _check_secrets(terms.secrets)
+    if terms.artifacts is not NO_ARTIFACTS:
+        check_artifacts(terms.artifacts)
     if terms.submitted_by is not None:
         check_text("submitted_by", terms.submitted_by)
     at = terms.submitted_at

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from runtime.errors import InvalidTask, InvalidValue
+from runtime.tasks.artifacts import NO_ARTIFACTS, artifacts_fields, read_artifacts
 from runtime.tasks.model import (
     DEFAULT_EXPERIMENT,
     DEFAULT_MAX_FAILURES,
@@ -80,6 +81,8 @@ def task_fields(task: Task) -> dict[str, Any]:
         fields["environment"] = task.environment
     if task.secrets is not None:
         fields["secrets"] = list(task.secrets)
+    if task.artifacts is not NO_ARTIFACTS and (artifacts := artifacts_fields(task.artifacts)):
+        fields["artifacts"] = artifacts
     if task.key is not None:
         fields["key"] = task.key
     if task.priority:
@@ -118,6 +121,7 @@ def _is_usual(task: Task) -> bool:
         and task.resources is NO_RESOURCES
         and task.environment is None
         and task.secrets is None
+        and task.artifacts is NO_ARTIFACTS
         and task.not_before is None
         and task.expires_at is None
         and not task.outputs
@@ -300,6 +304,7 @@ def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
         folder=values.get("folder", None if "snapshot" in values else defaults.folder),
         environment=values.get("environment", defaults.environment),
         secrets=values.get("secrets", defaults.secrets),
+        artifacts=values.get("artifacts", defaults.artifacts),
         key=key,
         priority=values.get("priority", defaults.priority),
         submitted_by=values.get("submitted_by", defaults.submitted_by),
@@ -434,5 +439,6 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "expires_at": _read_time,
     "outputs": _read_list,
     "secrets": _read_list,
+    "artifacts": read_artifacts,
     "submitted_at": _read_time,
 }

@@ -18,6 +18,7 @@ from runtime.tasks.verdict import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Order
+from runtime.worker.captures import Captures
 from runtime.worker.environments import entered
 from runtime.worker.offload import Outcome
 from runtime.worker.orders import Orders
@@ -89,10 +90,11 @@ class Suspects:
 
 
 class Dispatch:
-    def __init__(self, services: Services, outbox: Outbox, orders: Orders) -> None:
+    def __init__(self, services: Services, outbox: Outbox, orders: Orders, captures: Captures) -> None:
         self._services = services
         self._outbox = outbox
         self._orders = orders
+        self._captures = captures
         self._pool_slots = services.pool.slots
         self.ready: deque[HeldLease] = deque()
         """Prepared and not given to a slot."""
@@ -311,14 +313,15 @@ class Dispatch:
             order.timeout_s = task.timeout.total_seconds()
         if task.resources.memory_bytes:
             order.memory_bytes = task.resources.memory_bytes
-        if task.snapshot is not None:
+        if task.snapshot is not None and not task.artifacts.paths:
             order.code_dir, order.snapshot = services.trees.place(task.snapshot, held.slot), task.snapshot
             order.cwd = f"{order.code_dir}/{task.folder}" if task.folder else None
-        else:
+        elif task.snapshot is None:
             services.code.begin(task.entry)
         url = services.records.outputs_url(task.id, lease.token)
         held.output_dir = order.output_dir = url if "://" not in url else f"{services.scratch}/{lease.token}.outputs"
         order.checkpoint_dir = services.records.checkpoints_path(task.id) or ""
+        self._captures.furnish(held, order)
         return order
 
     def note_running(self, starting: tuple[int, str] | None = None) -> None:

@@ -21,6 +21,7 @@ from runtime.tasks.verdict import Drop, Settle, backoff, counts_against_worker, 
 from runtime.units import count_noun, format_size
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
+from runtime.worker.captures import Captures
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.outbox import Outbox
 from runtime.worker.preparing import Preparing
@@ -112,11 +113,18 @@ class AttemptLogs:
 
 class Ending:
     def __init__(
-        self, services: Services, outbox: Outbox, dispatch: Dispatch, preparing: Preparing, logs: AttemptLogs
+        self,
+        services: Services,
+        outbox: Outbox,
+        dispatch: Dispatch,
+        preparing: Preparing,
+        logs: AttemptLogs,
+        captures: Captures,
     ) -> None:
         self._services = services
         self._outbox = outbox
         self._dispatch = dispatch
+        self._captures = captures
         self._preparing = preparing
         self._logs = logs
         self._failed_tasks: list[str] = []
@@ -136,6 +144,9 @@ class Ending:
         if held is None:
             return
         lease, dispatch = held.lease, self._dispatch
+        if self._captures.finish(held, end, lambda: self.conclude(end, time.monotonic())):
+            return  # The lease is renewed until then.
+        self._tell_of_artifacts(held, end)
         if holdings.on_trial or end.reason is EndReason.LOST:
             dispatch.suspects.ended(end.token, end.reason)
         if lease.task.snapshot is not None and held.slot >= 0:
@@ -187,6 +198,16 @@ class Ending:
 
         services.offload.call(sum_up, take, awaited=True)
 
+    def _tell_of_artifacts(self, held: HeldLease, end: Ended) -> None:
+        """Put into the attempt's message what is not in its artifacts; a success without them is none."""
+        succeeded = end.reason is EndReason.SUCCEEDED
+        failed, note = self._captures.describe_end(held, succeeded=succeeded)
+        if failed is not None and succeeded:
+            end.reason, end.message = EndReason.SETUP_FAILED, failed
+        elif failed is not None:
+            end.message = f"{end.message or 'ended'}; {failed}"
+        held.left_out = note
+
     def _code_of(self, lease: Lease) -> str | None:
         return lease.task.snapshot or self._services.code.of(lease.task.entry)
 
@@ -212,7 +233,9 @@ class Ending:
             worker=services.name,
             attempts=len(held.history.ended) + 1,
             code=self._code_of(lease),
+            message=held.left_out,
         )
+        self._services.say.left_out(task, held.left_out)
         if end.value or end.log_bytes or end.metrics or end.exit_code is not None:
             record = replace(
                 record,
@@ -240,15 +263,21 @@ class Ending:
         if kept is not None:
             self._discard_outputs(held)
             self._services.say.left_out(held.lease.task, kept.left_out)
-            self._succeed(held, end, replace(record, outputs_url=kept.url, message=kept.left_out))
+            left_out = "; ".join(filter(None, (kept.left_out, held.left_out))) or None
+            self._succeed(held, end, replace(record, outputs_url=kept.url, message=left_out))
         elif held.lease.token in self._services.holdings.by_token:
             end.reason, end.message = EndReason.SETUP_FAILED, f"its outputs could not be kept: {problem}"
             self.conclude(end, time.monotonic())
 
     def _succeed(self, held: HeldLease, end: Ended, record: Record) -> None:
         self._failed_tasks.clear()
-        say = partial(self._services.say.succeeded, held.lease.task, end)
-        self._outbox.end(held, Settlement(held.lease, record), say)
+        clear = self._captures.clear_after(held)
+
+        def recorded() -> None:
+            self._services.say.succeeded(held.lease.task, end)
+            clear()
+
+        self._outbox.end(held, Settlement(held.lease, record), recorded)
 
     # failure
 

@@ -11,14 +11,16 @@ from typing import Final
 from runtime.errors import RequestRefused
 from runtime.reasons import EndReason
 from runtime.records.base import calls_at_once
+from runtime.tasks.artifacts import NO_ARTIFACTS
 from runtime.tasks.history import EndedNote, History, Lease, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, FunctionEntry
 from runtime.tasks.verdict import Again, backoff, judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
+from runtime.worker.captures import Captures
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.environments import Environments
-from runtime.worker.furnishing import Furnishing
+from runtime.worker.furnishing import LONGEST_WAIT, Furnishing
 from runtime.worker.offload import Outcome
 from runtime.worker.options import ENTRY_KINDS, EntryKind
 from runtime.worker.orders import Orders
@@ -37,7 +39,13 @@ _KILLED: Final = frozenset(
 
 class Preparing:
     def __init__(
-        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, conclude: Callable[[Ended], None]
+        self,
+        services: Services,
+        outbox: Outbox,
+        orders: Orders,
+        dispatch: Dispatch,
+        captures: Captures,
+        conclude: Callable[[Ended], None],
     ) -> None:
         """`conclude` gets the ends of attempts without their code."""
         self._services = services
@@ -45,6 +53,7 @@ class Preparing:
         self._orders = orders
         orders.changed = self._apply_cancels
         self._dispatch = dispatch
+        self._captures = captures
         self._conclude = conclude
         self._unknown: list[HeldLease] = []
         """Leases that need a look into their tasks' past."""
@@ -53,7 +62,7 @@ class Preparing:
         """By snapshot: leases that wait until it is here."""
         self._declines: dict[str, int] = {}
         self.furnishing = Furnishing(services, outbox, dispatch, self._decline)
-        self.environments = Environments(services, self.furnishing.furnish, self._decline, conclude)
+        self.environments = Environments(services, self._bring, self._decline, conclude)
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
         services, holdings = self._services, self._services.holdings
@@ -86,6 +95,7 @@ class Preparing:
             and not resources.memory_bytes
             and task.secrets is None
             and task.environment is None
+            and task.artifacts is NO_ARTIFACTS
             and lease.invalid is None
         )
 
@@ -260,6 +270,33 @@ class Preparing:
         now = self._services.clock.now().timestamp()
         for held in waiting:
             self._conclude(Ended(held.lease.token, -1, reason, now, now, message=f"snapshot {snapshot}: {problem}"))
+
+    # the files
+
+    def _bring(self, held: HeldLease) -> None:
+        """Have the attempt find its artifacts, and then its secrets."""
+        if self._captures.wants(held):
+            self._captures.bring(held, self.furnishing.furnish, self._not_brought)
+        else:
+            self.furnishing.furnish(held)
+
+    def _not_brought(self, held: HeldLease, problem: Exception) -> None:
+        """Give the task back: nothing of it has run, so this is no failure of its own. What no store has fails it."""
+        services = self._services
+        if isinstance(problem, RequestRefused):
+            attempts = len(held.history.ended)
+            settlement = unstarted(
+                held.lease,
+                EndReason.CONFIG_INVALID,
+                problem.message,
+                worker=services.name,
+                now=services.clock.now(),
+                attempts=attempts,
+            )
+            self._outbox.end_unstarted(held, settlement)
+            return
+        services.say.trouble(f"bringing the artifacts of {held.lease.task.id}", problem)
+        self._decline(held, f"its artifacts could not be brought: {problem}", LONGEST_WAIT)
 
     def tend_trees(self, held: HeldLease, end: Ended) -> None:
         """Trim the slot's trees after an attempt; a failed set-up has the snapshot fetched again."""

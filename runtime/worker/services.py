@@ -61,6 +61,8 @@ class HeldLease:
     """The folder of the task's environment; empty for the worker's own."""
     reports: Reports | None = None
     """The attempt's reports, once it has made any."""
+    left_out: str | None = None
+    """What is not in the attempt's artifacts and why, for people to read."""
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     """Values by variable that the attempt gets."""
 

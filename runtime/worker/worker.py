@@ -28,6 +28,7 @@ from runtime.worker.attempts.model import Ended, PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
+from runtime.worker.captures import Captures
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.ending import AttemptLogs, Ending
 from runtime.worker.leasing import Leasing
@@ -132,6 +133,7 @@ class Worker:
                 loop.upkeep.report_in(left=True)
                 loop.environments.close()
                 services.offload.close()
+                loop.captures.close()
                 if services.secrets is not None:
                     services.secrets.close()
                 metrics.close()
@@ -198,18 +200,20 @@ class Loop:
         self._hears_queue = False
         self.outbox = Outbox(services)
         orders = Orders(services)
-        self._dispatch = Dispatch(services, self.outbox, orders)
+        self.captures = Captures(services, selector)
+        self._dispatch = Dispatch(services, self.outbox, orders, self.captures)
         self._preparing = Preparing(
             services,
             self.outbox,
             orders,
             self._dispatch,
+            self.captures,
             conclude=lambda end: self._ending.conclude(end, time.monotonic()),
         )
         self._leasing = Leasing(services, self.outbox, orders, self._dispatch, self._preparing)
         self._settling = Settling(services, self.outbox, self._leasing)
         logs = AttemptLogs(services)
-        self._ending = Ending(services, self.outbox, self._dispatch, self._preparing, logs)
+        self._ending = Ending(services, self.outbox, self._dispatch, self._preparing, logs, self.captures)
         self.upkeep = Upkeep(services, self.outbox, orders, self._dispatch, logs)
         self._drain = Drain(services, self.outbox, self._dispatch, self._leasing, self._settling)
         if services.offload.fd is not None:
@@ -230,7 +234,7 @@ class Loop:
         leaving, say, pool = self._services.leaving, self._services.say, self._services.pool
         outbox, dispatch, preparing = self.outbox, self._dispatch, self._preparing
         leasing, settling, ending = self._leasing, self._settling, self._ending
-        upkeep, drain = self.upkeep, self._drain
+        upkeep, drain, captures = self.upkeep, self._drain, self.captures
         ended: list[Ended] = []
         while True:
             now = time.monotonic()
@@ -253,6 +257,7 @@ class Loop:
                 settling.retry_stuck(now)
             say.tick()
             upkeep.do_what_is_due(now)
+            captures.tend(now)
             if leaving.reason is None:
                 leasing.fetch(now)
                 preparing.look_up()
@@ -263,7 +268,7 @@ class Loop:
             upkeep.note_busy()
 
     def _patience(self, now: float) -> float:
-        until = min(self.upkeep.next_at(), self._settling.next_at())
+        until = min(self.upkeep.next_at(), self._settling.next_at(), self.captures.next_at())
         deadline = self._services.pool.next_deadline()
         if deadline is not None:
             until = min(until, deadline)

@@ -16,6 +16,7 @@ import pytest
 
 from runtime.cli.commands import COMMANDS, load_command
 from runtime.cli.main import main
+from runtime.client.artifacts import put_artifact
 from runtime.tasks.model import WorkflowEntry
 from runtime.testing import sample_task
 from tests.output_support import PAGE, differences, documented
@@ -48,6 +49,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         declined={"t-77aa": "needs 1 GPU"},
         reports={"t-5d0c": {"experiment": "sweep", "step": 30, "of": 100, "metrics": {"loss": 0.5}}},
     )
+    (tmp_path / "weights").write_text("x\n")
+    put_artifact(tmp_path / "weights", "base", "sweep", bench.records)
     yield bench
     bench.close()
     for pid in processes_with(str(tmp_path)):

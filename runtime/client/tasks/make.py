@@ -255,6 +255,8 @@ _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "secrets": ((tuple, list), "a list of names of the stack's secrets"),
     "environment": ((str, Path, bool), 'a lock file, "frozen", "none" or a content id'),
     "with_packages": ((tuple, list), "a list of packages with versions, such as numpy==2.1"),
+    "capture": ((dict, Mapping), 'a dictionary of paths by tag, such as {"model": "out/model"}'),
+    "reuse": ((dict, Mapping), 'a dictionary of artifacts by tag, such as {"base": "sweep/model"}'),
     "snapshot": ((str, Path, bool), "the content id of a snapshot as text, a folder as `Path`, True or False"),
     "progress": ((FunctionType, Callable), "a function of a number of tasks"),
     "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),

@@ -193,6 +193,7 @@ def content_of(task: Task) -> tuple[object, ...]:
         task.priority,
         task.environment,
         task.secrets,
+        task.artifacts,
         task.extra,
     )
 

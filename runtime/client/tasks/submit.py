@@ -163,6 +163,9 @@ def submit(
     resources: Resources | Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     secrets: Sequence[str] | None = None,
+    capture: Mapping[str, str] | None = None,
+    capture_every: Span | None = None,
+    reuse: Mapping[str, str] | None = None,
     snapshot: str | Path | bool | None = None,
     environment: str | Path | bool | None = None,
     with_packages: Sequence[str] = (),
@@ -174,7 +177,8 @@ def submit(
     `work` is a function with its `args` and `kwargs`, a workflow `(project, name, args)`, a `Task`, an object of the wire format, or an iterable of these, which is read as it is
     submitted and may be as long as you like. `expires` and `delay` count from now; durations are a `timedelta`,
     seconds, or text such as "2h". `secrets` are names of the stack's secrets that attempts get: by default those that the
-    stack gives to each attempt, with an empty list none.
+    stack gives to each attempt, with an empty list none. `capture` names files and folders by tag that attempts save while
+    they run, each `capture_every`, and `reuse` artifacts that they find in `artifacts/<tag>` (docs/artifacts.md).
 
     The code of the folder it is called from goes with the work as it is now, and is what attempts run: that of the
     project around the working directory, or around a function's module if that lies elsewhere. `snapshot` names another
@@ -199,6 +203,10 @@ def submit(
         check_argument("resources", resources)
     if secrets is not None:
         check_argument("secrets", secrets)
+    if capture is not None:
+        check_argument("capture", capture)
+    if reuse is not None:
+        check_argument("reuse", reuse)
     if snapshot is not None:
         check_argument("snapshot", snapshot)
     if environment is not None:
@@ -243,6 +251,10 @@ def submit(
             "submitted_by": submitter(),
             "submitted_at": now,
         }
+        if capture or reuse:
+            from runtime.client.artifacts import make_artifacts
+
+            terms["artifacts"] = make_artifacts(capture, capture_every, reuse, target.records, experiment)
         check_secrets = kept.stack.check_secrets if kept else None
         said: dict[str, Any] = {
             "stack": kept.stack.name if kept else None,

@@ -61,12 +61,12 @@ class FolderBlobs:
         """The mode of a root that others may write to: everything below gets it, independent of its creator's umask."""
 
     def create(self, key: str, data: bytes) -> bool:
-        return self._write(key, data, _link)
+        return self._write(key, lambda descriptor: _write_all(descriptor, data), _link)
 
     def put(self, key: str, data: bytes) -> None:
-        self._write(key, data, _replace)
+        self._write(key, lambda descriptor: _write_all(descriptor, data), _replace)
 
-    def _write(self, key: str, data: bytes, publish: Callable[[str, str], bool]) -> bool:
+    def _write(self, key: str, fill: Callable[[int], None], publish: Callable[[str, str], bool]) -> bool:
         path = self._base + key
         folder = path[: path.rindex("/")]
         temporary = f"{folder}/{TEMPORARY}{_MARK}-{os.getpid()}-{threading.get_native_id()}-{next(_serial)}"
@@ -76,7 +76,7 @@ class FolderBlobs:
                 try:
                     if self._shared_mode is not None:
                         os.fchmod(descriptor, self._shared_mode & 0o666)
-                    _write_all(descriptor, data)
+                    fill(descriptor)
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
@@ -114,7 +114,12 @@ class FolderBlobs:
             parent = path
 
     def upload(self, key: str, file: Path) -> None:
-        self.put(key, file.read_bytes())
+        def fill(descriptor: int) -> None:
+            with file.open("rb") as opened:
+                while piece := opened.read(1 << 20):
+                    _write_all(descriptor, piece)
+
+        self._write(key, fill, _replace)
 
     def get(self, key: str) -> bytes | None:
         found = self._ask(_read_file, self._base + key)

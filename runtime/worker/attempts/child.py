@@ -47,6 +47,8 @@ class Execution:
         self.in_user_code = self.ran_user_code = False
         self.metrics: dict[str, float] = {}
         self.progressed = False
+        self.keeps_tree = False
+        """Whether the worker looks at the attempt's tree after its end, and removes it then."""
         self._unsent = b""
         self._sent_at = 0.0
         self._made_scratch = self._made_output = False
@@ -172,6 +174,9 @@ class Child:
             self.environment.prepare(execution.fields, execution.deadline)
             faults.reach("attempt.started")
             body = entries.parse_object(execution.fields[wire.ORDER_FIELDS])
+            if body.get("artifacts"):
+                execution.keeps_tree = True
+                trees.take_artifacts(body["artifacts"], f"{execution.scratch_dir}.artifacts", execution.fields[10])
             if "command" in body:
                 self._run_command(execution, body["command"])
             elif self.environment.python:
@@ -202,7 +207,7 @@ class Child:
         retires = fresh or self._must_retire or self.environment.fenced or (functions and self._is_worn())
         flags = 0 if self.environment.restore_streams() and not retires else wire.RETIRES
         self._end_descendants()
-        if self._tree is not None:
+        if self._tree is not None and not execution.keeps_tree:
             self._tidy(self._tree, execution.fields[9])
         execution.remove_folders()
         if not flags:

@@ -125,6 +125,29 @@ def current_attempt() -> Attempt:
     return _local
 
 
+def artifact(tag: str) -> Path:
+    """Return the path of an artifact: the same call inside a task and outside of any.
+
+    In a task it is the path that `capture` names for the tag, or where `reuse` puts it; a tag that the task does not name
+    lies among its outputs. Outside it is `artifacts/<tag>` in the current folder, or in `$RUNTIME_ARTIFACTS`. The folder
+    around it exists; whether the artifact is a file or a folder is up to you.
+    """
+    from runtime.tasks.artifacts import is_tag, place_of, variable_of
+
+    if not is_tag(tag):
+        from runtime.errors import InvalidValue
+
+        raise InvalidValue("tag", tag, "up to 64 letters, digits and _.-, such as model")
+    get = os.environ.get
+    path = get(variable_of(tag))
+    if not path and (get("RUNTIME_TASK_ID") or get("RUNTIME_JOB_ID")):
+        path = f"{current_attempt().output_dir}/{place_of(tag)}"
+    path = path or f"{get('RUNTIME_ARTIFACTS') or 'artifacts'}/{tag}"
+    found = _path(path)
+    scratch.make_folder(str(found.parent))
+    return found
+
+
 _local: Attempt | None = None
 
 

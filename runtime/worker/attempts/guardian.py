@@ -313,7 +313,8 @@ def _set_up_for_children(config: dict[str, Any]) -> None:
     """Do once, for all children, the set-up that each would otherwise repeat."""
     sys.path[:] = config["sys_path"]
     sys.argv = [""]
-    for name in environment.FOREIGN_ENVIRONMENT:
+    artifacts = [name for name in os.environ if name.startswith("RUNTIME_ARTIFACT")]
+    for name in (*environment.FOREIGN_ENVIRONMENT, *artifacts):
         os.environ.pop(name, None)
     os.environ.update(environment.BASE_ENVIRONMENT)
     for stream in (sys.stdout, sys.stderr):

@@ -8,7 +8,7 @@ Every fresh attempt pays for what this module loads.
 """
 
 # pathlib is too large for the processes that load this.
-# ruff: noqa: PTH102, PTH103, PTH105, PTH108, PTH114, PTH115, PTH120, PTH123, PTH208, PTH211
+# ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH112, PTH119, PTH105, PTH108, PTH114, PTH115, PTH120, PTH123, PTH208, PTH211
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import stat
 import time
 
 from runtime.worker.attempts import scratch
+from runtime.worker.attempts.entries import Failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,6 +106,11 @@ class Trees:
             path = f"{folder}/trees/{slot}.{self._dropped}"
         trees[path] = trees.pop(path, snapshot)
         return path
+
+    def place_apart(self, snapshot: str, token: str) -> str:
+        """Return the path of a tree for one attempt alone, which the caller discards."""
+        folder = self._places[snapshot] = self._places.pop(snapshot)
+        return f"{folder}/trees/{token[: len(_LONGEST) - len('trees/')]}"
 
     def trim(self, slot: int, *, spoiled: str | None = None) -> None:
         """Remove the slot's tree of the snapshot `spoiled`, and trees beyond `KEPT_OF_SLOT`; nothing may run on the slot."""
@@ -320,3 +326,24 @@ def _is_compiled(path: str) -> bool:
             )
     except OSError:
         return False
+
+
+def take_artifacts(artifacts: dict[str, Any], brought: str, tree: str) -> None:
+    """Move the artifacts that the worker has brought for an attempt to their places, below the current folder.
+
+    The folder `brought` is gone once all of them are there. Raises `OSError`, and `Failed` for a place out of the tree.
+    """
+    if not os.path.isdir(brought):
+        return  # A worker of another release, or a task whose attempt has taken them.
+    places = {tag: f"artifacts/{tag}" for tag in artifacts.get("reuse", ())}
+    places.update(artifacts.get("capture", ()))
+    root = os.path.realpath(tree)
+    for tag, path in places.items():
+        parent = os.path.realpath(os.path.dirname(path) or ".")
+        if parent != root and not parent.startswith(f"{root}/"):
+            raise Failed("config_invalid", f"the place `{path}` of artifact `{tag}` leads out of the snapshot")
+        if os.path.lexists(f"{brought}/{tag}"):
+            scratch.make_folder(parent)
+            scratch.remove_tree(path)
+            os.rename(f"{brought}/{tag}", f"{parent}/{os.path.basename(path)}")
+    os.rmdir(brought)

@@ -103,7 +103,7 @@ def test_misspelt_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) 
     first, known, hint = capsys.readouterr().err.splitlines()
     assert code == 2
     assert first == "error: no command named `sttus`"
-    assert known.startswith("  known commands: cancel, ")
+    assert known.startswith("  known commands: artifacts, cancel, ")
     assert hint == "hint: did you mean `status`?"
 
 

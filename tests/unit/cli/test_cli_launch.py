@@ -422,6 +422,7 @@ def test_front_door_has_these_names_and_no_others() -> None:
         "JobSpec",
         "RuntimeFailure",
         "WorkerOptions",
+        "artifact",
         "choice",
         "current_attempt",
         "integer",

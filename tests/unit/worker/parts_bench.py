@@ -18,6 +18,7 @@ from runtime.snapshots.identity import CodeIdentity
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.trees import Trees
+from runtime.worker.captures import Captures
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.leasing import Leasing
 from runtime.worker.metrics import WorkerMetrics
@@ -73,8 +74,11 @@ class Parts:
         )
         self.outbox = Outbox(self.services)
         self.orders = Orders(self.services)
-        self.dispatch = Dispatch(self.services, self.outbox, self.orders)
-        self.preparing = Preparing(self.services, self.outbox, self.orders, self.dispatch, conclude=lambda _: None)
+        self.captures = Captures(self.services, selectors.DefaultSelector())
+        self.dispatch = Dispatch(self.services, self.outbox, self.orders, self.captures)
+        self.preparing = Preparing(
+            self.services, self.outbox, self.orders, self.dispatch, self.captures, conclude=lambda _: None
+        )
         self.leasing = Leasing(self.services, self.outbox, self.orders, self.dispatch, self.preparing)
 
     @property

@@ -35,7 +35,7 @@ class Line:
             records=MemoryRecords(),
             offload=SimpleNamespace(lane=lambda *_, **__: None),
         )
-        self.dispatch = Dispatch(services, None, None)  # type: ignore[arg-type]
+        self.dispatch = Dispatch(services, None, None, None)  # type: ignore[arg-type]
         self.dispatch.mean_s = mean_s
         self.dispatch._start = self.start  # type: ignore[method-assign]
 

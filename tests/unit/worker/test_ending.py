@@ -48,7 +48,7 @@ class Ends(Parts):
     def __init__(self, folder: Path, clock: FakeClock, **options: Any) -> None:
         super().__init__(folder, clock, **options)
         self.logs = AttemptLogs(self.services)
-        self.ending = Ending(self.services, self.outbox, self.dispatch, self.preparing, self.logs)
+        self.ending = Ending(self.services, self.outbox, self.dispatch, self.preparing, self.logs, self.captures)
         self.metrics = self.services.metrics = Counted()
         self.printed: dict[str, bytes] = {}
         """By token: output that no call has drained."""

@@ -1,0 +1,120 @@
+"""`runtime artifacts`: files and folders that tasks save as they run, listed, brought home, and put for others to reuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from runtime.cli.commands import OutputOption, StackOption, new_app
+from runtime.cli.printing import note, say
+from runtime.cli.show import Columns, Output, print_json, print_list, progress
+from runtime.units import count_noun, format_size, format_time
+
+app = new_app("Files and folders that tasks save as they run, by tag.")
+
+WhatArgument = Annotated[str, Argument(metavar="EXPERIMENT|TASK", help="A name, an id or its beginning, or `last`.")]
+
+COLUMNS: Columns = {
+    "TAG": "tag",
+    "TASK": lambda one: one.task and one.task[:14],
+    "KEY": "key",
+    "STATE": "state",
+    "FILES": "files",
+    "SIZE": lambda one: format_size(one.size_bytes),
+    "SAVED": lambda one: format_time(one.saved_at),
+}
+
+
+@app.command("list")
+def list_(what: WhatArgument, stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+    """List the artifacts of a task, or of an experiment with all its tasks.
+
+    `final` is what the attempt that succeeded left, `saved` the newest version so far of a task that has not succeeded,
+    and `put` came from `runtime artifacts put`.
+
+    \b
+    Examples:
+      runtime artifacts list last
+      runtime artifacts list sweep -o json | jq -r '.[] | [.task, .tag, .version] | @tsv'
+    """
+    from runtime.client.artifacts import list_artifacts
+    from runtime.client.identify import recall_last
+    from runtime.stack.open import open_stack
+
+    with open_stack(stack) as opened:
+        found = list_artifacts(what, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
+        print_list(found, COLUMNS, output)
+        if not found:
+            note(f"nothing of {what} has an artifact; `runtime submit --capture PATH:TAG` saves them")
+
+
+@app.command("get")
+def get(
+    what: WhatArgument,
+    tag: Annotated[str, Argument(metavar="TAG")],
+    to: Annotated[
+        str | None, Argument(metavar="[DIR]", help="A folder, new or empty; named like the tag by default.")
+    ] = None,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Bring an artifact home. The folder appears whole or not at all; prints the artifact's path.
+
+    Of a task that runs, it is the newest version so far.
+
+    \b
+    Examples:
+      runtime artifacts get sweep model
+      runtime artifacts get t-3f2a model results/model
+    """
+    from runtime.client.artifacts import find_artifact, get_artifact
+    from runtime.client.identify import recall_last
+    from runtime.errors import InvalidValue
+    from runtime.stack.open import open_stack
+
+    if to == "":
+        raise InvalidValue("folder", to, "a name or a path", hint=f"runtime artifacts get {what} {tag}")
+    with open_stack(stack) as opened:
+        last = recall_last(opened.settings.data_dir, opened.name)
+        info = find_artifact(what, tag, opened.records, last=last)
+        with progress(f"getting {tag}", info.files, "files") as bar:
+            path = get_artifact(info, Path(to or tag), opened.records, progress=lambda _: bar.advance())
+    if output is Output.JSON:
+        print_json({"tag": tag, "version": info.version, "path": str(path), "size_bytes": info.size_bytes})
+        return
+    say(str(path))
+    note(f"{count_noun(info.files, 'file')}, {format_size(info.size_bytes)}, {info.state}")
+
+
+@app.command("put")
+def put(
+    path: Annotated[str, Argument(metavar="PATH", help="A file or a folder.")],
+    tag: Annotated[str | None, Option("--tag", metavar="TAG", help="Its tag; the name of the file by default.")] = None,
+    experiment: Annotated[
+        str, Option("--experiment", "-e", metavar="NAME", help="The experiment that it belongs to.")
+    ] = "default",
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Save a file or folder of this machine for tasks to reuse, and print what `--reuse` takes.
+
+    \b
+    Examples:
+      runtime artifacts put weights --tag base --experiment sweep
+      runtime submit --reuse sweep/base:base -- python train.py --from artifacts/base
+    """
+    from runtime.client.artifacts import put_artifact
+    from runtime.stack.open import open_stack
+
+    place = Path(path).expanduser()
+    with open_stack(stack) as opened:
+        info = put_artifact(place, tag or place.resolve().name, experiment, opened.records)
+    if output is Output.JSON:
+        print_json(info)
+        return
+    say(f"{experiment}/{info.tag}")
+    note(f"{count_noun(info.files, 'file')}, {format_size(info.size_bytes)}")
+    if info.left_out:
+        note(f"left out: {info.left_out}")

@@ -1,0 +1,371 @@
+"""Artifacts for a user's commands: which there are, brought home, put into a store, and named for tasks that reuse them.
+
+docs/artifacts.md has the promises. What this module returns of a task that succeeded is what the attempt that succeeded left.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from runtime.client.identify import Kind, get_task_id, identify
+from runtime.client.tasks.results import ListedTask, list_tasks
+from runtime.client.tasks.standing import read_standing
+from runtime.config import working_folder
+from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, UnknownName
+from runtime.records.artifacts import ArtifactDamaged, ArtifactStore, Manifest, Writer
+from runtime.records.base import RecordStore
+from runtime.tasks.artifacts import EVERY, NO_ARTIFACTS, Artifacts, Version, is_tag
+from runtime.tasks.model import TaskState, check_new_experiment, experiment_digest, new_token
+from runtime.units import Span, count_noun, to_span
+from runtime.values import dataclass
+
+MOST_URL_BYTES: Final = 64 << 30
+_URL: Final = re.compile(r"(https?|gs|s3)://.+")
+TAG: Final = "up to 64 letters, digits and _.-, such as model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactInfo:
+    """A version of an artifact."""
+
+    tag: str
+    task: str | None
+    """The task whose attempts saved it; None if somebody put it."""
+    key: str | None
+    """The key of that task."""
+    state: str
+    """`final` of a task that succeeded, `put`, or `saved` of any other task: its newest version so far."""
+    files: int
+    size_bytes: int
+    saved_at: datetime
+    version: str
+    """Its id, which never stands for other bytes."""
+    left_out: str | None = None
+
+
+class ManyArtifacts(RequestRefused):
+    """More than one task of an experiment has an artifact of that tag."""
+
+    def __init__(self, experiment: str, tag: str, found: list[ArtifactInfo]) -> None:
+        self.found = found
+        tasks = ", ".join(str(each.task) for each in found[:5]) + (" …" if len(found) > 5 else "")
+        super().__init__(
+            f"`{experiment}` has an artifact `{tag}` of {count_noun(len(found), 'task')}",
+            facts=[f"they are: {tasks}"],
+            hint=f"name the task, such as {found[0].task}",
+        )
+
+
+def list_artifacts(text: str, records: RecordStore, *, last: str | None = None) -> list[ArtifactInfo]:
+    """List the artifacts of a task, or of an experiment with all its tasks.
+
+    Of each tag of a task it is the newest version; once the task has succeeded, the last one of the attempt that did.
+    """
+    store = records.open_artifacts()
+    try:
+        found = identify(text, records, last=last)
+    except UnknownName:
+        if put := list(_list_put(store, text)):
+            return put
+        raise
+    if found.kind is Kind.WORKER:
+        raise RequestRefused(f"`{text}` is a worker, which has no artifacts", hint="name an experiment or a task")
+    if found.kind is Kind.TASK:
+        task = get_task_id(found.name, records)
+        standing = read_standing(records, task)
+        listed = ListedTask(task, standing.task, standing.generation, standing.state)
+        return list(_list_of(records, store, listed))
+    rows = [row for each in list_tasks(records, found.name) for row in _list_of(records, store, each)]
+    return [*rows, *_list_put(store, found.name)]
+
+
+def _list_of(records: RecordStore, store: ArtifactStore, listed: ListedTask) -> Iterator[ArtifactInfo]:
+    if listed.task is None or not listed.task.artifacts.capture:
+        return
+    record = None
+    if listed.state is None or listed.state.terminal:
+        record = records.find(listed.task_id, listed.generation)
+    final = record is not None and record.state is TaskState.SUCCEEDED
+    for tag in sorted(listed.task.artifacts.capture):
+        versions = store.versions(listed.task_id, tag)
+        if final and record is not None:
+            versions = [version for version in versions if version.token == record.token]
+        info = _newest(store, versions, listed, "final" if final else "saved")
+        if info is not None:
+            yield info
+
+
+def _list_put(store: ArtifactStore, experiment: str) -> Iterator[ArtifactInfo]:
+    by_tag: dict[str, list[Version]] = {}
+    for version in store.versions(_owner(experiment)):
+        by_tag.setdefault(version.tag, []).append(version)
+    for _, versions in sorted(by_tag.items()):
+        if (info := _newest(store, versions, None, "put")) is not None:
+            yield info
+
+
+def _newest(
+    store: ArtifactStore, versions: list[Version], listed: ListedTask | None, state: str
+) -> ArtifactInfo | None:
+    """The newest version that can be read; of a final one there is no other."""
+    for version in reversed(versions):
+        try:
+            manifest = store.find(version)
+        except ArtifactDamaged:
+            if state == "final":
+                raise
+            continue
+        if manifest is None or manifest.absent:
+            if state == "final":
+                return None
+            continue
+        return ArtifactInfo(
+            tag=version.tag,
+            task=listed.task_id if listed else None,
+            key=listed.task.key if listed and listed.task else None,
+            state=state,
+            files=sum(entry.sha256 is not None for entry in manifest.entries.values()),
+            size_bytes=manifest.size,
+            saved_at=datetime.fromtimestamp(manifest.saved_at, UTC),
+            version=version.id,
+            left_out=manifest.left_out,
+        )
+    return None
+
+
+def find_artifact(text: str, tag: str, records: RecordStore, *, last: str | None = None) -> ArtifactInfo:
+    """Find the one artifact of that tag. Raises `UnknownName`, and `ManyArtifacts` if several tasks have one."""
+    _check_tag(tag)
+    listed = list_artifacts(text, records, last=last)
+    found = [each for each in listed if each.tag == tag]
+    if not found:
+        raise UnknownName("artifact", tag, sorted({each.tag for each in listed}), where=f"of `{text}`")
+    # What somebody put comes before what tasks have.
+    if (put := [each for each in found if each.task is None]) or len(found) == 1:
+        return (put or found)[0]
+    raise ManyArtifacts(text, tag, found)
+
+
+# bringing home
+
+
+def open_version(info: ArtifactInfo, records: RecordStore) -> tuple[Version, Manifest]:
+    version = Version.parse(info.version)
+    manifest = None if version is None else records.open_artifacts().find(version)
+    if version is None or manifest is None:
+        raise NotPossible(f"version `{info.version}` of artifact `{info.tag}` is gone", hint="a newer one may be there")
+    return version, manifest
+
+
+def get_artifact(
+    info: ArtifactInfo, to: Path, records: RecordStore, *, progress: Callable[[int], None] | None = None
+) -> Path:
+    """Bring a version home into a folder that is new or empty; the folder appears whole or not at all.
+
+    Returns the path of the artifact: that folder, or a single file in it.
+    """
+    version, manifest = open_version(info, records)
+    target = to.absolute()
+    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+        raise NotPossible(f"`{to}` is there already and is not empty", hint="name another folder, or move it away")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as problem:
+        raise NotPossible(f"the folder `{to}` cannot be made: {problem.strerror}", hint="name another folder") from None
+    try:
+        records.open_artifacts().restore(version, manifest, part, progress=progress)
+        umask = os.umask(0)
+        os.umask(umask)
+        part.chmod(0o777 & ~umask)
+        part.rename(target)
+    except OSError as problem:
+        raise InfrastructureFailure(
+            f"artifact `{info.tag}` cannot be saved in `{to}`: {problem.strerror}", hint="make room there"
+        ) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return to / next(iter(manifest.entries)) if manifest.single else to
+
+
+# putting
+
+
+def _owner(experiment: str) -> str:
+    return f"x-{experiment_digest(experiment)}"
+
+
+def put_artifact(path: Path, tag: str, experiment: str, records: RecordStore) -> ArtifactInfo:
+    """Save a file or folder of this machine under an experiment. The same bytes again are the same version."""
+    _check_tag(tag)
+    check_new_experiment(experiment)
+    if not path.exists():
+        raise NotPossible(f"there is no `{path}`", hint="name a file or a folder")
+    store = records.open_artifacts()
+    versions = store.versions(_owner(experiment), tag)
+    attempt = versions[-1].attempt + 1 if versions else 1
+    first = Version(1, attempt, 1, new_token(), _owner(experiment), tag)
+    with tempfile.TemporaryDirectory(prefix="runtime-put-") as stage:
+        writer = Writer(store, first, path.resolve(), Path(stage))
+        if versions and (newest := _find_whole(store, versions[-1])) is not None:
+            writer.know(newest)
+            writer.last = newest
+        try:
+            writer.save(final=True)
+        except OSError as problem:
+            raise NotPossible(f"`{path}` cannot be read: {problem.strerror}") from None
+    records.put_experiment(experiment, queue=None)
+    info = _newest(store, writer.saved or versions[-1:], None, "put")
+    assert info is not None
+    return info
+
+
+def _find_whole(store: ArtifactStore, version: Version) -> Manifest | None:
+    try:
+        return store.find(version)
+    except ArtifactDamaged:
+        return None
+
+
+# naming them for tasks
+
+
+def make_artifacts(
+    capture: Mapping[str, str] | None,
+    every: Span | None,
+    reuse: Mapping[str, str] | None,
+    records: RecordStore,
+    experiment: str,
+    *,
+    last: str | None = None,
+) -> Artifacts:
+    """The artifacts of tasks that are submitted from the current folder; what they reuse is settled here, once and for all.
+
+    `reuse` names `EXPERIMENT/TAG` or `TASK/TAG`, a path that begins with `.`, `/` or `~`, or an address; what is behind a
+    path or an address is put under the experiment.
+    """
+    if not (capture or reuse):
+        return NO_ARTIFACTS
+    named = {tag: resolve_reuse(source, tag, records, experiment, last=last) for tag, source in (reuse or {}).items()}
+    span = EVERY if every is None else to_span(every, "capture-every")
+    return Artifacts({tag: _relative(path) for tag, path in (capture or {}).items()}, span, named)
+
+
+def _relative(path: str) -> str:
+    """A path below the current folder as an attempt has it."""
+    here = working_folder()
+    named = here / Path(path).expanduser()
+    found = os.path.relpath(named, here)
+    if found.startswith("../"):  # the same folder may have two names
+        found = os.path.relpath(os.path.realpath(named), os.path.realpath(here))
+    if found in (".", "..") or found.startswith("../"):
+        raise InvalidValue("capture", path, "a path below the current folder, such as out/model")
+    return found
+
+
+def resolve_reuse(source: str, tag: str, records: RecordStore, experiment: str, *, last: str | None = None) -> str:
+    """The id of the version that a source stands for now."""
+    _check_tag(tag)
+    if _URL.fullmatch(source):
+        with _downloaded(source) as path:
+            return put_artifact(path, tag, experiment, records).version
+    if source.startswith((".", "/", "~")):
+        return put_artifact(Path(source).expanduser(), tag, experiment, records).version
+    if Version.parse(source) is not None:
+        return source
+    owner, slash, theirs = source.rpartition("/")
+    if not slash or not owner:
+        allowed = "EXPERIMENT/TAG, TASK/TAG, an address, or a path that begins with `.`, `/` or `~`"
+        raise InvalidValue("reuse", source, allowed)
+    found = find_artifact(owner, theirs, records, last=last)
+    if found.state == "saved":
+        raise NotPossible(
+            f"task `{found.task}` has not succeeded, so its artifact `{theirs}` may change",
+            hint=f"wait for it, or take it as it is now: runtime artifacts get {found.task} {theirs}, then --reuse ./{theirs}:{tag}",
+        )
+    return found.version
+
+
+def split_reuse(text: str) -> tuple[str, str]:
+    """Source and tag of `SOURCE:TAG`; without a tag it is the last part of the source."""
+    source, colon, tag = text.rpartition(":")
+    if not colon or not is_tag(tag) or not source or (tag.isdigit() and "://" in source):
+        source, tag = text, re.sub(r"[?#].*", "", text).rstrip("/").rpartition("/")[2]
+    _check_tag(tag)
+    return source, tag
+
+
+def split_capture(text: str) -> tuple[str, str]:
+    """Path and tag of `PATH:TAG`; without a tag it is the last part of the path."""
+    path, colon, tag = text.rpartition(":")
+    if not colon:
+        path, tag = text, text.rstrip("/").rpartition("/")[2]
+    if not path:
+        raise InvalidValue("capture", text, "PATH:TAG, such as out/model:model")
+    _check_tag(tag)
+    return path, tag
+
+
+def _check_tag(tag: str) -> None:
+    if not is_tag(tag):
+        raise InvalidValue("tag", tag, TAG)
+
+
+@contextmanager
+def _downloaded(address: str) -> Iterator[Path]:
+    """The file behind an address, checked against `#sha256=HEX` if the address ends with it."""
+    url, _, fragment = address.partition("#")
+    wanted = fragment.removeprefix("sha256=")
+    if fragment and (not fragment.startswith("sha256=") or not re.fullmatch("[0-9a-f]{64}", wanted)):
+        raise InvalidValue("reuse", address, "an address with `#sha256=` and 64 hex digits at its end, or without any")
+    with tempfile.TemporaryDirectory(prefix="runtime-get-") as folder:
+        name = re.sub(r"[^\w.+@=-]", "_", url.partition("?")[0].rstrip("/").rpartition("/")[2]).lstrip(".") or "file"
+        path = Path(folder) / name
+        found = _download(url, path)
+        if wanted and found != wanted:
+            raise NotPossible(f"`{url}` has other bytes than expected", facts=[f"found sha256 {found}"])
+        yield path
+
+
+def _download(url: str, to: Path) -> str:
+    """Save the file and return its SHA-256."""
+    from runtime.records.artifacts import hash_pieces
+
+    scheme, _, rest = url.partition("://")
+    with to.open("w+b") as opened:
+        if scheme in ("gs", "s3"):
+            from runtime.records.blobs.bucket import BucketBlobs
+
+            bucket, _, key = rest.partition("/")
+            blobs = BucketBlobs(f"{scheme}://{bucket}")
+            try:
+                blobs.download(key, opened)
+            finally:
+                blobs.close()
+        else:
+            import urllib.error
+            import urllib.request
+
+            try:
+                with urllib.request.urlopen(url, timeout=60) as answer:
+                    size = 0
+                    while piece := answer.read(1 << 20):
+                        opened.write(piece)
+                        if (size := size + len(piece)) > MOST_URL_BYTES:
+                            raise NotPossible(f"`{url}` is larger than 64 GiB")
+                    wanted = answer.headers.get("Content-Length")
+                    if wanted is not None and int(wanted) != size:
+                        raise InfrastructureFailure(f"`{url}` was cut off", hint="try again", retryable=True)
+            except (OSError, ValueError) as problem:
+                raise InfrastructureFailure(f"`{url}` cannot be read: {problem}", hint="check the address") from None
+        opened.flush()
+        opened.seek(0)
+        return hash_pieces(iter(lambda: opened.read(1 << 20), b""))

@@ -1,0 +1,514 @@
+"""Artifacts in a record store: versions of files and folders, and their bytes by content.
+
+A version is one manifest, in the format of the shim's checkpoints, which is written once all its bytes are there: so it is
+whole or absent. The names in a manifest were chosen by another machine; files are made by the shim's rules for such names.
+
+- `artifacts/<owner>/<tag>/<version>.json` is a manifest; its name holds the attempt that saved it.
+- `artifacts/<owner>/data/<sha256>` are the bytes of a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from runtime.errors import InfrastructureFailure, NotPossible
+from runtime.records.blobs import Blobs
+from runtime.shim.tree import Below, NameRefused
+from runtime.tasks.artifacts import Version
+from runtime.units import count_noun, format_size
+from runtime.values import dataclass, field
+
+MOST_FILES: Final = 100_000
+MOST_BYTES: Final = 1 << 40
+MOST_MANIFEST_BYTES: Final = 64 << 20
+SETTLED_NS: Final = 2_000_000_000
+"""A file written within this time before it is read is read again for the next version: its time may not show a later write."""
+TRIES: Final = 3
+"""How often a file that changes while it is copied is copied again."""
+_PIECE: Final = 1 << 20
+_FOLDER: Final = "artifacts"
+
+GiveUp = Callable[[], bool]
+
+
+class Stopped(Exception):
+    """The transfer was given up."""
+
+
+class ArtifactDamaged(InfrastructureFailure):
+    """A version that cannot be restored: its bytes are gone or are others, or its manifest names what no folder may hold."""
+
+    def __init__(self, version: Version, problem: str) -> None:
+        self.version = version
+        super().__init__(f"version `{version.id}` cannot be used: {problem}", retryable=False)
+
+
+class ArtifactRefused(NotPossible):
+    """Files that cannot be an artifact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file, a link or an empty folder of a version."""
+
+    sha256: str | None = None
+    size: int = 0
+    mode: int = 0o644
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    entries: Mapping[str, Entry]
+    """By path from the artifact; the one entry of a single file has the name of that file."""
+    single: bool = False
+    """The artifact is one file, and no folder."""
+    absent: bool = False
+    """There was neither a file nor a folder at the artifact's path."""
+    saved_at: float = 0.0
+    """Seconds since the epoch, by the clock of the machine that saved it."""
+    left_out: str | None = None
+    """What is not in it and why, for people to read."""
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.entries.values())
+
+    @property
+    def contents(self) -> set[str]:
+        return {entry.sha256 for entry in self.entries.values() if entry.sha256 is not None}
+
+    def encode(self) -> bytes:
+        files: dict[str, Any] = {}
+        for name, entry in self.entries.items():
+            if entry.link is not None:
+                files[name] = {"link": entry.link}
+            elif entry.sha256 is None:
+                files[name] = {"folder": True}
+            else:
+                files[name] = {"sha256": entry.sha256, "size": entry.size, "mode": entry.mode}
+        said: dict[str, Any] = {"files": files, "at": self.saved_at}
+        more = {"single": self.single, "absent": self.absent, "left_out": self.left_out}
+        said |= {name: value for name, value in more.items() if value}
+        return json.dumps(said, sort_keys=True).encode()
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Raise `ValueError` for what is no manifest."""
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise ValueError(f"it has {format_size(len(data))}")
+    try:
+        said = json.loads(data)
+        entries = {name: _decode_entry(about) for name, about in said["files"].items()}
+        saved_at, left_out = float(said.get("at", 0)), said.get("left_out")
+    except (AttributeError, KeyError, TypeError, RecursionError) as problem:
+        raise ValueError(f"its manifest cannot be read: {problem!r:.200}") from None
+    single, absent = bool(said.get("single")), bool(said.get("absent"))
+    if len(entries) > MOST_FILES:
+        raise ValueError(f"it has {count_noun(len(entries), 'file')}")
+    if single and (len(entries) != 1 or next(iter(entries.values())).sha256 is None):
+        raise ValueError("it is one file, and its manifest names others")
+    return Manifest(entries=entries, single=single, absent=absent, saved_at=saved_at, left_out=left_out)
+
+
+def _decode_entry(about: dict[str, Any]) -> Entry:
+    if "link" in about:
+        return Entry(link=str(about["link"]))
+    if about.get("folder"):
+        return Entry()
+    sha256, size, mode = about["sha256"], about["size"], about["mode"]
+    if not isinstance(sha256, str) or len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+        raise ValueError("its manifest names a file without a content id")
+    if type(size) is not int or type(mode) is not int or size < 0:
+        raise ValueError("its manifest names a file without a size")
+    return Entry(sha256=sha256, size=size, mode=mode & 0o777)
+
+
+class Cache(Protocol):
+    def fetch(self, sha256: str, to: Path, load: Callable[[Path], None]) -> None:
+        """Make the file `to` from the cache, or with `load`."""
+
+
+class ArtifactStore:
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+
+    def versions(self, owner: str, tag: str | None = None) -> list[Version]:
+        """The versions of a tag, or of all tags of an owner, the newest last."""
+        prefix = f"{_FOLDER}/{owner}/" + (f"{tag}/" if tag else "")
+        found = (Version.parse(key[len(_FOLDER) + 1 :].removesuffix(".json")) for key in self._blobs.list_keys(prefix))
+        return sorted(version for version in found if version is not None)
+
+    def find(self, version: Version) -> Manifest | None:
+        """The manifest, None if there is no such version. Raises `ArtifactDamaged`."""
+        data = self._blobs.get(_manifest_key(version))
+        if data is None:
+            return None
+        try:
+            return decode_manifest(data)
+        except ValueError as problem:
+            raise ArtifactDamaged(version, str(problem)) from None
+
+    def write(self, version: Version, manifest: Manifest) -> None:
+        """Make a version of bytes that are all there. It is durable on return."""
+        self._blobs.put(_manifest_key(version), manifest.encode())
+
+    def put_content(self, owner: str, sha256: str, file: Path) -> None:
+        self._blobs.upload(_content_key(owner, sha256), file)
+
+    def restore(
+        self,
+        version: Version,
+        manifest: Manifest,
+        folder: Path,
+        *,
+        give_up: GiveUp | None = None,
+        progress: Callable[[int], None] | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        """Make the files of a version in an existing, empty folder; a single file lies there under its own name.
+
+        `cache` keeps files of a store that is no folder of this machine.
+        Raises `ArtifactDamaged`, `StoreUnavailable`, `Stopped`, and `OSError` for a folder that cannot take them.
+        """
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".restoring-") as stage, Below(str(folder)) as below:
+            for name, entry in sorted(manifest.entries.items()):
+                if give_up is not None and give_up():
+                    raise Stopped
+                try:
+                    self._restore_one(version, name, entry, below, Path(stage) / "one", cache)
+                except NameRefused as problem:
+                    raise ArtifactDamaged(version, str(problem)) from None
+                if progress is not None:
+                    progress(entry.size)
+
+    def _restore_one(
+        self, version: Version, name: str, entry: Entry, below: Below, stage: Path, cache: Cache | None
+    ) -> None:
+        local = _from_text(name)
+        if entry.link is not None:
+            if _leads_out(name, entry.link):
+                raise NameRefused(name, "is a link out of the artifact")
+            below.link(local, _from_text(entry.link))
+        elif entry.sha256 is None:
+            below.make(local)
+        else:
+            if cache is None or self._blobs.path(_content_key(version.owner, entry.sha256)) is not None:
+                self._fetch(version, entry, stage)
+            else:
+                cache.fetch(entry.sha256, stage, lambda to: self._fetch(version, entry, to))
+            stage.chmod(entry.mode)
+            folder, last = below.clear(local)
+            os.rename(stage, last, dst_dir_fd=folder)
+
+    def _fetch(self, version: Version, entry: Entry, to: Path) -> None:
+        assert entry.sha256 is not None
+        key = _content_key(version.owner, entry.sha256)
+        path, download = self._blobs.path(key), getattr(self._blobs, "download", None)
+        with to.open("w+b") as opened:
+            if path is not None and path.is_file():
+                with path.open("rb") as source:
+                    shutil.copyfileobj(source, opened, _PIECE)
+            elif download is not None:
+                download(key, opened)
+            elif (data := self._blobs.get(key)) is not None:
+                opened.write(data)
+            else:
+                raise ArtifactDamaged(version, "a file of it is gone")
+            opened.flush()
+            opened.seek(0)
+            if hash_pieces(iter(lambda: opened.read(_PIECE), b"")) != entry.sha256:
+                raise ArtifactDamaged(version, "a file of it has other bytes than it names")
+
+    def sweep(self, owner: str, keep: Collection[Version]) -> None:
+        """Remove the bytes of an owner that no version in `keep` names, of which none may be saved any more."""
+        used: set[str] = set()
+        for version in keep:
+            manifest = self.find(version)
+            used |= manifest.contents if manifest is not None else set()
+        prefix = f"{_FOLDER}/{owner}/data/"
+        for key in list(self._blobs.list_keys(prefix)):
+            if key.removeprefix(prefix) not in used:
+                self._blobs.delete(key)
+
+    def drop(self, versions: Iterable[Version], *, keep: Collection[Version], may_go_on: GiveUp = lambda: True) -> None:
+        """Remove versions of one owner, and bytes that no version in `keep` names and they alone do.
+
+        Bytes go last, so a version never lacks what it names. Nothing more is removed once `may_go_on` is false.
+        """
+        used: set[str] = set()
+        for version in keep:
+            manifest = self.find(version)  # a damaged one raises, and nothing is removed
+            used |= manifest.contents if manifest is not None else set()
+        for version in versions:
+            with suppress(ArtifactDamaged):
+                manifest = self.find(version)
+                if not may_go_on():
+                    return
+                self._blobs.delete(_manifest_key(version))
+                for sha256 in sorted((manifest.contents if manifest else set()) - used):
+                    if not may_go_on():
+                        return
+                    self._blobs.delete(_content_key(version.owner, sha256))
+
+
+def _manifest_key(version: Version) -> str:
+    return f"{_FOLDER}/{version.id}.json"
+
+
+def _content_key(owner: str, sha256: str) -> str:
+    return f"{_FOLDER}/{owner}/data/{sha256}"
+
+
+def hash_pieces(pieces: Iterator[bytes]) -> str:
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _from_text(name: str) -> str:
+    return os.fsdecode(name.encode("utf-8", "surrogatepass"))
+
+
+def _leads_out(name: str, target: str) -> bool:
+    """Whether a link leads out of the artifact that it is in."""
+    if not target or target.startswith("/") or "\0" in target:
+        return True
+    depth = name.count("/")
+    for part in target.split("/"):
+        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
+        if depth < 0:
+            return True
+    return False
+
+
+# saving
+
+
+_Status = tuple[int, int, int, int, int]
+"""Size, mode, inode, and the times of the last write and of the last change of these, in nanoseconds.
+
+A program can set the time of the last write, and not that of the last change.
+"""
+
+
+@dataclass(slots=True)
+class Writer:
+    """Saves versions of one artifact, each time only bytes that the store does not have.
+
+    All versions have the name of one attempt.
+    """
+
+    store: ArtifactStore
+    first: Version
+    """Names the attempt, with the number of its first version."""
+    path: Path
+    stage: Path
+    """A folder for copies of files while they are sent; made on first use."""
+    there: set[str] = field(default_factory=set)
+    """Contents that the store has for this owner."""
+    known: dict[tuple[str, _Status], str] = field(default_factory=dict)
+    """Contents of files that were read before."""
+    last: Manifest | None = None
+    """The last version of this attempt."""
+    saved: list[Version] = field(default_factory=list)
+    """Versions of this attempt in the store."""
+    saved_before: int = 0
+    """Number of its versions that are gone from there."""
+    seen: Any = None
+    """What the last version was made of."""
+
+    def know(self, manifest: Manifest) -> None:
+        """Take the bytes of another version of this owner for stored."""
+        self.there |= manifest.contents
+
+    def forget(self, dropped: Collection[Version]) -> None:
+        """Stop counting on bytes that the last version does not name; these versions are gone from the store."""
+        self.saved_before += len(dropped)
+        self.saved = [version for version in self.saved if version not in dropped]
+        self.there = set(self.last.contents) if self.last is not None else set()
+
+    def save(self, *, final: bool = False, give_up: GiveUp | None = None) -> Version | None:
+        """Save a new version if anything changed; returns it. A final one is saved in any case, if there is anything.
+
+        Raises `ArtifactRefused` for too much, `StoreUnavailable`, `OSError` and `Stopped`. Safe to call again.
+        """
+        found, left_out = _look(self.path)
+        looked = (found, left_out) if found is not None else None
+        if looked == self.seen and self.last is not None and not final:
+            return None
+        if found is None and self.last is None and not (final and self.saved):
+            return None
+        if final and looked == self.seen and self.last is not None and self._is_settled(found or {}):
+            return None
+        manifest = self._send(found, dict(left_out), give_up)
+        if self.last is not None and _same(manifest, self.last):
+            self.seen = looked
+            return None
+        numbered = Version(
+            self.first.generation,
+            self.first.attempt,
+            self.first.number + self.saved_before + len(self.saved),
+            self.first.token,
+            self.first.owner,
+            self.first.tag,
+        )
+        self.store.write(numbered, manifest)
+        self.saved.append(numbered)
+        self.last, self.seen = manifest, looked
+        return numbered
+
+    def _is_settled(self, found: Mapping[str, Any]) -> bool:
+        now = time.time_ns()
+        return all(about[0] != "file" or now - about[1][4] > SETTLED_NS for about in found.values())
+
+    def _send(self, found: dict[str, Any] | None, left_out: dict[str, str], give_up: GiveUp | None) -> Manifest:
+        entries: dict[str, Entry] = {}
+        single = found is not None and found.get("", ("",))[0] == "file"
+        for name, about in sorted((found or {}).items()):
+            if give_up is not None and give_up():
+                raise Stopped
+            kind, detail = about
+            if kind == "link":
+                entries[name] = Entry(link=detail)
+            elif kind == "folder":
+                if name:
+                    entries[name] = Entry()
+            else:
+                place = self.path / _from_text(name) if name else self.path
+                shown = name or self.path.name
+                try:
+                    entries[shown] = self._send_file(name, place, detail)
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                except PermissionError as problem:
+                    left_out[shown] = f"cannot be read: {problem.strerror}"
+        return Manifest(
+            entries=entries,
+            single=single and bool(entries),
+            absent=found is None or (single and not entries),
+            saved_at=time.time(),
+            left_out=_tell(left_out),
+        )
+
+    def _send_file(self, name: str, place: Path, status: _Status) -> Entry:
+        content = self.known.get((name, status))
+        if content is not None and content in self.there:
+            return Entry(sha256=content, size=status[0], mode=status[1])
+        self.stage.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copy = self.stage / "one"
+        try:
+            content, status = _copy(place, copy)
+            if content not in self.there:
+                self.store.put_content(self.first.owner, content, copy)
+                self.there.add(content)
+        finally:
+            copy.unlink(missing_ok=True)
+        if time.time_ns() - status[4] > SETTLED_NS:
+            self.known[name, status] = content
+        return Entry(sha256=content, size=status[0], mode=status[1])
+
+
+def _same(one: Manifest, other: Manifest) -> bool:
+    return (one.entries, one.single, one.absent, one.left_out) == (
+        other.entries,
+        other.single,
+        other.absent,
+        other.left_out,
+    )
+
+
+def _copy(source: Path, to: Path) -> tuple[str, _Status]:
+    """Copy a file and return content id and status of the copy; a file that changes meanwhile is copied again."""
+    for left in reversed(range(TRIES)):
+        found, size = hashlib.sha256(), 0
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened, to.open("wb") as copy:
+            before = _status(os.fstat(opened.fileno()))
+            while piece := opened.read(_PIECE):
+                found.update(piece)
+                copy.write(piece)
+                size += len(piece)
+            after = _status(os.fstat(opened.fileno()))
+        if (before == after and size == after[0]) or not left:
+            return found.hexdigest(), (size, *after[1:])
+    raise AssertionError(source)
+
+
+def _status(found: os.stat_result) -> _Status:
+    return found.st_size, found.st_mode & 0o777, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _look(path: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """What lies at `path`, by its path from there ("" is the artifact itself), and why the rest is no part of it.
+
+    None if there is nothing. Raises `ArtifactRefused` for too much.
+    """
+    found: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    size = 0
+    try:
+        top = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None, {}
+    if not (stat.S_ISREG(top.st_mode) or stat.S_ISDIR(top.st_mode)):
+        return None, {path.name: "is a link, and an artifact is a file or a folder"}
+    found[""] = ("file", _status(top)) if stat.S_ISREG(top.st_mode) else ("folder", None)
+    if stat.S_ISREG(top.st_mode):
+        size = top.st_size
+    for place, folders, names in os.walk(path):
+        for each in folders + names:
+            own = Path(place) / each
+            try:
+                name = os.fsencode(os.path.relpath(own, path)).decode()
+                status = own.lstat()
+            except UnicodeError:
+                left_out[ascii(each)] = "has a name that is no UTF-8"
+                continue
+            except OSError:
+                continue  # removed meanwhile
+            if stat.S_ISLNK(status.st_mode):
+                _take_link(own, name, found, left_out)
+            elif stat.S_ISDIR(status.st_mode):
+                found[name] = ("folder", None)
+            elif stat.S_ISREG(status.st_mode):
+                found[name] = ("file", _status(status))
+                size += status.st_size
+            else:
+                left_out[name] = "is no regular file"
+            if len(found) > MOST_FILES:
+                raise ArtifactRefused(f"`{path}` has more than {MOST_FILES:,} files", hint="pack them into an archive")
+    if size > MOST_BYTES:
+        raise ArtifactRefused(f"`{path}` has {format_size(size)}, more than {format_size(MOST_BYTES)}")
+    return found, left_out
+
+
+def _take_link(path: Path, name: str, found: dict[str, Any], left_out: dict[str, str]) -> None:
+    with suppress(OSError):
+        try:
+            target = os.fsencode(path.readlink()).decode()
+        except UnicodeError:
+            left_out[name] = "is a link to a name that is no UTF-8"
+            return
+        if _leads_out(name, target):
+            left_out[name] = "is a link out of the artifact"
+        else:
+            found[name] = ("link", target)
+
+
+def _tell(left_out: Mapping[str, str]) -> str | None:
+    if not left_out:
+        return None
+    told = "; ".join(f"`{name}` {why}" for name, why in sorted(left_out.items())[:5])
+    return told + (f", and {len(left_out) - 5:,} more" if len(left_out) > 5 else "")
