@@ -70,6 +70,12 @@ class Objects:
         key = "/".join(reference.split("/")[-2:])
         return next(iter(self.blobs.list_keys(key)), None) == key
 
+    def put_note(self, reference: str, data: bytes) -> None:
+        self.blobs.create(f"{reference}.note", data)
+
+    def get_note(self, reference: str) -> bytes | None:
+        return self.blobs.get(f"{reference}.note")
+
     def get_blob(self, reference: str) -> bytes:
         """Only the last two parts of the reference count, so a share mounted at another path works too."""
         key = "/".join(reference.split("/")[-2:])
