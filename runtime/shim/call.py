@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
+PROGRAM = "runtime.shim.call"
+"""The name by which its own process knows this program, whose module is `__main__` there."""
 SETUP_FAILED = "setup_failed"
 """As in `runtime.shim.ranks`, which this program does without."""
 VALUE = "value"
@@ -403,7 +405,12 @@ def read_request(path: str) -> "Dict[str, Any]":
     return json.loads(content.decode("utf-8"))  # type: ignore[no-any-return]
 
 
+current = None  # type: Optional[Run]
+"""The run of this program; `runtime.worker.attempts.context` finds it here."""
+
+
 def main(path: str) -> int:
+    global current
     request = read_request(path)
     # This file's own folder has nothing to import.
     sys.path[:1] = [os.path.abspath(each) for each in request["paths"]]
@@ -420,16 +427,19 @@ def main(path: str) -> int:
     except Exception as problem:
         # A module that fails as it is imported is the user's own code.
         return fail(folder, problem, keep)
+    run = None  # type: Optional[Run]
     if request.get("run"):
         run = make_run(request, args[0] if args else None, dict(os.environ))
         args = [run] + args
     elif request.get("task"):
-        run = Run(request["name"], None, {})
+        run = Run(request["name"], None, {}, index=int(request.get("number") or 0), argv=request.get("argv"))
+    current = run
     if request.get("task"):
         # As in the worker's own Python, where `runtime.current_attempt` looks too.
         import functools
         import signal
 
+        assert run is not None
         handler = functools.partial(run.stop)
         handler.gives_way = True  # type: ignore[attr-defined]
         signal.signal(signal.SIGTERM, handler)

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from runtime.shim.call import Run
+from runtime.shim.call import PROGRAM, Run
 from runtime.worker.attempts import child, scratch
 
 TYPE_CHECKING = False
@@ -121,6 +121,10 @@ def current_attempt() -> Attempt:
     global _local
     if _local is None:
         _local = Attempt(_Outside())
+        program = sys.modules["__main__"]
+        if getattr(program, "PROGRAM", None) == PROGRAM and program.current is not None:
+            _local.variant = program.current.variant
+            _local.bind(program.current.index, program.current.argv)
     return _local
 
 

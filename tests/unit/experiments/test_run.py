@@ -178,7 +178,7 @@ def test_run_says_where_it_comes_from_on_every_target(lab: Any, target: str, mon
     if target == "here":
         assert (context[0], context[3:], variants) == ("local", mine[3:], [{"lr": 1}, None])
     else:
-        assert (context, variants[0]) == (mine, {"lr": 1})
+        assert (context, variants) == (mine, [{"lr": 1}, {"lr": 1}])
 
 
 @pytest.mark.parametrize("target", [each for each in TARGETS if each != "here"], indirect=True)
