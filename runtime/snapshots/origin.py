@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from runtime.errors import RequestRefused
 from runtime.secret_signs import drop_secret_arguments, has_known_form
-from runtime.snapshots.snapshot import SnapshotRules, ask_git, read_diffs, read_git_state, survey
+from runtime.snapshots.snapshot import SnapshotRules, ask_git, read_diffs, read_git_state, start_git, survey
 
 MOST_DIFF_BYTES: Final = 256 << 10
 """Limit for the diffs of all repositories together."""
@@ -47,16 +47,18 @@ def read_repositories(folder: Path, names: Collection[str]) -> list[dict[str, An
     found, left = [], MOST_DIFF_BYTES
     for place, files in _split(folder, names):
         here = folder / place
-        state = read_git_state(here, ())
+        # All at once.
+        status = start_git(here, "status", "--porcelain", "--ignore-submodules", "--", ".")
+        remote = start_git(here, "config", "--get", "remote.origin.url")
+        state, dirty, url = read_git_state(here, ()), bool(status()), remote()
         if state is None:
             continue
-        dirty = bool(ask_git(here, "status", "--porcelain", "--ignore-submodules", "--", "."))
         record: dict[str, Any] = {
             "folder": place,
             "commit": state.commit,
             "branch": None if state.branch is None else _plain(state.branch),
             "dirty": dirty,
-            "remote": read_remote(here),
+            "remote": remove_credentials(_plain(os.fsdecode(url or b"")).strip()) or None,
         }
         for name, diff in zip(("diff", "staged_diff"), read_diffs(here, files) if dirty else ("", ""), strict=True):
             record[name] = cut_text(diff, left)
@@ -100,15 +102,11 @@ def cut_text(text: str, most_bytes: int) -> str:
     return encoded[:most_bytes].decode("utf-8", "ignore") + CUT
 
 
-def read_remote(folder: Path) -> str | None:
-    """Return the URL of `origin` without a password, a token or a query; None if it has none or is a secret all the same."""
-    said = ask_git(folder, "config", "--get", "remote.origin.url")
-    url = _plain(os.fsdecode(said)).strip() if said else ""
-    return remove_credentials(url) or None
-
-
 def remove_credentials(url: str) -> str:
-    """Keep the user of ssh, which is no secret; a user of http may be a token."""
+    """Return a URL without password, token and query; empty for one that is a secret all the same.
+
+    The user of ssh is kept, and that of http is not: it may be a token.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -250,8 +250,8 @@ def read_git_state(folder: Path, names: Collection[str]) -> GitState | None:
     a secret that was removed from them.
     """
     # Both at once.
-    where = _start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
-    changed = _start_git(folder, *_DIFF, "--name-only", "-z", "HEAD", "--", ".")
+    where = start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
+    changed = start_git(folder, *_DIFF, "--name-only", "-z", "HEAD", "--", ".")
     said, listed = where(), changed()
     if said is not None:
         _, commit, name = said.splitlines()
@@ -411,10 +411,10 @@ def _matcher(lines: str) -> Callable[[str], bool]:
 
 def ask_git(folder: Path, *args: str, patience: _Patience | None = None) -> bytes | None:
     """Return what git prints; None if it refuses or is not installed. Git takes no lock and writes nothing."""
-    return _start_git(folder, *args, patience=patience)()
+    return start_git(folder, *args, patience=patience)()
 
 
-def _start_git(folder: Path, *args: str, patience: _Patience | None = None) -> Callable[[], bytes | None]:
+def start_git(folder: Path, *args: str, patience: _Patience | None = None) -> Callable[[], bytes | None]:
     """Start git, and return a function that waits for its output as `ask_git` does."""
     try:
         asked = subprocess.Popen(
