@@ -164,6 +164,28 @@ def find_secret_argument(words: Sequence[str]) -> str | None:
     return None
 
 
+def drop_secret_arguments(words: Sequence[str]) -> list[str]:
+    """Return the arguments without those that `find_secret_argument` finds, nor the value after the name of one.
+
+    Only the program is left if they seem to hold a secret all the same, such as in the text of a shell.
+    """
+    if find_secret_argument(words) is None:
+        return list(words)
+    kept: list[str] = []
+    left = list(words)
+    while left:
+        pair = left[:2]
+        if find_secret_argument(left[:1]):
+            del left[:1]
+        elif len(pair) > 1 and find_secret_argument(pair) and not find_secret_argument(pair[1:]):
+            del left[:2]
+        else:
+            kept.append(left.pop(0))
+    if find_secret_argument(kept):
+        return [] if find_secret_argument(kept[:1]) else kept[:1]
+    return kept
+
+
 def has_known_form(text: object) -> bool:
     """Whether a text holds a token of a well-known form, which is a secret under any name."""
     return isinstance(text, str) and re.search(FORMS, text) is not None

@@ -13,21 +13,18 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from runtime.client.functions import check_returns_value, import_paths, name_function
-from runtime.client.tasks.code import find_code_folder, import_root
-from runtime.config import load_settings, working_folder
-from runtime.errors import InvalidValue, MissingExtra, NotPossible, RequestRefused, UnknownName
+from runtime.client.functions import check_returns_value, name_function
+from runtime.client.tasks.code import read_code_git
+from runtime.config import load_settings
+from runtime.errors import InvalidValue, MissingExtra, NotPossible, UnknownName
 from runtime.experiments import run as experiments
 from runtime.experiments.calls import Call
 from runtime.experiments.run import HERE, QUEUE
-from runtime.secret_signs import find_secret_argument
-from runtime.snapshots.identity import ask_git
-from runtime.snapshots.own_files import list_own_places
-from runtime.snapshots.snapshot import SnapshotRules, read_diffs, read_git_state, survey
+from runtime.snapshots.origin import own_argv
 
 HERE_NO_DOODAD: Final = "here_no_doodad"
 LOCAL: Final = "local"
@@ -131,8 +128,8 @@ def run_experiment(
             "exp_name": full_name,
             "use_gpu": use_gpu,
             "gpu_id": gpu_id,
-            "git_infos": list(_read_git_infos(method_call)),
-            "script_name": _name_script(),
+            "git_infos": _read_git_infos(method_call),
+            "script_name": " ".join(own_argv()),
         },
         extra={"base_exp_name": exp_name, **({"docker_image": docker_image} if docker_image else {})},
         log_dir=log_dir if target == HERE or target.startswith(QUEUE) else None,
@@ -253,8 +250,6 @@ def _with_config(
         folder = log_dir or str(run.output)
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103  the type of a path is that of the user's function
         ids = {"run": number, **run.ids}
-        if "RUNTIME_JOB_ID" in os.environ:
-            ids["RUNTIME_JOB_ID"] = os.environ["RUNTIME_JOB_ID"]
         if "SLURM_JOB_ID" in ids:
             ids["slurm-job-id"] = ids["SLURM_JOB_ID"]
         return method_call(DoodadConfig(base_log_dir=folder, extra_launch_info={**extra, **ids}, **facts), variant)
@@ -273,32 +268,19 @@ def _carry_by_value() -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def _read_git_infos(method_call: Callable[..., Any]) -> Iterator[GitInfo]:
-    """Yield the state of each repository in the function's project from which modules are imported."""
-    settings = load_settings()
-    rules = SnapshotRules(secrets=settings.project.snapshot_secrets, left_out=list_own_places(settings))
-    seen: set[str] = set()
-    try:
-        root = find_code_folder(import_root(method_call) or working_folder()).resolve()
-        for each in import_paths(root):
-            top = ask_git(root / each, "rev-parse", "--show-toplevel")
-            if not top or top in seen:
-                continue
-            seen.add(top)
-            # If the repository is around the project, only the project goes along.
-            folder = root if root.is_relative_to(top) else Path(top)
-            names = [file.name for file in survey(folder, rules)]
-            state = read_git_state(folder, names)
-            if state is not None:
-                changed, staged = read_diffs(folder, names)
-                yield GitInfo(str(folder), changed, staged, state.commit or "", state.branch or "[DETACHED]")
-    except RequestRefused:
-        return  # a launch refuses this folder and says why; a call in this process needs none
-
-
-def _name_script() -> str:
-    """The command line of this process; without its arguments if one of them looks like a secret."""
-    return sys.argv[0] if find_secret_argument(sys.argv) else " ".join(sys.argv)
+def _read_git_infos(method_call: Callable[..., Any]) -> list[GitInfo]:
+    """The state of each repository in the function's project."""
+    folder, repositories = read_code_git(method_call)
+    return [
+        GitInfo(
+            str(folder / each["folder"]),
+            each["diff"],
+            each["staged_diff"],
+            each["commit"] or "",
+            each["branch"] or "[DETACHED]",
+        )
+        for each in repositories
+    ]
 
 
 def _plain(name: str) -> str:

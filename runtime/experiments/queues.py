@@ -23,6 +23,7 @@ from runtime.config import working_folder
 from runtime.errors import UnknownName
 from runtime.experiments.calls import Call, Calls
 from runtime.records.orders import person
+from runtime.snapshots.origin import own_argv
 from runtime.stack.open import OpenStack, open_stack
 from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, task_id
 from runtime.worker.attempts.calls import FILE
@@ -66,6 +67,7 @@ def start_on_queue(
         check_packed(call.function, wanted, code)
     salt = secrets.token_hex(8) if again else None
     ids: dict[str, int] = {}
+    argv = own_argv()
 
     def make_lines() -> Iterator[dict[str, Any]]:
         for number, item in enumerate(every):
@@ -79,7 +81,8 @@ def start_on_queue(
                 entry = {"function": CALL_REQUEST, "args": [{**request, "item": item, "number": number}]}
             key = f"{number}-{_key_of([entry, code.snapshot, packages.id, salt])}"
             ids[task_id(name, key=key)] = number
-            yield {**entry, "key": key, "folder": code.folder}
+            # Not part of the key: the same call from another command line is the same task.
+            yield {**entry, "kwargs": {"argv": argv}, "key": key, "folder": code.folder}
 
     submission = submit(
         make_lines(),

@@ -45,7 +45,7 @@ def run_experiment(
     name = check_call(function, name, target)
     if target == HERE:
         refuse_fields(fields)
-        return function(Run(name, variant, FoldersHere(name)), variant)
+        return function(RunHere(name, variant, function), variant)
     return _start(function, [variant], name, target, fields, run=True, single=True, again=again)[0]
 
 
@@ -153,3 +153,17 @@ class FoldersHere(dict[str, str]):
         folder = Path(load_settings().data_dir) / HERE / self._name / place
         self.update(output=str(folder / "output"), checkpoint=str(folder / "checkpoint"), metrics=str(folder / METRICS))
         return self[which]
+
+
+class RunHere(Run):
+    """A run in this process. Where it comes from is read when the function asks."""
+
+    def __init__(self, name: str, variant: Any, function: Callable[..., Any], index: int = 0) -> None:
+        super().__init__(name, variant, FoldersHere(name), index=index)
+        self._function = function
+
+    def _read_origin(self) -> dict[str, Any]:
+        from runtime.client.tasks.code import read_code_git
+        from runtime.snapshots.origin import own_argv
+
+        return {"argv": own_argv(), "git": read_code_git(self._function)[1]}

@@ -13,12 +13,11 @@ from typing import Any, Final, Protocol
 from runtime.client.functions import name_function
 from runtime.client.values import End
 from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused
-from runtime.experiments.run import HERE, QUEUE, FoldersHere, check_call, refuse_fields
+from runtime.experiments.run import HERE, QUEUE, RunHere, check_call, refuse_fields
 from runtime.experiments.sampling import MakesSampler, ask, load_optuna
 from runtime.experiments.space import Space, read_space, spell
 from runtime.experiments.trials import Objective, Study, Trial, TrialState, end_trial, read_objective
 from runtime.faults import reach
-from runtime.shim.call import Run
 from runtime.terminal import Log
 
 FIRST_LOOK_S: Final = 0.02
@@ -212,7 +211,7 @@ class Here:
         return []
 
     def start(self, number: int, variant: Mapping[str, Any]) -> Mapping[str, Any]:
-        run = Run(self._name, dict(variant), FoldersHere(self._name), index=number)
+        run = RunHere(self._name, dict(variant), self._function, index=number)
         try:
             value = self._function(run, dict(variant))
             self._ended[number] = End(take=lambda: value)

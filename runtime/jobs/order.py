@@ -43,6 +43,7 @@ def make_order(
     order: dict[str, Any] = {
         "schema": ORDER_SCHEMA,
         "job": job.id,
+        "name": job.experiment or job.name,
         "epoch": 1,
         "part": 0,
         "runs": {str(offset + place): _run(spec, params, offset + place) for place, params in enumerate(indices)},

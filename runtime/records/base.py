@@ -225,6 +225,11 @@ class FileStore(Protocol):
     def get_blob(self, reference: str) -> bytes: ...
     def has_blob(self, reference: str) -> bool: ...
 
+    def put_note(self, reference: str, data: bytes) -> None:
+        """Keep a note beside the content of a reference, for people. The first one stays."""
+
+    def get_note(self, reference: str) -> bytes | None: ...
+
     def log_url(self, task_id: str, token: str) -> str:
         """The URL that `append_log` returns, also before its first call."""
 

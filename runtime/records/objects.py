@@ -70,6 +70,12 @@ class Objects:
         key = "/".join(reference.split("/")[-2:])
         return next(iter(self.blobs.list_keys(key)), None) == key
 
+    def put_note(self, reference: str, data: bytes) -> None:
+        self.blobs.create(_note_key(reference), data)
+
+    def get_note(self, reference: str) -> bytes | None:
+        return self.blobs.get(_note_key(reference))
+
     def get_blob(self, reference: str) -> bytes:
         """Only the last two parts of the reference count, so a share mounted at another path works too."""
         key = "/".join(reference.split("/")[-2:])
@@ -226,3 +232,7 @@ class BlobManifests(Objects):
 
     def mark_sent(self, part: ManifestPart) -> None:
         self.blobs.create(f"manifests/{experiment_digest(part.experiment)}/{part.name}.sent", b"")
+
+
+def _note_key(reference: str) -> str:
+    return "/".join(reference.split("/")[-2:]) + ".note"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
+PROGRAM = "runtime.shim.call"
+"""The name by which its own process knows this program, whose module is `__main__` there."""
 SETUP_FAILED = "setup_failed"
 """As in `runtime.shim.ranks`, which this program does without."""
 VALUE = "value"
@@ -28,6 +30,13 @@ OF_LINES = ("at", "step", "of")
 VALUE_SCHEMA = 1
 PROTOCOL = 4
 """Of pickles: the newest that Python 3.6 reads."""
+IDS = (
+    *("RUNTIME_JOB_ID", "RUNTIME_TASK_ID", "RUNTIME_ATTEMPT_TOKEN"),
+    *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "RAY_JOB_ID", "HOSTNAME"),
+)
+"""Variables by which we and backends name what runs."""
+NO_GPUS = ("-1", "all", "none", "void", "NoDevFiles")
+"""Values of variables that name no GPU. Images for GPUs set `all`, also on machines that have none."""
 MOST_BITS = 14000
 """Of an integer in JSON: Python reads 4,300 digits."""
 MOST_TEXT = 100000
@@ -43,25 +52,70 @@ class NoJson(Exception):
 
 
 class Run(object):
-    """The run that a function is called in, the same on every target."""
+    """The run that a function is called in, the same on every target; also what `runtime.current_attempt` is made of."""
 
     def __init__(
         self,
         name: str,
         variant: "Any",
         folders: "Dict[str, str]",
-        ids: "Optional[Dict[str, str]]" = None,
         index: int = 0,
         attempt: int = 1,
+        argv: "Optional[List[str]]" = None,
     ) -> None:
-        """`folders` are `output`, `checkpoint` and the file `metrics`; `ids` what the backend and we call this run."""
-        self.name, self.variant, self.ids = name, variant, dict(ids or {})
+        """`folders` are `output`, `checkpoint` and the file `metrics`; `argv` is None if the file of `RUNTIME_ORIGIN` has it."""
+        self.name, self.variant = name, variant
         self.index, self.attempt = index, attempt
         self._folders, self._asked, self._looks = folders, False, False
         self._reports = None  # type: Optional[ReportFile]
+        self._argv, self._origin = argv, None  # type: Optional[List[str]], Optional[Dict[str, Any]]
 
     def __repr__(self) -> str:
         return "<run %d of %s, attempt %d>" % (self.index, self.name, self.attempt)
+
+    # where it comes from, and where it is
+
+    @property
+    def argv(self) -> "List[str]":
+        """The command line of the program that launched or submitted it, without arguments that look like secrets."""
+        return list(self._find_origin().get("argv") or () if self._argv is None else self._argv)
+
+    @property
+    def git(self) -> "List[Dict[str, Any]]":
+        """The git repositories of its code, as they were when it was launched or submitted."""
+        return list(self._find_origin().get("git") or ())
+
+    @property
+    def ids(self) -> "Dict[str, str]":
+        """What the backend and we call it, by the names of variables."""
+        own = {name: os.environ[name] for name in IDS if name in os.environ}
+        return dict(self._find_origin().get("ids") or {}, **own)
+
+    @property
+    def gpus(self) -> "List[str]":
+        """The ids of its GPUs; empty if it has none."""
+        for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+            given = [each.strip() for each in os.environ.get(name, "").split(",")]
+            if given != [""]:
+                return [] if given[0] in NO_GPUS else given
+        return []
+
+    def _find_origin(self) -> "Dict[str, Any]":
+        if self._origin is None:
+            self._origin = self._read_origin()
+        return self._origin
+
+    def _read_origin(self) -> "Dict[str, Any]":
+        import json
+
+        try:
+            with io.open(os.environ["RUNTIME_ORIGIN"], encoding="utf-8") as opened:
+                found = json.load(opened)
+        except (KeyError, OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    # folders
 
     @property
     def output(self) -> "Path":
@@ -80,6 +134,8 @@ class Run(object):
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    # stopping
+
     def should_stop(self) -> bool:
         """Whether the function should save a checkpoint and return soon."""
         self._looks = True
@@ -94,18 +150,22 @@ class Run(object):
         if not self._looks:
             raise SystemExit("stopped by SIGTERM")
 
+    # reports
+
     def report(self, step: "Optional[float]" = None, **numbers: float) -> None:
         """Keep numbers by their names, at a step if there is one: a line of JSON in the file that `RUNTIME_METRICS` names."""
-        self._report_file().add(numbers, step)
+        self._keep(numbers, step)
 
-    def progress(self, done: float, total: "Optional[float]" = None, **numbers: float) -> None:
-        """Report that step `done` of `total` is reached, and numbers as `report` does."""
-        self._report_file().add(numbers, done, total)
+    def progress(
+        self, done: float, total: "Optional[float]" = None, text: "Optional[str]" = None, **numbers: float
+    ) -> None:
+        """Report that step `done` of `total` is reached, and numbers as `report` does. `text` is shown if a person watches."""
+        self._keep(numbers, done, total)
 
-    def _report_file(self) -> "ReportFile":
+    def _keep(self, numbers: "Dict[str, float]", step: "Optional[float]" = None, of: "Optional[float]" = None) -> None:
         if self._reports is None:
             self._reports = ReportFile(self._folders["metrics"])
-        return self._reports
+        self._reports.add(numbers, step, of)
 
 
 class ReportFile(object):
@@ -319,12 +379,12 @@ def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]
         "metrics": environ["RUNTIME_METRICS"],
     }
     run = Run(
-        request["name"],
+        environ.get("RUNTIME_EXPERIMENT") or request["name"],
         variant,
         folders,
-        ids=request.get("ids"),
         index=int(request.get("number") or environ.get("RUNTIME_ARRAY_INDEX") or 0),
         attempt=int(environ["RUNTIME_ATTEMPT"]),
+        argv=request.get("argv"),
     )
     for name in request.get("signals") or ():
         import signal
@@ -345,7 +405,12 @@ def read_request(path: str) -> "Dict[str, Any]":
     return json.loads(content.decode("utf-8"))  # type: ignore[no-any-return]
 
 
+current = None  # type: Optional[Run]
+"""The run of this program; `runtime.worker.attempts.context` finds it here."""
+
+
 def main(path: str) -> int:
+    global current
     request = read_request(path)
     # This file's own folder has nothing to import.
     sys.path[:1] = [os.path.abspath(each) for each in request["paths"]]
@@ -362,16 +427,19 @@ def main(path: str) -> int:
     except Exception as problem:
         # A module that fails as it is imported is the user's own code.
         return fail(folder, problem, keep)
+    run = None  # type: Optional[Run]
     if request.get("run"):
         run = make_run(request, args[0] if args else None, dict(os.environ))
         args = [run] + args
     elif request.get("task"):
-        run = Run(request["name"], None, {})
+        run = Run(request["name"], None, {}, index=int(request.get("number") or 0), argv=request.get("argv"))
+    current = run
     if request.get("task"):
         # As in the worker's own Python, where `runtime.current_attempt` looks too.
         import functools
         import signal
 
+        assert run is not None
         handler = functools.partial(run.stop)
         handler.gives_way = True  # type: ignore[attr-defined]
         signal.signal(signal.SIGTERM, handler)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from typing import Any, Dict
 
 PROGRAM = "runtime.shim.call"
-NATIVE_IDS = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "RAY_JOB_ID", "HOSTNAME")
-"""Variables by which backends name what runs."""
 _loaded: "Dict[str, bytes]" = {}
 
 
@@ -41,7 +39,7 @@ def write_call(order, run, number, scratch):
     """Write the program and its request into `scratch`; returns the words that start it."""
     call = order["call"]
     name, program = load_program(call["python"])
-    request = dict(call, attempt=run.attempt_folder(number), ids=native_ids())
+    request = dict(call, attempt=run.attempt_folder(number))
     if "item" in order["runs"][str(run.index)]:
         request["item"] = order["runs"][str(run.index)]["item"]
     checkpoint = order.get("checkpoint")
@@ -60,7 +58,3 @@ def write_call(order, run, number, scratch):
     except (IOError, OSError) as problem:
         raise SetupFailed("cannot write the call: %s" % problem.strerror)
     return [call["python"]] + [os.path.join(scratch, each) for each, _ in files]
-
-
-def native_ids():
-    return {name: os.environ[name] for name in NATIVE_IDS if name in os.environ}

@@ -1,6 +1,7 @@
 """The command of an attempt and its ranks: processes on this machine, or a starter that runs a shim for each elsewhere."""
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -80,6 +81,8 @@ PREEMPTED_NOTE = "preempted"
 """File of an attempt's folder by which a command that exits with `TEMPORARY_FAILURE` reports that it loses its machine."""
 ENGINE_FAILED = (125, 126, 127)
 """Exit codes of podman and docker if they fail themselves; a command may have them too."""
+NATIVE_IDS = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "RAY_JOB_ID", "HOSTNAME")
+"""Variables by which backends name what runs, as in `runtime.shim.call`."""
 OF_RANKS: "Tuple[str, ...]" = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_RANKS += ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 OF_RANKS += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT")
@@ -100,6 +103,7 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
     work = order["runs"][str(run.index)]
     folder = make_tree(order, run.job, scratch)
     environment = make_variables(order, run, number, checkpoints, deadline, binding)
+    environment["RUNTIME_ORIGIN"] = write_origin(order, scratch)
     if order.get("environment"):
         from runtime.shim.environment import enter_environment, find_environment
 
@@ -175,6 +179,8 @@ def make_variables(
         own["RUNTIME_DEADLINE"] = str(int(deadline))
     if (order.get("code") or {}).get("sha256"):
         own["RUNTIME_SNAPSHOT_ID"] = "sha256:" + order["code"]["sha256"]
+    if order.get("name"):
+        own["RUNTIME_EXPERIMENT"] = order["name"]
     nested = "RUNTIME_JOB_ID" in os.environ
     environment = {
         key: value
@@ -192,6 +198,19 @@ def make_variables(
     environment.update(binding)
     environment.update(own)
     return environment
+
+
+def write_origin(order, scratch):
+    """Write where the job comes from, and what the backend calls it, which a container's variables do not say; returns the
+    file's path."""
+    path = os.path.join(scratch, "origin.json")
+    ids = {name: os.environ[name] for name in NATIVE_IDS if name in os.environ}
+    try:
+        with io.open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as opened:
+            json.dump(dict(order.get("origin") or {}, ids=ids), opened)
+    except (IOError, OSError) as problem:
+        raise SetupFailed("cannot write %s: %s" % (path, problem.strerror))
+    return path
 
 
 def read_secret(path):

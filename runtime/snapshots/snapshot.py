@@ -125,24 +125,34 @@ def take_snapshot(
     since they were last read are not read again, and a snapshot that `records` has is not sent again. `more` are files at
     the root of the snapshot, in place of those of the tree.
     """
-    files = survey(folder, rules or SnapshotRules())
+    rules = rules or SnapshotRules()
+    files = survey(folder, rules)
     if more:
         kept = _read_all(folder, [each for each in files if each.name not in more])
         archive = _pack(sorted(kept + _make_files(more), key=lambda each: each[0].name))
         if records is not None:
-            records.put_blob(archive, prefix="snapshots")
+            _store(archive, folder, files, rules, records)
         return snapshot_id(archive)
     cache = SnapshotCache.open(cache_dir, folder)
     identity = None if cache.is_empty else cache.find_id(_read_changed(folder, files, cache))
-    if identity is None or (records is not None and not records.has_blob(_reference(identity))):
+    if identity is None or (records is not None and not records.has_blob(archive_reference(identity))):
         contents = _read_all(folder, files)
         archive = _pack(contents)
         identity = snapshot_id(archive)
         if records is not None:
-            records.put_blob(archive, prefix="snapshots")
+            _store(archive, folder, files, rules, records)
         cache.learn([Seen.of(file.name, file.status, content) for file, content in contents], identity)
     cache.save()
     return identity
+
+
+def _store(archive: bytes, folder: Path, files: Sequence[TreeFile], rules: SnapshotRules, records: RecordStore) -> None:
+    from runtime.snapshots.origin import encode_note, read_repositories, without_secrets
+
+    repositories = read_repositories(folder, without_secrets([each.name for each in files], rules))
+    # The note first: once the archive is there, nothing is stored again.
+    records.put_note(archive_reference(snapshot_id(archive)), encode_note(repositories))
+    records.put_blob(archive, prefix="snapshots")
 
 
 def make_snapshot(folder: Path, rules: SnapshotRules | None = None) -> Snapshot:
@@ -177,10 +187,10 @@ def snapshot_id(archive: bytes) -> str:
 
 def fetch_snapshot(identity: str, records: RecordStore) -> bytes:
     """Return the archive of a content id. Raises `StoreUnsafe` if the store holds other bytes under its name."""
-    return records.get_blob(_reference(identity))
+    return records.get_blob(archive_reference(identity))
 
 
-def _reference(identity: str) -> str:
+def archive_reference(identity: str) -> str:
     digest = identity.removeprefix(_PREFIX)
     if digest == identity or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
         raise InvalidValue("snapshot", identity, "sha256: and 64 hex digits, as `runtime submit` prints it")
@@ -240,16 +250,16 @@ def read_git_state(folder: Path, names: Collection[str]) -> GitState | None:
     a secret that was removed from them.
     """
     # Both at once.
-    where = _start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
-    changed = _start_git(folder, *_DIFF, "--name-only", "-z", "HEAD", "--", ".")
+    where = start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
+    changed = start_git(folder, *_DIFF, "--name-only", "-z", "HEAD", "--", ".")
     said, listed = where(), changed()
     if said is not None:
         _, commit, name = said.splitlines()
         branch: bytes | None = name.removeprefix(b"refs/heads/") if name != b"HEAD" else None
-    elif _git(folder, "rev-parse", "--is-inside-work-tree") is None:
+    elif ask_git(folder, "rev-parse", "--is-inside-work-tree") is None:
         return None
     else:
-        commit, branch = b"", _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
+        commit, branch = b"", ask_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
     known = set(names)
     shown = [name for name in map(os.fsdecode, (listed or b"").split(b"\0")) if name in known]
     return GitState(
@@ -266,7 +276,7 @@ def read_diffs(folder: Path, names: Collection[str]) -> tuple[str, str]:
     """
 
     def read(*against: str) -> str:
-        listed = _git(folder, *_DIFF, "--name-only", "-z", *against, "--", ".") or b""
+        listed = ask_git(folder, *_DIFF, "--name-only", "-z", *against, "--", ".") or b""
         known = set(names)
         return _read_diff(folder, [name for name in map(os.fsdecode, listed.split(b"\0")) if name in known], *against)
 
@@ -279,7 +289,7 @@ def _read_diff(folder: Path, names: Sequence[str], *against: str) -> str:
     while left and len(diff) < LONGEST_DIFF:
         letters = itertools.accumulate(len(os.fsencode(name)) for name in left)
         count = max(1, sum(1 for each in letters if each <= _NAMES_AT_ONCE))
-        shown = _git(folder, *_DIFF, *against, "--", *left[:count]) or b""
+        shown = ask_git(folder, *_DIFF, *against, "--", *left[:count]) or b""
         del left[:count]
         text = shown.decode("utf-8", "replace")[: LONGEST_DIFF - len(diff)]
         # Every line of a file begins with a space, `+`, `-`, `@` or a backslash.
@@ -300,7 +310,7 @@ def _list_below(
     folder: str, prefix: str, ignored: Callable[[str], bool] | None, patience: _Patience
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files of a tree and of the repositories inside it, each with `prefix`, in no order."""
-    listed = _git(Path(folder), "ls-files", "-z", "-co", "--exclude-standard", "--deduplicate", patience=patience)
+    listed = ask_git(Path(folder), "ls-files", "-z", "-co", "--exclude-standard", "--deduplicate", patience=patience)
     if listed is None:
         yield from _walk(folder, prefix, [("", ignored)] if ignored else [], patience)
         return
@@ -399,13 +409,13 @@ def _matcher(lines: str) -> Callable[[str], bool]:
     return lambda name: bool(spec.match_file(name))
 
 
-def _git(folder: Path, *args: str, patience: _Patience | None = None) -> bytes | None:
+def ask_git(folder: Path, *args: str, patience: _Patience | None = None) -> bytes | None:
     """Return what git prints; None if it refuses or is not installed. Git takes no lock and writes nothing."""
-    return _start_git(folder, *args, patience=patience)()
+    return start_git(folder, *args, patience=patience)()
 
 
-def _start_git(folder: Path, *args: str, patience: _Patience | None = None) -> Callable[[], bytes | None]:
-    """Start git, and return a function that waits for its output as `_git` does."""
+def start_git(folder: Path, *args: str, patience: _Patience | None = None) -> Callable[[], bytes | None]:
+    """Start git, and return a function that waits for its output as `ask_git` does."""
     try:
         asked = subprocess.Popen(
             ["git", "-C", str(folder), *args],

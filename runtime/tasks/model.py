@@ -298,6 +298,14 @@ def describe_entry(entry: Entry, *, width: int = 72) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def without_argv(entry: Entry) -> Entry:
+    """Return the entry without the command line of its submitter, which a call carries for people."""
+    if isinstance(entry, FunctionEntry) and entry.function in (CALL_PACKED, CALL_REQUEST) and "argv" in entry.kwargs:
+        kwargs = {name: value for name, value in entry.kwargs.items() if name != "argv"}
+        return FunctionEntry(entry.function, entry.args, kwargs)
+    return entry
+
+
 def _name_called(function: str, args: tuple[Any, ...]) -> str:
     """The function that one of ours calls, for `runtime.worker.attempts.calls`, or the function itself."""
     if function == CALL_PACKED and len(args) > 1:

@@ -47,6 +47,8 @@ TAKE_UP_FAULTS: Final = ("unlocked", "reordered", "resubmitted")
 CONTRACT: Final = frozenset(
     {
         "RUNTIME_JOB_ID",
+        "RUNTIME_EXPERIMENT",
+        "RUNTIME_ORIGIN",
         "RUNTIME_ATTEMPT",
         "RUNTIME_RESTARTS",
         "RUNTIME_RANK",

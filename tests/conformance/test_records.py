@@ -6,6 +6,7 @@ A store in the queue's own file (`holds_tasks`) has no manifest and no marks; th
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import subprocess
@@ -759,6 +760,19 @@ def test_has_blob_says_of_exactly_one_whether_it_is_there(store: RecordStore, pr
     assert not store.has_blob(reference[:-1])
     assert not store.has_blob(reference[:-4] + "beef")
     assert store.get_blob("/".join(reference.split("/")[-2:])) == b"here"
+
+
+@pytest.mark.parametrize("prefix", ["payloads", "snapshots"])
+def test_first_note_of_a_reference_stays_and_is_no_content(store: RecordStore, prefix: str) -> None:
+    reference = f"{prefix}/{hashlib.sha256(b'here').hexdigest()}"
+    assert store.get_note(reference) is None
+
+    store.put_note(reference, b"first")
+    store.put_note(reference, b"second")
+
+    assert (store.get_note(reference), store.has_blob(reference)) == (b"first", False)
+    stored = store.put_blob(b"here", prefix=prefix)
+    assert (store.get_note(stored), store.has_blob(stored), store.get_blob(stored)) == (b"first", True, b"here")
 
 
 def test_get_blob_of_a_missing_reference_fails_for_good(store: RecordStore) -> None:

@@ -14,12 +14,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from runtime.client.jobs import last_launch
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.known import count_gpus, forget_job, remember_job
-from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, prepare
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, code_rules, prepare
 from runtime.client.jobs.priced import agree_to_price
 from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
@@ -36,6 +37,7 @@ from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
 from runtime.launchers.standing import GONE, judge_job
 from runtime.shim.program import build_shim
+from runtime.snapshots.origin import own_argv, read_repositories, without_secrets
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import count_noun, format_time
 from runtime.values import replace
@@ -157,7 +159,7 @@ def _carry_out(
         return job
     reach("launch.unlocked")
     code = prepared.context.base / plan.spec.code.path
-    git = _begin(functools.partial(read_git_state, code, prepared.snapshot.names)) if prepared.snapshot else None
+    git = _begin(functools.partial(_read_git, code, prepared)) if prepared.snapshot else None
     if launched := last_launch.look_at(prepared) if compare and not known else None:
         last_launch.tell_difference(prepared, launched, progress)
     for note in () if known else plan.notes:
@@ -309,18 +311,32 @@ def _begin(action: Callable[[], T]) -> Callable[[], T]:
     return finish
 
 
+def _read_git(code: Path, prepared: Prepared) -> tuple[GitState | None, list[dict[str, Any]]]:
+    """Read the state of the code for the intent, and of each repository in it for those who run it."""
+    assert prepared.snapshot is not None
+    names = prepared.snapshot.names
+    rules = code_rules(prepared.plan.spec, prepared.context.settings, prepared.target)
+    return read_git_state(code, names), read_repositories(code, without_secrets(names, rules))
+
+
 def _write_down(
-    prepared: Prepared, files: Files, git: Callable[[], GitState | None] | None, progress: Callable[[str], None]
+    prepared: Prepared,
+    files: Files,
+    git: Callable[[], tuple[GitState | None, list[dict[str, Any]]]] | None,
+    progress: Callable[[str], None],
 ) -> None:
     """Write the intent and all files of the nodes, before the backend is called."""
     plan = prepared.plan
+    state, repositories = git() if git else (None, [])
+    # In the order, which every shim has, and not in the spec, whose hash is the job's id.
+    order = {**_whole_order(plan), "origin": {"argv": own_argv(), "git": repositories}}
     values = _read_secrets(plan.secrets, plan, prepared.context)
     if prepared.snapshot is not None:
         _store_snapshot(prepared.snapshot, plan, files, progress)
     wanted = [
         *(FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()),
         FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),
-        FileToWrite(f"{plan.folder}/order.json", _json(_whole_order(plan))),
+        FileToWrite(f"{plan.folder}/order.json", _json(order)),
         *(FileToWrite(name, b"", once=True) for name in open_index.name_parts(plan)),
         *(
             FileToWrite(f"{plan.folder}/artefacts/{name}", text.encode(), 0o700)
@@ -328,7 +344,7 @@ def _write_down(
         ),
         FileToWrite(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)), once=True),
         # The last, so that a visible job is complete.
-        FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, git() if git else None)), once=True),
+        FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, state)), once=True),
     ]
     files.write_many(wanted)
 

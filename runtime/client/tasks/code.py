@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.config import Settings, folders_above, load_project, working_folder
-from runtime.errors import NotPossible
+from runtime.errors import NotPossible, RequestRefused
 from runtime.owners import check_trusted
 from runtime.values import dataclass
 
@@ -169,6 +169,20 @@ def import_root(function: Callable[..., Any]) -> Path | None:
     name = getattr(function, "__module__", None) or ""
     file = getattr(sys.modules.get(name), "__file__", None)
     return _import_root(name, file) if file else None
+
+
+def read_code_git(function: Callable[..., Any]) -> tuple[Path, list[dict[str, Any]]]:
+    """Return the folder of a function's code, and the state of the git repositories in it; none in a folder that no call takes
+    along."""
+    from runtime.config import load_settings
+    from runtime.snapshots.origin import read_folder
+
+    start = import_root(function) or working_folder()
+    try:
+        folder = find_code_folder(start).resolve()
+    except RequestRefused:
+        return start, []
+    return folder, read_folder(folder, _rules(load_settings(), None))
 
 
 @functools.lru_cache(1_000)

@@ -17,7 +17,7 @@ from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.tasks.history import InvalidMessage
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import Task
+from runtime.tasks.model import Task, without_argv
 from runtime.tasks.wire import decode_task, encode_task, read_line
 
 PART_TASKS: Final = 10_000
@@ -185,7 +185,7 @@ def find_kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Ta
 def content_of(task: Task) -> tuple[object, ...]:
     """Return the parts of a task that define its work, without its code, submitter and time."""
     return (
-        task.entry,
+        without_argv(task.entry),
         task.resources,
         task.timeout,
         task.max_failures,

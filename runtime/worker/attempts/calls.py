@@ -16,7 +16,6 @@ from runtime.worker.attempts import context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import Any
 
 FILE = ".runtime-calls"
@@ -25,9 +24,12 @@ PICKLE = "$runtime.pickle"
 """The only key of an object that stands for a value that JSON cannot hold."""
 
 
-def call_request(request: dict[str, Any]) -> Any:
-    """Call a function of a module with JSON arguments, and with its run if the request says so. Raises as `check_request`."""
-    return _call(check_request(request))
+def call_request(request: dict[str, Any], argv: list[str] | None = None) -> Any:
+    """Call a function of a module with JSON arguments, and with its run if the request says so; `argv` is its submitter's.
+
+    Raises as `check_request`.
+    """
+    return _call(check_request(request), argv)
 
 
 def check_request(request: dict[str, Any]) -> dict[str, Any]:
@@ -37,9 +39,11 @@ def check_request(request: dict[str, Any]) -> dict[str, Any]:
     return request
 
 
-def call_packed(number: int | None, label: str, digest: str, more: dict[str, Any] | None = None) -> Any:
+def call_packed(
+    number: int | None, label: str, digest: str, more: dict[str, Any] | None = None, argv: list[str] | None = None
+) -> Any:
     """Make a call of the snapshot's file. Raises as `read_packed`."""
-    return _call(read_packed(number, label, digest, more))
+    return _call(read_packed(number, label, digest, more), argv)
 
 
 def read_packed(number: int | None, label: str, digest: str, more: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -65,41 +69,18 @@ def read_packed(number: int | None, label: str, digest: str, more: dict[str, Any
     return request
 
 
-def _call(request: dict[str, Any]) -> Any:
+def _call(request: dict[str, Any], argv: list[str] | None) -> Any:
     try:
         function = call.load(request)
     except call.Misfit as problem:
         raise TypeError(str(problem)) from None
     args, kwargs = call.load_arguments(request)
+    run = context.current_attempt()
+    run.bind(int(request.get("number", 0)), argv)
     if request["run"]:
-        args = [_TaskRun(request["name"], args[0] if args else None, int(request.get("number", 0))), *args]
+        run.variant = args[0] if args else None
+        args = [run, *args]
     value = function(*args, **kwargs)
     if call.is_json(value) and not (isinstance(value, dict) and list(value) == [PICKLE]):
         return value
     return {PICKLE: base64.b64encode(call.dump(value)).decode("ascii")}
-
-
-class _TaskRun(call.Run):
-    """The run of a task, from the attempt's context."""
-
-    def __init__(self, name: str, variant: Any, index: int) -> None:
-        self._attempt = context.current_attempt()
-        ids = {"RUNTIME_TASK_ID": self._attempt.task_id, "RUNTIME_ATTEMPT_TOKEN": self._attempt.token}
-        super().__init__(name, variant, {}, ids=ids, index=index, attempt=self._attempt.attempt)
-
-    @property
-    def output(self) -> Path:
-        return self._attempt.output_dir
-
-    @property
-    def checkpoint(self) -> Path:
-        return self._attempt.checkpoint_dir
-
-    def should_stop(self) -> bool:
-        return self._attempt.should_stop()
-
-    def report(self, step: float | None = None, **numbers: float) -> None:
-        if step is not None:
-            self._attempt.progress(step, None, None, **numbers)
-        else:
-            self._attempt.report(**numbers)

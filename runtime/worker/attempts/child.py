@@ -81,6 +81,9 @@ class Execution:
         if self._made_output:
             scratch.remove_empty(self.output_dir, parents=1)
 
+    def read_origin(self) -> dict[str, Any]:
+        return {}  # the file of the snapshot has it
+
     # stopping
 
     def stop_reason(self) -> str:
@@ -318,7 +321,7 @@ class Child:
 
         folder = execution.make_scratch()
         call = elsewhere.Call(self.environment.python, f"{folder}/.runtime-call", body)
-        call.write(execution.fields)
+        call.write()
         try:
             self._run_command(execution, call.argv, without=b"PYTHONPATH")
         except Failed as failure:

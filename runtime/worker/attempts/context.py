@@ -10,18 +10,19 @@ import os
 import sys
 import time
 
-from runtime.shim.call import ReportFile
+from runtime.shim.call import PROGRAM, Run
 from runtime.worker.attempts import child, scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
+    from typing import Any
 
 _SPEAK_EVERY_S = 5.0
 
 
-class Attempt:
+class Attempt(Run):
     """One execution of a task."""
 
     task_id: str
@@ -39,51 +40,46 @@ class Attempt:
     def __init__(self, execution: child.Execution | _Outside) -> None:
         self._execution = execution
         self.token, self.task_id, generation, count, self.experiment = execution.fields[:5]
-        self.generation, self.attempt = int(generation), int(count)
+        index = int(os.environ.get("RUNTIME_ARRAY_INDEX") or 0)
+        super().__init__(self.experiment, None, {"metrics": execution.reports_path}, index=index, attempt=int(count))
+        self.generation = int(generation)
         self.deadline = None
         if execution.deadline:
             from datetime import UTC, datetime
 
             self.deadline = datetime.fromtimestamp(execution.deadline, UTC)
         self.metrics = execution.metrics
-        self._reports = ReportFile(execution.reports_path) if execution.reports_path else None
+
+    def bind(self, index: int, argv: list[str] | None) -> None:
+        """Take what the call that runs in this attempt says about itself."""
+        self.index, self._argv = index, argv
 
     @property
-    def output_dir(self) -> Path:
+    def output(self) -> Path:
         """The attempt's own folder for results; made on first use, and removed if it stays empty."""
         return _path(self._execution.make_output() or "output")
 
     @property
-    def output(self) -> Path:
-        """The same as `output_dir`, as the run of an experiment has it."""
-        return self.output_dir
-
-    @property
     def checkpoint(self) -> Path:
-        """The same as `checkpoint_dir`."""
-        return self.checkpoint_dir
+        """A folder that all attempts of the task share; made on first use."""
+        path = self._execution.checkpoint_dir or f"checkpoints/{self.task_id}"
+        scratch.make_folder(path)
+        return _path(path)
 
     @property
-    def name(self) -> str:
-        """The experiment's name."""
-        return self.experiment
+    def output_dir(self) -> Path:
+        """The same as `output`."""
+        return self.output
 
     @property
-    def index(self) -> int:
-        """The place in a job's array; 0 outside of one."""
-        return int(os.environ.get("RUNTIME_ARRAY_INDEX") or 0)
+    def checkpoint_dir(self) -> Path:
+        """The same as `checkpoint`."""
+        return self.checkpoint
 
     @property
     def scratch_dir(self) -> Path:
         """A folder that is removed after the attempt; made on first use."""
         return _path(self._execution.make_scratch() or _temporary())
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """A folder that all attempts of the task share; made on first use."""
-        path = self._execution.checkpoint_dir or f"checkpoints/{self.task_id}"
-        scratch.make_folder(path)
-        return _path(path)
 
     @property
     def stop_reason(self) -> str | None:
@@ -97,20 +93,23 @@ class Attempt:
         """
         return self.stop_reason is not None
 
-    def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
-        """Report how far the attempt is; cheap enough for every step. Also keeps `metrics`, as `report` does."""
-        self._keep(metrics, done, total)
+    def progress(self, done: float, total: float | None = None, text: str | None = None, **numbers: float) -> None:
+        """Report how far the attempt is; cheap enough for every step. Also keeps numbers, as `report` does."""
+        self._keep(numbers, done, total)
         self._execution.note_progress(float(done), None if total is None else float(total), text)
 
-    def report(self, step: float | None = None, **metrics: float) -> None:
+    def report(self, step: float | None = None, **numbers: float) -> None:
         """Keep numbers, at a step if there is one: the record has the last, least and greatest number of each name."""
-        self._keep(metrics, step)
+        self._keep(numbers, step)
         self._execution.note_progress(None if step is None else float(step))
 
-    def _keep(self, metrics: dict[str, float], step: float | None = None, of: float | None = None) -> None:
-        if self._reports is not None:
-            self._reports.add(metrics, step, of)
-        self.metrics.update((name, float(value)) for name, value in metrics.items())
+    def _keep(self, numbers: dict[str, float], step: float | None = None, of: float | None = None) -> None:
+        if self._folders["metrics"]:
+            super()._keep(numbers, step, of)
+        self.metrics.update((name, float(value)) for name, value in numbers.items())
+
+    def _read_origin(self) -> dict[str, Any]:
+        return self._execution.read_origin() or super()._read_origin()
 
 
 def current_attempt() -> Attempt:
@@ -122,6 +121,10 @@ def current_attempt() -> Attempt:
     global _local
     if _local is None:
         _local = Attempt(_Outside())
+        program = sys.modules["__main__"]
+        if getattr(program, "PROGRAM", None) == PROGRAM and program.current is not None:
+            _local.variant = program.current.variant
+            _local.bind(program.current.index, program.current.argv)
     return _local
 
 
@@ -203,6 +206,14 @@ class _Outside:
             if in_main and gives_way:
                 signal.signal(signal.SIGTERM, on_term)
         return self._reason
+
+    def read_origin(self) -> dict[str, Any]:
+        """Read what a launch would take along, if this is neither a task nor a job."""
+        if os.environ.get("RUNTIME_ATTEMPT"):
+            return {}
+        from runtime.snapshots.origin import read_origin_here
+
+        return read_origin_here()
 
     def note_progress(self, done: float | None = None, total: float | None = None, text: str | None = None) -> None:
         now = time.monotonic()

@@ -38,11 +38,11 @@ class Call:
         self._is_call = body.get("function") in (CALL_PACKED, CALL_REQUEST)
         self.argv = [python, os.path.abspath(program.__file__), f"{folder}/call.json"]
 
-    def write(self, fields: list[str]) -> None:
-        """Write the request, for the order with these fields. Raises `Failed` if it cannot be made, or the Python is gone."""
+    def write(self) -> None:
+        """Write the request. Raises `Failed` if it cannot be made, or the Python is gone."""
         if not os.path.exists(self.argv[0]):
             raise Failed("setup_failed", f"the environment of the task is gone: no `{self.argv[0]}`")
-        request = self._make_request(fields[0], fields[1])
+        request = self._make_request()
         # Modules of ours come last, so that those of the code and of the environment stand before them.
         scratch.make_folder(f"{self._folder}/own")
         os.symlink(_PACKAGE, f"{self._folder}/own/runtime")
@@ -59,7 +59,7 @@ class Call:
         with open(f"{self._folder}/call.json", "w", encoding="utf-8") as opened:
             json.dump(request, opened)
 
-    def _make_request(self, token: str, task_id: str) -> dict[str, Any]:
+    def _make_request(self) -> dict[str, Any]:
         body = self._body
         if "workflow" in body:
             args = [body["project"], body["workflow"], list(body.get("args") or ())]
@@ -67,13 +67,14 @@ class Call:
         function, args, kwargs = body["function"], list(body.get("args") or ()), dict(body.get("kwargs") or {})
         if not self._is_call:
             return _plain(function, args, kwargs)
+        argv = kwargs.pop("argv", None)
         try:
             found = calls.read_packed(*args, **kwargs) if function == CALL_PACKED else calls.check_request(args[0])
             request = dict(found)
         except (OSError, ValueError, TypeError, KeyError, IndexError) as problem:
             entries.print_error(f"error: {entries.describe(problem)}")
             raise Failed("config_invalid", entries.describe(problem)) from None
-        return {**request, "ids": {"RUNTIME_TASK_ID": task_id, "RUNTIME_ATTEMPT_TOKEN": token}}
+        return {**request, "argv": argv}
 
     # the end
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from runtime.worker.attempts import scratch, wire
+from runtime.worker.attempts import scratch, trees, wire
 from runtime.worker.attempts.entries import Failed, flush, parse_object
 
 TYPE_CHECKING = False
@@ -34,6 +34,7 @@ _NAMES = (
     b"RUNTIME_METRICS",
     b"RUNTIME_SNAPSHOT_ID",
     b"RUNTIME_SNAPSHOT_DIR",
+    b"RUNTIME_ORIGIN",
     b"RUNTIME_DEADLINE",
     b"PYTHONPATH",
 )
@@ -162,6 +163,7 @@ class Environment:
                 f"{scratch_root}/{token}{scratch.METRICS}" if scratch_root else "",
                 snapshot,
                 code_dir,
+                f"{code_dir.rsplit('/', 2)[0]}/{trees.ORIGIN}" if code_dir else "",
                 f"{deadline:.3f}" if deadline else "",
                 # The submitted code comes before installed code.
                 os.pathsep.join([*(_import_folders(code_dir) if code_dir else ()), *filter(None, [inherited])]),

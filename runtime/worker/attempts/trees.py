@@ -36,6 +36,8 @@ TICKS_NS = 100_000_000
 ticks every 1 to 10 ms."""
 _CACHE = "__pycache__"
 _ARCHIVE, _INDEX = "archive", "index"
+ORIGIN = "origin.json"
+"""The file that `RUNTIME_ORIGIN` names, in the folder of a snapshot: the state of its git repositories."""
 _LONGEST = "trees/000000.000000"
 """The longest name of a tree."""
 
@@ -62,15 +64,16 @@ class Trees:
 
         Raises as `fetch_snapshot`, and `NotPossible` for an archive that is no snapshot.
         """
-        from runtime.snapshots.snapshot import fetch_snapshot, read_entries
+        from runtime.snapshots.snapshot import archive_reference, fetch_snapshot, read_entries
 
         folder = f"{self._root}/code-{os.urandom(4).hex()}"
         archive = fetch_snapshot(snapshot, records)
+        note = records.get_note(archive_reference(snapshot)) or b"{}"
         entries = read_entries(archive, snapshot, f"{folder}/{_LONGEST}")
         # One folder for each snapshot: an attempt that removes files beside its tree harms no other snapshot.
         os.makedirs(f"{folder}/trees", 0o700)
         try:
-            for name, content in ((_ARCHIVE, archive), (_INDEX, marshal.dumps(entries))):
+            for name, content in ((_ARCHIVE, archive), (_INDEX, marshal.dumps(entries)), (ORIGIN, note)):
                 with open(f"{folder}/{name}", "wb") as opened:
                     opened.write(content)
         except OSError:

@@ -296,7 +296,7 @@ def test_git_infos_have_every_repository_of_the_project(
 
     shown, _ = run_experiment(function, "here_no_doodad")
 
-    two, one = (GitInfo(*each) for each in shown["git_infos"])
+    one, two = (GitInfo(*each) for each in shown["git_infos"])
     assert [Path(each.directory).name for each in (one, two)] == ["one", "two"]
     assert (len(one.commit_hash), one.branch_name) == (40, "main")
     assert (one.code_diff.splitlines()[-2:], one.code_diff_staged.splitlines()[-2:]) == (["-2", "+3"], ["-1", "+2"])

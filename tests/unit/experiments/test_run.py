@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import runtime
+from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.values import CallFailed, RemoteTraceback
 from runtime.errors import InvalidTask, InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.spec import InvalidSpec
@@ -46,6 +47,13 @@ def fit(run, variant):
     (run.output / "weights").write_text("w")
     (run.checkpoint / "state").write_text("s")
     return [run.name, run.variant["lr"], run.output.joinpath("weights").read_text(), run.should_stop()]
+
+def tell(run, variant):
+    import runtime
+    same = runtime.current_attempt()
+    told = [[each.name, each.index, each.attempt, each.argv, each.git, each.gpus] for each in (run, same)]
+    run.progress(1, total=2, text="half", loss=1)
+    return told, run.variant, same.variant, run.ids
 
 def pair_of(n):
     return (n, {n})
@@ -146,6 +154,48 @@ def test_run_has_the_same_context_on_every_target(lab: Any, target: str) -> None
     found = runtime.run_experiment(lab.fit, {"lr": 0.5}, name="sac", target=target)
 
     assert value_of(found, target) == ["sac", 0.5, "w", False]
+
+
+def test_run_says_where_it_comes_from_on_every_target(lab: Any, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main"]
+    for words in (["init"], ["add", "."], ["commit", "-m", "first"]):
+        subprocess.run([*who, *words], check=True, capture_output=True)
+    with Path("lab_of_test.py").open("a") as opened:
+        opened.write("\n# changed\n")
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "--token=canary", "--lr=1"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    (mine, context), *variants, ids = value_of(runtime.run_experiment(lab.tell, {"lr": 1}, target=target), target)
+
+    *numbers, argv, [repository], gpus = mine
+    assert (numbers, argv, gpus) == (["tell", 0, 1], ["sweep.py", "--lr=1"], [])
+    assert repository["diff"].splitlines()[-1] == "+# changed"
+    shown = [repository[name] for name in ("folder", "branch", "dirty", "staged_diff", "remote", "commit")]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert shown == [".", "main", True, "", None, head]
+    wanted = {"here": set(), "local": {"RUNTIME_JOB_ID"}}.get(target, {"RUNTIME_TASK_ID", "RUNTIME_ATTEMPT_TOKEN"})
+    assert {name for name in ids if name.startswith("RUNTIME_")} == wanted
+    if target == "here":
+        assert (context[0], context[3:], variants) == ("local", mine[3:], [{"lr": 1}, None])
+    else:
+        assert (context, variants) == (mine, [{"lr": 1}, {"lr": 1}])
+
+
+@pytest.mark.parametrize("target", [each for each in TARGETS if each != "here"], indirect=True)
+def test_same_call_from_another_command_line_is_the_same_work(
+    lab: Any,
+    worker: Callable[[], None],
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found = []
+    for argv in (["a.py"], ["b.py", "--x"]):
+        monkeypatch.setattr(sys, "argv", argv)
+        found.append(value_of(runtime.run_experiment(lab.tell, 1, target=target, name="same"), target)[0][0][3])
+
+    assert found == [["a.py"], ["a.py"]]
+    assert "other" not in capfd.readouterr().err
 
 
 def test_failed_call_says_what_was_raised(lab: Any, target: str) -> None:
@@ -256,6 +306,15 @@ def test_field_that_no_job_file_has_is_refused(lab: Any) -> None:
         runtime.launch(lab.double, "local", args=[4], resource={})
     with pytest.raises(RequestRefused, match="`command` has no place beside a function"):
         runtime.launch(lab.double, "local", command=["true"])
+
+
+def test_job_of_an_experiment_has_its_name(lab: Any) -> None:
+    options = LaunchOptions(experiment="sweep")
+
+    job = runtime.launch(["sh", "-c", "echo $RUNTIME_EXPERIMENT"], "local", name="tell", options=options)
+
+    job.wait(timeout=PATIENCE_S)
+    assert b"".join(job.logs()) == b"sweep\n"
 
 
 def test_arguments_of_a_command_are_refused(lab: Any) -> None:

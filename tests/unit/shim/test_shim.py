@@ -103,6 +103,7 @@ def test_shim_gives_the_command_the_environment_that_every_job_sees(job: MakeJob
         runs={3: {"env": {"SEED": "3"}}},
         time_limit_s=600,
         checkpoint={"signal": "USR1", "lead_s": 5},
+        name="fit",
     )
 
     began = time.time()
@@ -115,6 +116,7 @@ def test_shim_gives_the_command_the_environment_that_every_job_sees(job: MakeJob
         "A": "1",
         "SEED": "3",
         "RUNTIME_JOB_ID": JOB,
+        "RUNTIME_EXPERIMENT": "fit",
         "RUNTIME_ATTEMPT": "1",
         "RUNTIME_RESTARTS": "0",
         "RUNTIME_RANK": "0",
@@ -132,6 +134,16 @@ def test_shim_gives_the_command_the_environment_that_every_job_sees(job: MakeJob
     assert int(began) + 600 <= int(seen["RUNTIME_DEADLINE"]) <= ended + 600
     assert "RUNTIME_OTHER" not in seen
     assert "RANK" not in seen
+
+
+def test_shim_leaves_the_origin_of_the_job_and_the_ids_of_the_backend_in_a_file(job: MakeJob) -> None:
+    made = job("cat $RUNTIME_ORIGIN", origin={"argv": ["a.py", "ü"], "git": []})
+
+    assert made.run(SLURM_JOB_ID="7") == 0
+
+    seen = json.loads(made.log())
+    assert (seen["argv"], seen["git"], seen["ids"]["SLURM_JOB_ID"]) == (["a.py", "ü"], [], "7")
+    assert made.left_over() == []
 
 
 def test_shim_runs_each_rank_with_its_place_and_a_log_of_its_own(job: MakeJob) -> None:

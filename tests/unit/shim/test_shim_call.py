@@ -78,8 +78,11 @@ def train(run, variant):
     run.report(loss=0.25)
     (run.output / "w").write_text("x")
     (run.checkpoint / "c").write_text("y")
+    assert run.argv == ["launch.py", "--lr=1"] and run.git == [{"folder": ".", "commit": "c0"}] and run.gpus == ["2", "3"]
     return [run.name, run.variant == variant, run.index, run.attempt, run.ids, run.should_stop(), repr(run)]
 """
+
+ORIGIN = {"argv": ["launch.py", "--lr=1"], "git": [{"folder": ".", "commit": "c0"}], "ids": {"SLURM_JOB_ID": "7"}}
 
 
 @dataclass
@@ -96,7 +99,8 @@ class Place:
         (self.folder / "tree").mkdir(exist_ok=True)
         (self.folder / "tree" / "lab.py").write_text(MODULE)
         given = {"function": function, "name": "fit", "args": list(args), "kwargs": {}, "run": False, "packed": False}
-        given |= {"paths": ["."], "folder": ".", "attempt": str(attempt), "ids": {"SLURM_JOB_ID": "7"}, **request}
+        given |= {"paths": ["."], "folder": ".", "attempt": str(attempt), **request}
+        (self.folder / "origin.json").write_text(json.dumps(ORIGIN))
         (self.folder / "call.json").write_text(json.dumps(given))
         done = subprocess.run(
             [self.python, call.__file__, self.folder / "call.json"],
@@ -108,6 +112,9 @@ class Place:
                 "RUNTIME_OUTPUT_DIR": str(self.folder / "out"),
                 "RUNTIME_METRICS": str(self.folder / "attempt" / "metrics.jsonl"),
                 "RUNTIME_CHECKPOINT_DIR": str(self.folder / "kept"),
+                "RUNTIME_JOB_ID": "j-1",
+                "RUNTIME_ORIGIN": str(self.folder / "origin.json"),
+                "CUDA_VISIBLE_DEVICES": "2, 3",
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
             capture_output=True,
@@ -166,13 +173,59 @@ def test_modules_are_found_in_the_named_folders_of_the_tree(place: Place) -> Non
 def test_function_gets_its_run_with_folders_numbers_and_reports(place: Place) -> None:
     said = place.value("lab:train", {"lr": 0.1}, run=True)
 
-    assert said == ["fit", True, 3, 2, {"SLURM_JOB_ID": "7"}, False, "<run 3 of fit, attempt 2>"]
+    assert said == [
+        "fit",
+        True,
+        3,
+        2,
+        {"SLURM_JOB_ID": "7", "RUNTIME_JOB_ID": "j-1"},
+        False,
+        "<run 3 of fit, attempt 2>",
+    ]
     assert ((place.folder / "out" / "w").read_text(), (place.folder / "kept" / "c").read_text()) == ("x", "y")
     lines = [json.loads(line) for line in (place.folder / "attempt" / "metrics.jsonl").read_text().splitlines()]
     assert [{name: line[name] for name in line if name != "at"} for line in lines] == [
         {"step": 1, "loss": 0.5},
         {"loss": 0.25},
     ]
+
+
+@pytest.mark.parametrize("left", [None, "[]", "{", '{"argv": null}'])
+def test_run_without_a_readable_origin_has_empty_lists(
+    left: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*call.IDS, "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RUNTIME_ORIGIN", str(tmp_path / "origin.json"))
+    if left is not None:
+        (tmp_path / "origin.json").write_text(left)
+
+    run = call.Run("fit", None, {})
+
+    assert (run.argv, run.git, run.ids, run.gpus) == ([], [], {}, [])
+
+
+@pytest.mark.parametrize(
+    ("cuda", "nvidia", "gpus"),
+    [
+        ("0", None, ["0"]),
+        ("GPU-8a,MIG-1", "all", ["GPU-8a", "MIG-1"]),
+        (None, "1,2", ["1", "2"]),
+        ("", "all", []),
+        ("-1", None, []),
+        ("NoDevFiles", None, []),
+        (None, "void", []),
+    ],
+)
+def test_gpus_are_those_of_the_variables_of_cuda_and_its_containers(
+    cuda: str | None, nvidia: str | None, gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", cuda), ("NVIDIA_VISIBLE_DEVICES", nvidia)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+    assert call.Run("fit", None, {}).gpus == gpus
 
 
 # ends
