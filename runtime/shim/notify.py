@@ -43,7 +43,7 @@ class Undelivered(Exception):
 class Still(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: the address of a webhook is a secret, and another host should not see what it is sent."""
 
-    def redirect_request(self, *_):  # type: ignore[override, no-untyped-def]
+    def redirect_request(self, *_):
         return None
 
 
@@ -270,7 +270,7 @@ def _run(words, body, folder):
             words, stdin=subprocess.PIPE, stdout=2, cwd=folder, env=environment, start_new_session=True
         )
     except OSError as problem:
-        raise Undelivered("its command cannot be started: %s" % os.strerror(problem.errno))
+        raise Undelivered("its command cannot be started: %s" % os.strerror(problem.errno or 0))
     try:
         child.communicate(body, timeout=NOTIFY_S)
     except subprocess.TimeoutExpired:

@@ -13,12 +13,13 @@ import pytest
 from runtime.cli.main import main
 from runtime.client.jobs import notices
 from runtime.client.jobs.explain import explain, read_facts
-from runtime.client.jobs.gc import remove_job
+from runtime.client.jobs.gc import Garbage, remove
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.keep import keep_target
 from runtime.client.jobs.notices import Unsent, read_unsent
 from runtime.config import Settings
-from runtime.jobs.spec import InvalidSpec, parse_spec, secret_refs
+from runtime.jobs.plan import owner_name
+from runtime.jobs.spec import InvalidSpec, JobState, parse_spec, secret_refs
 from tests.shim_support import PATIENCE_S, processes_with, wait_for
 from tests.unit.client.test_keep import lose, settings, start  # noqa: F401
 from tests.unit.shim.test_shim_notify import SECRET, Receiver
@@ -80,7 +81,7 @@ def test_webhook_is_a_secret_of_the_job_by_its_place() -> None:
 
 
 def test_job_tells_its_webhook_and_leaves_no_url(settings: Settings, receiver: Receiver) -> None:  # noqa: F811
-    job = ended(start(settings, "env", notify=notify()))
+    job = ended(start(settings, "true", notify=notify()))
 
     [body] = receiver.bodies
     assert (body["job"], body["state"], body["target"]) == (job.id, "succeeded", "local")
@@ -192,7 +193,8 @@ def test_claims_go_with_their_job(settings: Settings, receiver: Receiver) -> Non
     receiver.answers = [404]
     job = ended(start(settings, "true", notify=notify()))
 
-    assert remove_job(job.id, job, owner="ada") == []
+    garbage = Garbage(kind="job", name=job.id, target="local", what="train", state=JobState.SUCCEEDED)
+    assert remove(garbage, job, owner=owner_name()) == []
     assert job.files.names("notify") == []
 
 
@@ -204,7 +206,7 @@ def test_dry_run_names_the_reference_and_reads_no_value(
     fields = {"command": ["true"], "code": {"mode": "none"}, "notify": [{"webhook": f"env://{NAME}"}]}
     (tmp_path / "job.yaml").write_text(json.dumps(fields))
 
-    assert main(["launch", "job.yaml", "--on", "local", "--dry-run", "-o", "json"]) == 0
+    assert main(["launch", "-f", "job.yaml", "--on", "local", "--dry-run", "-o", "json"]) == 0
 
     said = "".join(capsys.readouterr())
     assert f"env://{NAME}" in said
