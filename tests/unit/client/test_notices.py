@@ -74,6 +74,16 @@ def test_sink_that_is_no_sink_is_refused_and_not_shown(sink: dict[str, Any], sai
     assert SECRET not in str(found.value)
 
 
+def test_secret_in_the_arguments_of_a_sink_is_refused_and_not_shown(settings: Settings) -> None:  # noqa: F811
+    sinks = parse_spec({"command": ["true"], "notify": [{"command": ["tell", f"--token={SECRET}"]}]}).notify
+
+    with pytest.raises(InvalidSpec) as found:
+        start(settings, "true", notify=sinks)
+
+    assert [each.path for each in found.value.problems] == ["notify"]
+    assert SECRET not in str(found.value)
+
+
 def test_webhook_is_a_secret_of_the_job_by_its_place() -> None:
     spec = parse_spec({"command": ["true"], "notify": [{"command": ["a"]}, {"webhook": "file://~/hook"}]})
 
