@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.array import fill_command
+from runtime.jobs.notices import notify_order
 from runtime.jobs.plan import JobIdentity, PlanContext
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
 from runtime.jobs.spec import LOG_LIMIT, BuildOn, CodeMode, EnvironmentManager, JobSpec, OnTaskFailure, secret_refs
@@ -83,6 +84,8 @@ def make_order(
     if meets and spec.nodes > 1:
         order["meet"] = {"start_s": spec.gang.start_timeout.total_seconds()}
         order["retry"]["capacity_s"] = spec.retry.capacity.window.total_seconds()
+    if spec.notify:
+        order["notify"] = notify_order(spec.notify, name=job.name, owner=job.owner)
     if spec.outputs.dir:
         order["output_dir"] = spec.outputs.dir
     if job.snapshot:

@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Final
 
 from runtime.errors import RequestRefused
 from runtime.jobs.call import Call, check_json
+from runtime.jobs.notices import Notify
 from runtime.jobs.params import ParamValues, read_values
 from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
+from runtime.shim.words import NOTIFY
 from runtime.units import format_duration, format_size, parse_size
 from runtime.values import dataclass, field, replace
 
@@ -484,6 +486,8 @@ class JobSpec:
     retry: Retry = Retry()
     checkpoint: Checkpoint | None = None
     outputs: Outputs = Outputs()
+    notify: tuple[Notify, ...] = ()
+    """Who hears of the job's end: a webhook, a topic or a command each."""
     after: tuple[str, ...] = ()
     """Jobs that have to succeed first; `any:JOB` has to end, `notok:JOB` to end otherwise."""
     idempotency_key: str | None = None
@@ -586,11 +590,11 @@ def spec_schema() -> dict[str, Any]:
 
 
 def secret_refs(spec: JobSpec) -> tuple[SecretRef, ...]:
-    """Every secret of a spec: the named ones, and variables from the shell whose names suggest a secret."""
-    named = {each.name for each in spec.secrets}
+    """Every secret of a spec: those named, variables from the shell whose names suggest a secret, and webhooks."""
     implied = (
         SecretRef(name=name, source=f"env://{name}")
         for name, value in sorted(spec.env.items())
-        if value is None and looks_secret(name) and name not in named
+        if value is None and looks_secret(name) and all(name != each.name for each in spec.secrets)
     )
-    return (*spec.secrets, *implied)
+    hooks = [SecretRef(name=f"{NOTIFY}{n}", source=each.webhook) for n, each in enumerate(spec.notify) if each.webhook]
+    return (*spec.secrets, *implied, *hooks)

@@ -90,10 +90,10 @@ class Bucket(object):
     def put(self, key, data, patience=None):
         self._sure("PUT", key, data=data, patience=patience)
 
-    def create(self, key, data):
+    def create(self, key, data, patience=None):
         """Create an object; returns whether this call made it, even if its answer was lost."""
         try:
-            self._ask("PUT", key, data=data, headers=self.cloud.if_absent)
+            self._ask("PUT", key, data=data, headers=self.cloud.if_absent, patience=patience)
             return True
         except Answer as answer:
             if answer.status != 412:

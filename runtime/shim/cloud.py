@@ -94,7 +94,8 @@ def variable(name):
 class Google(Cloud):
     """https://cloud.google.com/storage/docs/xml-api/overview"""
 
-    def __init__(self):
+    def __init__(self, scope=SCOPE):
+        self.scope = scope
         emulator = variable("STORAGE_EMULATOR_HOST")
         if emulator and "://" not in emulator:
             emulator = "http://" + emulator
@@ -126,7 +127,10 @@ class Google(Cloud):
             form = {name: about[name] for name in ("client_id", "client_secret", "refresh_token")}
             return _token("https://oauth2.googleapis.com/token", {}, dict(form, grant_type="refresh_token"))
         if about.get("type") == "service_account":
-            form = {"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": _assertion(about)}
+            form = {
+                "grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer",
+                "assertion": _assertion(about, self.scope),
+            }
             return _token(about.get("token_uri") or "https://oauth2.googleapis.com/token", {}, form)
         raise Denied("credentials of type %s in %s are not read here" % (about.get("type"), path))
 
@@ -147,10 +151,10 @@ def ask_account(what):
     return fetch(url, {"Metadata-Flavor": "Google"})
 
 
-def _assertion(about):
+def _assertion(about, scope):
     """The text that a service account signs for a token; openssl signs, since the standard library has no RSA."""
     now = int(time.time())
-    claims = {"iss": about["client_email"], "scope": SCOPE, "iat": now, "exp": now + 3600}
+    claims = {"iss": about["client_email"], "scope": scope, "iat": now, "exp": now + 3600}
     claims["aud"] = about.get("token_uri") or "https://oauth2.googleapis.com/token"
     header = {"alg": "RS256", "typ": "JWT", "kid": about.get("private_key_id", "")}
     text = b".".join(_base64url(json.dumps(each).encode("utf-8")) for each in (header, claims))

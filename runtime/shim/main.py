@@ -50,6 +50,17 @@ def forget_secrets(order, folder):
         shutil.rmtree(os.path.join(folder, "secrets"), ignore_errors=True)
 
 
+def end_job(order, record, part):
+    """Do what is due after the last result of a job: messages about it, and no more of what only an open job needs."""
+    if order.get("notify"):
+        from runtime.shim.notify import notify
+
+        notify(order, record)
+    forget_secrets(order, record.folder)
+    drop_open(order, record, part)
+    close_job(order, record)
+
+
 def parse_index(given):
     return sum(map(int, given.split("+")))
 
@@ -158,9 +169,7 @@ def follow(record, options, asked):
         from runtime.shim.pack import pack
 
         code = pack(order, record, indices, options, asked)
-        forget_secrets(order, folder)
-        drop_open(order, record, part)
-        close_job(order, record)
+        end_job(order, record, part)
         return code
     cpus = None
     if (order.get("limits") or {}).get("cpus"):
@@ -178,8 +187,6 @@ def follow(record, options, asked):
     if cpus:
         cpus.drop()
     if not options.node:
-        forget_secrets(order, folder)
-        drop_open(order, record, part)
-        close_job(order, record)
+        end_job(order, record, part)
     code = worst(codes)
     return LOST if code == AGAIN and asked.stop and order.get("retries") == "backend" else code

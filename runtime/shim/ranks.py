@@ -14,7 +14,7 @@ from runtime.shim.files import METRICS, drop_file, leave_mark, list_names, make_
 from runtime.shim.logs import LOG_BYTES, Logs
 from runtime.shim.processes import Child, boot_id, end_orphans, kill, kill_group, started_at
 from runtime.shim.usage import held_memory
-from runtime.shim.words import LOOK_S, SetupFailed, own_path, shell_code
+from runtime.shim.words import LOOK_S, NOTIFY, SetupFailed, own_path, shell_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,11 +190,13 @@ def make_variables(
     environment.update(order.get("env") or {})
     environment.update(order["runs"][str(run.index)].get("env") or {})
     for name, path in sorted((order.get("secrets") or {}).items()):
-        environment[name] = read_secret(os.path.join(run.job, path))
-    if order.get("machine_secrets"):
+        if not name.startswith(NOTIFY):
+            environment[name] = read_secret(os.path.join(run.job, path))
+    named = {name: of for name, of in (order.get("machine_secrets") or {}).items() if not name.startswith(NOTIFY)}
+    if named:
         from runtime.shim.machine_secrets import read_secrets
 
-        environment.update(read_secrets(order["machine_secrets"]))
+        environment.update(read_secrets(named))
     environment.update(binding)
     environment.update(own)
     return environment

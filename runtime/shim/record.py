@@ -18,6 +18,7 @@ from runtime.shim.files import (
     drop_file,
     folded_path,
     leave_mark,
+    list_names,
     make_common_folder,
     make_folder,
     patiently,
@@ -32,6 +33,19 @@ from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
 from runtime.shim.retry import LOSS, forgive_commands, name_end, name_loss, pod_failures
 from runtime.shim.words import HOST, SCHEMA, Refused, Taken, say
+
+
+def create_private(path, text):
+    create_whole(path, text, 0o600)
+
+
+def write_private(path, text):
+    write_whole(path, text, mode=0o600)
+
+
+def at_once():
+    """Give a write up that a folder refuses, since nothing hangs on it that is worth a machine."""
+    return True
 
 
 class FolderRecord(object):
@@ -109,6 +123,23 @@ class FolderRecord(object):
         """Write an outcome as a name, so that one listing of the record root shows the state of every job."""
         done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done", name)
         write_patiently(self._put(create_empty, make_common_folder), done, "", give_up)
+
+    def outcomes(self):
+        """(index, reason, code, attempt) of every run that has ended, by one listing."""
+        return read_outcomes(os.path.basename(self.folder), list_names(self._common("done")))
+
+    def create_common(self, name, text):
+        """Create a file of the record root that all users may share; raises `Taken` if it exists."""
+        write_patiently(self._put(create_private, make_common_folder), self._common(name), text, at_once)
+
+    def write_common(self, name, text):
+        write_patiently(self._put(write_private, make_common_folder), self._common(name), text, at_once)
+
+    def drop_common(self, name):
+        drop_file(self._common(name))
+
+    def _common(self, name):
+        return os.path.join(os.path.dirname(os.path.dirname(self.folder)), name)
 
     def overwrite(self, name, text):
         """Replace a small file that lasts only while the shim lives."""
@@ -366,6 +397,12 @@ def refuse_if_later(record, epoch, part):
     later = [each for each in epochs if each.isdecimal() and int(each) > epoch]
     if later:
         raise Taken("%s.%d" % (later[-1], part))
+
+
+def read_outcomes(job, names):
+    """(index, reason, code, attempt) of each run of a job, from names in `done/`."""
+    parts = [name.split(".") for name in names]
+    return [(int(each[1]), each[2], int(each[3]), int(each[4])) for each in parts if each[0] == job and len(each) == 5]
 
 
 def drop_open(order, record, part):

@@ -21,6 +21,7 @@ from runtime.shim.bucket import Bucket, Stopped
 from runtime.shim.cloud import Denied, Unreachable
 from runtime.shim.files import SNAPSHOT, drop_file, is_result, list_names, make_folder, token
 from runtime.shim.logs import split_log
+from runtime.shim.record import read_outcomes
 from runtime.shim.tree import Below, NameRefused
 from runtime.shim.words import LOST, REFUSED, Taken, say
 
@@ -245,6 +246,8 @@ def hash_file(path):
     return found.hexdigest()
 
 
+COMMON_S = 15.0
+"""How long a file of the record root is tried that no job depends on."""
 MARK_S = 5.0
 """How old the last look for a cancel mark may be."""
 FIRST_LOOK_S = 1.0
@@ -346,6 +349,21 @@ class BucketRecord(object):
 
     def announce(self, name, give_up=None):
         self.bucket.create("done/" + name, b"")
+
+    def outcomes(self):
+        above = self.bucket.prefix + "done/"
+        names = [key[len(above) :] for page in self.bucket.pages(above + self.job + ".") for key, _, _ in page]
+        return read_outcomes(self.job, names)
+
+    def create_common(self, name, text):
+        if not self.bucket.create(name, text.encode("utf-8"), COMMON_S):
+            raise Taken(name)
+
+    def write_common(self, name, text):
+        self.bucket.put(name, text.encode("utf-8"), COMMON_S)
+
+    def drop_common(self, name):
+        self.bucket.delete(name)
 
     def overwrite(self, name, text):
         self.bucket.put(self.key(name), text.encode("utf-8"), patience=0.0)

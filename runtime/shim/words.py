@@ -21,6 +21,13 @@ BEGAN = float(os.environ.get("RUNTIME_SHIM_BEGAN") or time.time())
 """When the first shim of this native job began; it passes the time on to the shims that it starts."""
 
 
+NOTIFY = "RUNTIME_NOTIFY_"
+"""Prefix of the names of secrets that are webhooks, which no command sees."""
+CLAIMS = "notify"
+"""Folder of the record root with a file for each message that is not known to be sent, `JOB.EVENT.SINK`; and of a job's folder
+with an empty `EVENT.SINK.sent` for each that is."""
+
+
 class Refused(Exception):
     """The order cannot be followed, for the reason in the text."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle, find_native, read_backend_log
+from runtime.client.jobs.notices import Unsent, describe_unsent, read_unsent
 from runtime.client.jobs.status import AfterView, AttemptView, describe_after, read_after, read_attempts, tell_attempts
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
@@ -55,6 +56,8 @@ class JobFacts:
     """The jobs that it comes after, if nothing of it has begun."""
     room: Room | None = None
     """Free space in the record root; None if it was not looked for."""
+    unsent: tuple[Unsent, ...] = ()
+    """Messages about its end that are not known to be sent."""
 
 
 def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str], None] | None = None) -> JobFacts:
@@ -95,6 +98,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         heartbeat=heartbeat,
         after=tuple(read_after(job, entry)),
         room=None if status.state is JobState.SUCCEEDED else job.files.room(),
+        unsent=tuple(read_unsent(job.files, job.id)) if order.get("notify") else (),
     )
 
 
@@ -311,6 +315,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     if one.reason in (EndReason.LOST, EndReason.SETUP_FAILED, None):
         lines += [f"{facts.status.entry.kind}'s own log: {line}" for line in facts.backend_log]
     lines += [f"it comes after {describe_after(each)}" for each in facts.after]
+    lines += map(describe_unsent, facts.unsent)
     if facts.room and facts.room.bytes is not None:
         lines.append(f"the record root has {describe_room(facts.room)} free")
     return tuple(lines)

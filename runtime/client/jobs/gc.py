@@ -24,6 +24,7 @@ from runtime.jobs.hosts.base import AccessDenied, Files
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.jobs.lock import Lock
+from runtime.jobs.notices import drop_notices
 from runtime.jobs.plan import Owned
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, ListsOwned, find_keeper
@@ -350,6 +351,7 @@ def _remove_stray(job: str, place: OpenTarget, owner: str) -> list[str]:
     for name in files.names("done", f"{job}."):
         files.remove(f"done/{name}")
     open_index.drop_open(files, job)
+    drop_notices(files, job)
     # The lock goes with the folder: after that, a lock in it would be another's.
     lock.stop()
     files.remove(job_folder(job))
@@ -390,6 +392,7 @@ def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:
         files.remove(f"{folder}/runs")
         ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
     open_index.drop_open(files, job)
+    drop_notices(files, job)
     for name in files.names(folder):
         if name not in ("intent.json", ledger.REMOVING):
             files.remove(f"{folder}/{name}")

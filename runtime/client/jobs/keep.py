@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.notices import announce_end, send_due
 from runtime.client.jobs.retry import go_on
 from runtime.client.jobs.targets import OpenTarget
 from runtime.config import Settings
@@ -24,13 +25,14 @@ from runtime.faults import reach
 from runtime.jobs import hold, ledger, lock, open_index
 from runtime.jobs.hosts.base import AccessDenied
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.jobs.ledger import IndexStatus, LedgerEntry, job_folder, newest_natives
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder, newest_natives
 from runtime.jobs.lock import Lock, LockHeld
 from runtime.jobs.plan import NativeState, owner_name
 from runtime.jobs.spec import parse_spec, secret_refs
 from runtime.launchers.base import Clears, SeesOneMachine
 from runtime.launchers.standing import FORGOTTEN, GONE, judge_job, judge_jobs
 from runtime.reasons import EndReason
+from runtime.shim.words import NOTIFY
 from runtime.units import count_noun
 from runtime.values import dataclass
 
@@ -139,6 +141,7 @@ def keep_target(
     While the record root is held, its jobs are left alone, unless `holder` is the token of the hold.
     """
     files, target = place.files, place.target
+    send_due(place, settings, progress)
     named = open_index.list_open(files, target.name)
     if not named:
         return KeptTarget(jobs=())
@@ -243,16 +246,20 @@ def _act(job: JobHandle, before: LedgerEntry, settings: Settings, progress: Call
                 _check_secrets(job, entry)
                 native = go_on(job, open_runs(entry), settings, held, progress=progress).native_id
             case Act.END:
-                _end(job, entry, verdict)
+                _end(job, status, verdict, settings, progress)
             case Act.DROP:
+                announce_end(job, status, settings, progress)
                 open_index.drop_open(job.files, job.id, job.target.name)
     finally:
         held.release()
     return _line(entry, job, verdict, native=native)
 
 
-def _end(job: JobHandle, entry: LedgerEntry, verdict: Verdict) -> None:
+def _end(
+    job: JobHandle, status: JobStatus, verdict: Verdict, settings: Settings, progress: Callable[[str], None]
+) -> None:
     """End what a killed shim left running, record the end of runs that have none, and drop the job from the index."""
+    entry = status.entry
     if isinstance(job.launcher, Clears) and (left := job.launcher.clear(job.target, job_folder(job.id), job.host)):
         raise NotPossible(f"something of it is left: {', '.join(left)}", hint=f"runtime cancel {job.id[:10]}")
     if verdict.reason is not None:
@@ -260,6 +267,7 @@ def _end(job: JobHandle, entry: LedgerEntry, verdict: Verdict) -> None:
         for index in open_runs(entry):
             end = IndexStatus(index=index, state=state, reason=verdict.reason, message=verdict.seen)
             ledger.record_end(job.files, job.id, end)
+    announce_end(job, status, settings, progress)
     job.files.remove(f"{job_folder(job.id)}/secrets")
     open_index.drop_open(job.files, job.id, job.target.name)
 
@@ -325,7 +333,10 @@ def _check_secrets(job: JobHandle, entry: LedgerEntry) -> None:
     gone = [
         ref
         for ref in secret_refs(spec)
-        if ref.name in paths and paths[ref.name] not in there and ref.source.partition("://")[0] in _OF_LAUNCHER
+        if not ref.name.startswith(NOTIFY)
+        and ref.name in paths
+        and paths[ref.name] not in there
+        and ref.source.partition("://")[0] in _OF_LAUNCHER
     ]
     if gone:
         raise NotPossible(

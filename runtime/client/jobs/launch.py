@@ -350,7 +350,10 @@ def _write_down(
 
 
 def _whole_order(plan: LaunchPlan) -> dict[str, Any]:
-    return {**plan.order, "open": open_index.order_entry(plan)}
+    order = {**plan.order, "open": open_index.order_entry(plan)}
+    if "notify" in order:
+        order["notify"] = {**order["notify"], "target": plan.target.name}
+    return order
 
 
 def _remove_secrets(plan: LaunchPlan, files: Files) -> None:

@@ -49,6 +49,7 @@ def _find_in_spec(plan: LaunchPlan) -> Iterator[tuple[str, str | None]]:
     if spec.call and not spec.call.packed:
         yield "call", find_secret_anywhere([spec.call.args, spec.call.kwargs, spec.array.items if spec.array else ()])
     yield "environment.setup", find_secret_anywhere(spec.environment.setup)
+    yield "notify", next(filter(None, (find_secret_argument(each.command) for each in spec.notify)), None)
     yield "placement.selector", find_secret(spec.placement.selector)
     if spec.array:
         # The values of a grid are fewer than its combinations.
