@@ -50,12 +50,12 @@ def forget_secrets(order, folder):
         shutil.rmtree(os.path.join(folder, "secrets"), ignore_errors=True)
 
 
-def end_job(order, record, part):
+def end_job(order, record, part, urls):
     """Do what is due after the last result of a job: messages about it, and no more of what only an open job needs."""
     if order.get("notify"):
         from runtime.shim.notify import notify
 
-        notify(order, record)
+        notify(order, record, urls)
     forget_secrets(order, record.folder)
     drop_open(order, record, part)
     close_job(order, record)
@@ -165,11 +165,16 @@ def follow(record, options, asked):
     if unknown:
         say("the order has no index %d" % unknown[0])
         return REFUSED
+    urls = {}
+    if order.get("notify") and not options.node:
+        from runtime.shim.notify import find_urls
+
+        urls = find_urls(order, folder)
     if order.get("pack") and options.index is None:
         from runtime.shim.pack import pack
 
         code = pack(order, record, indices, options, asked)
-        end_job(order, record, part)
+        end_job(order, record, part, urls)
         return code
     cpus = None
     if (order.get("limits") or {}).get("cpus"):
@@ -187,6 +192,6 @@ def follow(record, options, asked):
     if cpus:
         cpus.drop()
     if not options.node:
-        end_job(order, record, part)
+        end_job(order, record, part, urls)
     code = worst(codes)
     return LOST if code == AGAIN and asked.stop and order.get("retries") == "backend" else code

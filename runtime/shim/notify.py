@@ -47,14 +47,29 @@ class Still(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def notify(order, record):
+def find_urls(order, folder):
+    """The URLs of webhooks in files that the launch left, by their names. They are read before the runs begin: whoever sees
+    the last result removes the files."""
+    found = {}
+    for name in [sink["webhook"] for sink in order["notify"]["sinks"] if "webhook" in sink]:
+        path = (order.get("secrets") or {}).get(name)
+        try:
+            if path:
+                with io.open(os.path.join(folder, path), encoding="utf-8") as opened:
+                    found[name] = opened.read()
+        except (IOError, OSError):
+            pass  # the message says so
+    return found
+
+
+def notify(order, record, urls):
     """Send the messages of a job that has ended and that nobody has claimed yet. A problem here fails no job."""
     if not order.get("notify"):
         return
     try:
         event = find_event(order, record.outcomes())
         if event is not None:
-            _send_all(order, record, event)
+            _send_all(order, record, event, urls)
     except Exception as problem:
         say("cannot send notifications: %s" % type(problem).__name__)
 
@@ -116,13 +131,13 @@ def sent_name(event: "Mapping[str, Any]", number: int) -> str:
     return "%s/%s.%d.sent" % (CLAIMS, event["id"], number)
 
 
-def _send_all(order, record, event):
+def _send_all(order, record, event, urls):
     began = time.time()
     sending = []
     for number, sink in enumerate(order["notify"]["sinks"]):
         if wants(sink, event) and _claim(record, event, number, began):
             reach("shim.notice_claimed")
-            sending.append(Sending(order, record.folder, sink, number, event))
+            sending.append(Sending(order, record.folder, sink, number, event, urls))
     for each in sending:
         each.start()
     until = time.monotonic() + NOTIFY_S + 2.0
@@ -154,9 +169,10 @@ def _claim(record, event, number, began):
 class Sending(threading.Thread):
     """Sends one message."""
 
-    def __init__(self, order, folder, sink, number, event):
+    def __init__(self, order, folder, sink, number, event, urls):
         threading.Thread.__init__(self)
         self.daemon = True
+        self.urls = urls
         self.order, self.folder, self.sink, self.number, self.event = order, folder, sink, number, event
         self.problem = "no answer within %d s" % NOTIFY_S
 
@@ -172,12 +188,10 @@ class Sending(threading.Thread):
     def _find_url(self):
         """The URL of the webhook: from the file that the launch left, by this machine's own account, or from a variable."""
         name = self.sink["webhook"]
+        if name in self.urls:
+            return self.urls[name]
         if name in (self.order.get("secrets") or {}):
-            try:
-                with io.open(os.path.join(self.folder, self.order["secrets"][name]), encoding="utf-8") as opened:
-                    return opened.read()
-            except (IOError, OSError):
-                raise Undelivered("the file with its URL is gone")
+            raise Undelivered("the file with its URL was gone when its shim began")
         if name in (self.order.get("machine_secrets") or {}):
             from runtime.shim.machine_secrets import read_secrets
 

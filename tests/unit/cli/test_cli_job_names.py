@@ -67,7 +67,7 @@ def test_job_by_its_name_is_found_by_every_command_that_looks(run: Terminal) -> 
     assert run("wait", "train-7b").code == 0
     assert run("fetch", "train-7b", "home").code == 0
     assert run("retry", "train-7b", "--index", "0").err.startswith(f"error: run 0 of job `{job}` succeeded")
-    assert run("results", "train-7b").err.startswith("error: `train-7b` is a job")
+    assert json.loads(run("results", "train-7b", "-o", "json").out)[0]["job"] == job
     assert run("cancel", "train-7b", "-o", "json").json[0]["name"] == job
 
 

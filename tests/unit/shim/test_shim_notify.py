@@ -138,6 +138,15 @@ def test_webhook_hears_once_of_a_job_that_ended_on_every_python(version: str, ma
     assert receiver.requests[0][0] == f"/hooks/{SECRET}?key={SECRET}"
     assert sent(job) == [f"{body['id']}.0.sent"]
     assert claims(job) == []
+
+
+def test_webhook_hears_of_a_job_whose_secrets_are_removed_as_soon_as_it_has_ended(
+    make: Make, receiver: Receiver
+) -> None:
+    job = make("rm -r ${RUNTIME_PREEMPTED_NOTE%/runs/*}/secrets")
+
+    assert job.run() == 0
+    assert [body["state"] for body in receiver.bodies] == ["succeeded"]
     assert not (job.folder / "secrets").exists()
     assert SECRET not in everything(job)
 
