@@ -43,7 +43,14 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         if name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONPROFILEIMPORTTIME", "PYTHONDEVMODE")
         and not name.startswith(("RUNTIME_", "RAY_", "CELERY_"))
     }
-    return {**kept, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "NO_COLOR": "1", **(extra or {})}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "NO_COLOR": "1",
+        **(extra or {}),
+    }
 
 
 def executable(name: str) -> str:

@@ -37,6 +37,8 @@ ENVIRON = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(SITE),
     "RAY_agent_register_timeout_ms": "240000",
+    # A token in the user's home, which `ray.init` leaves, would have every head ask for it.
+    "RAY_AUTH_MODE": "disabled",
     "RAY_gcs_server_port_wait_time_s": "240",
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240",
     "RAY_worker_register_timeout_seconds": "240",
