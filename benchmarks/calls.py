@@ -89,9 +89,9 @@ def huey(folder: Path, services: Mapping[str, Any], *, n: int) -> dict[str, floa
 
 def ray(folder: Path, services: Mapping[str, Any], *, n: int) -> dict[str, float]:
     """Ray on this machine, warm; its calls are lost with their driver."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # or it leaves a token in the user's home, which every later head asks for
     import ray as peer
 
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # or it leaves a token in the user's home, which every later head asks for
     # A short path, because Ray makes Unix sockets below it.
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as short:
         peer.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=short)
