@@ -6,8 +6,6 @@ worker has checked, and the task only names a place in it.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 
@@ -52,6 +50,8 @@ def read_packed(number: int | None, label: str, digest: str, more: dict[str, Any
 
     Raises `ValueError` for another file, and for an item that would have to be unpickled.
     """
+    import hashlib  # here, since the guardian loads this module
+
     root = os.environ.get("RUNTIME_SNAPSHOT_DIR")
     if not root:
         raise ValueError(f"{label} is packed in a snapshot, and the task has none")
@@ -83,4 +83,6 @@ def _call(request: dict[str, Any], argv: list[str] | None) -> Any:
     value = function(*args, **kwargs)
     if call.is_json(value) and not (isinstance(value, dict) and list(value) == [PICKLE]):
         return value
+    import base64
+
     return {PICKLE: base64.b64encode(call.dump(value)).decode("ascii")}

@@ -25,7 +25,8 @@ import socket
 import sys
 import time
 
-from runtime.worker.attempts import child, entries, environment, processes, wire
+# Children find `calls` loaded, which takes longer than a short call.
+from runtime.worker.attempts import calls, child, entries, environment, processes, wire  # noqa: F401
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
