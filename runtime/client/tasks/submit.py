@@ -261,8 +261,10 @@ def submit(
             "snapshot": code.snapshot,
             "environment": packages.id,
             "asked": queue,
+            "single": is_one(work),
+            "pickles": packed is not None,
         }
-        if target.records.holds_tasks and not skip_existing and is_one(work):
+        if target.records.holds_tasks and not skip_existing and said["single"]:
             done = _submit_one(make_one(work, terms, args, kwargs), target, check_secrets, said)
             if progress:
                 progress(1)
@@ -279,7 +281,7 @@ def submit(
             done = replace(sent, **said)
         if done.new:
             _say_skew(target.records)
-        return replace(done, single=True, pickles=packed is not None) if is_one(work) else done
+        return done
 
 
 def _submit_one(task: Task, queue: Queue, check_secrets: _CheckSecrets | None, said: Mapping[str, Any]) -> Submission:
