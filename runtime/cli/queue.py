@@ -22,7 +22,7 @@ from runtime.client.tasks.standing import read_workers
 from runtime.client.tasks.status import read_queue
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
-from runtime.tasks.model import describe_entry
+from runtime.tasks.entries import describe_entry
 from runtime.tasks.wire import task_fields
 from runtime.units import count_noun
 from runtime.values import fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.printing import note, say, write_json
 from runtime.cli.show import Output, format_count, note_skew, print_json, progress
+from runtime.cli.submit_options import ArtifactOptions, PackageOptions
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.units import count_noun
@@ -201,8 +202,8 @@ def submit(
     if snapshot is not None and no_snapshot:
         raise RequestRefused("`--snapshot` and `--no-snapshot` contradict each other", hint="leave one of them out")
     wanted = False if no_snapshot else None if snapshot is None else Path(snapshot)
-    asked = _Packages(environment, tuple(with_packages or ()))
-    wants = _Artifacts.read(capture, capture_every, reuse)
+    asked = PackageOptions(environment, tuple(with_packages or ()))
+    wants = ArtifactOptions.read(capture, capture_every, reuse)
     if no_snapshot and (wants.capture or wants.reuse):
         raise RequestRefused(
             "`--no-snapshot` does not go with `--capture` and `--reuse`",
@@ -221,59 +222,6 @@ def submit(
         options = replace(options, environment=asked.take(None, settings, code).id)
         return _print_tasks(request.make_tasks(options, code), output)
     return _submit(request, options, wants, wanted, asked, queue, stack, skip_existing, wait, output)
-
-
-@dataclass(frozen=True, slots=True)
-class _Packages:
-    environment: str | None
-    extra: tuple[str, ...]
-
-    def take(self, records: RecordStore | None, settings: Settings, code: SubmittedCode) -> SubmittedPackages:
-        from runtime.client.tasks.packages import take_packages
-
-        return take_packages(self.environment, records, settings, code, extra=self.extra)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Artifacts:
-    """Artifacts as the command line names them, by tag."""
-
-    capture: Mapping[str, str]
-    every: str | None
-    reuse: Mapping[str, str]
-
-    @classmethod
-    def read(cls, capture: Sequence[str] | None, every: str | None, reuse: Sequence[str] | None) -> _Artifacts:
-        if not (capture or reuse):
-            if every is not None:
-                raise RequestRefused("`--capture-every` needs `--capture`", hint="such as --capture out/model:model")
-            return cls(capture={}, every=None, reuse={})
-        from runtime.client.artifacts import split_capture, split_reuse
-
-        named = {"capture": map(split_capture, capture or ()), "reuse": map(split_reuse, reuse or ())}
-        found: dict[str, dict[str, str]] = {"capture": {}, "reuse": {}}
-        for option, pairs in named.items():
-            for source, tag in pairs:
-                if found[option].setdefault(tag, source) != source:
-                    raise RequestRefused(f"`--{option}` names the tag `{tag}` twice", hint="give each a tag of its own")
-        return cls(every=every, **found)
-
-    def add_to(self, options: TaskOptions, records: RecordStore, last: str | None) -> TaskOptions:
-        if not (self.capture or self.reuse):
-            return options
-        from runtime.client.artifacts import make_artifacts
-        from runtime.units import parse_duration
-
-        every = None if self.every is None else parse_duration(self.every, field="capture-every")
-        made = make_artifacts(self.capture, every, self.reuse, records, options.experiment, last=last)
-        try:
-            return replace(options, artifacts=made)
-        except InvalidTask as problem:
-            option = "--capture-every" if problem.field.endswith("every_s") else "--capture"
-            tag = problem.field.removeprefix("artifacts").removeprefix(".capture").removeprefix(".")
-            whose = f" of `{tag}`" if tag and option == "--capture" else ""
-            hint = "such as --capture out/model:model --capture-every 1m"
-            raise RequestRefused(f"`{option}`{whose} {problem.problem}", hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,9 +408,9 @@ def _take_code(wanted: Path | bool | None, records: RecordStore | None, settings
 def _submit(
     request: _Request,
     options: TaskOptions,
-    wants: _Artifacts,
+    wants: ArtifactOptions,
     wanted: Path | bool | None,
-    asked: _Packages,
+    asked: PackageOptions,
     queue: str | None,
     stack: str | None,
     skip_existing: bool,

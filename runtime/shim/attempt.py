@@ -47,13 +47,14 @@ def keep_native_limit(order, deadline):
 
 
 class LifeSigns(object):
-    """Files that an attempt writes while it runs: a counter that moves, and a note if its memory is nearly full.
+    """Files that an attempt writes while it runs: a counter that moves, a note if its memory is nearly full, and the sum of its
+    reports.
 
     `prefix` comes before their names.
     """
 
-    def __init__(self, record, prefix):
-        self.record, self.prefix = record, prefix
+    def __init__(self, record, prefix, reports):
+        self.record, self.prefix, self.reports = record, prefix, reports
         self.beats, self.due = 0, 0.0
         self.full = False
         self.began = time.monotonic()
@@ -66,13 +67,13 @@ class LifeSigns(object):
             self.beats, self.due = self.beats + 1, now + BEAT_S
             self.record.beat(self.prefix + "beat", str(self.beats))
 
-    def tell_metrics(self, reports, name):
+    def tell_metrics(self, name):
         """Write the sum of the reports so far if it is due and there are new ones: seldom, if the attempt runs for long."""
         now = time.monotonic()
         if now >= self.sums_due:
             self.sums_due = now + min(SUMS_LAST_S, max(BEAT_S, (now - self.began) / 20))
-            if reports.look():
-                self.record.beat(name, reports.encode())
+            if self.reports.look():
+                self.record.beat(name, self.reports.encode())
 
     def tell_memory(self):
         """Note whether the memory is nearly full, for the next start to know if this one is killed."""
@@ -103,8 +104,8 @@ class Attempt(object):
         self.had = find_newest(self.checkpoints)
         self.ranks = Ranks(order, self.folder, leader, meeting and meeting.node)
         self.signalled = False
-        self.reports = Reports(os.path.join(self.folder, METRICS))
-        self.life = LifeSigns(run.record, meeting.prefix if meeting else run.attempt_name(number) + "/")
+        prefix = meeting.prefix if meeting else run.attempt_name(number) + "/"
+        self.life = LifeSigns(run.record, prefix, Reports(os.path.join(self.folder, METRICS)))
         self.disk = DiskUse(disk_limit(), run.record.own_folders())
 
     def go(self):
@@ -125,9 +126,10 @@ class Attempt(object):
             return
         gone = self.asked.stop or self.asked.notice is not None
         try:
-            self.reports.finish(SUM_UP_IN_HASTE_S if gone else SUM_UP_S)
-            if self.reports.lines:
-                write_whole(os.path.join(self.folder, METRICS_SUM), self.reports.encode())
+            reports = self.life.reports
+            reports.finish(SUM_UP_IN_HASTE_S if gone else SUM_UP_S)
+            if reports.lines:
+                write_whole(os.path.join(self.folder, METRICS_SUM), reports.encode())
         except (IOError, OSError) as problem:
             say("cannot sum up the reports of attempt %d: %s" % (self.number, problem))
 
@@ -298,7 +300,7 @@ class Attempt(object):
             self.life.beat()
             self.life.tell_memory()
             if self._leads():
-                self.life.tell_metrics(self.reports, self.run.attempt_name(self.number) + "/" + METRICS_SUM)
+                self.life.tell_metrics(self.run.attempt_name(self.number) + "/" + METRICS_SUM)
             if self._leads() and self.run.cancelled():
                 self._end(self.order["grace_s"])
                 return "cancelled", 1, {}

@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from runtime.clock import Clock, SystemClock
 from runtime.errors import RuntimeFailure, StoreBroken
 from runtime.reasons import Budget, EndReason
-from runtime.tasks.model import Task, TaskState, describe_entry
+from runtime.tasks.entries import describe_entry
+from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import PREEMPTION_BUDGET, Again, Drop, Settle, Verdict
 from runtime.terminal import clean_line
 from runtime.units import count_noun, format_duration, format_time

@@ -15,9 +15,10 @@ from runtime.queues.base import Queue
 from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
+from runtime.tasks.entries import without_argv
 from runtime.tasks.history import InvalidMessage
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import Task, without_argv
+from runtime.tasks.model import Task
 from runtime.tasks.wire import decode_task, encode_task, read_line
 
 PART_TASKS: Final = 10_000

@@ -20,8 +20,9 @@ from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore
 from runtime.records.orders import Control
 from runtime.records.totals import FEW, FEW_OF_ONE, Tally
+from runtime.tasks.entries import describe_entry
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
-from runtime.tasks.model import DEFAULT_EXPERIMENT, TaskState, describe_entry, experiment_digest
+from runtime.tasks.model import DEFAULT_EXPERIMENT, TaskState, experiment_digest
 from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 

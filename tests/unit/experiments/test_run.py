@@ -467,7 +467,7 @@ def test_calls_of_a_queue_run_in_the_environment_that_they_were_made_with(
 
 
 def test_task_is_shown_by_the_function_that_it_calls(lab: Any) -> None:
-    from runtime.tasks import model
+    from runtime.tasks import entries, model
     from runtime.worker.attempts import calls
 
     assert f"{calls.__name__}:{calls.call_packed.__qualname__}" == model.CALL_PACKED
@@ -476,7 +476,7 @@ def test_task_is_shown_by_the_function_that_it_calls(lab: Any) -> None:
     runtime.map(lambda n: n, [1], name="odd", target="queue:")
     with runtime.open_stack() as stack:
         leases = stack.queue().lease(2, worker="w", ttl=timedelta(minutes=1))
-        shown = {model.describe_entry(lease.task.entry, width=200) for lease in leases}
+        shown = {entries.describe_entry(lease.task.entry, width=200) for lease in leases}
 
     assert "lab_of_test:fit()" in shown
     assert any(each.endswith("<lambda>()") for each in shown)

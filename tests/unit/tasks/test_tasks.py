@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import InvalidTask
+from runtime.tasks.entries import describe_entry
 from runtime.tasks.model import (
     CommandEntry,
     Entry,
@@ -22,7 +23,6 @@ from runtime.tasks.model import (
     Terms,
     WorkflowEntry,
     canonical_json,
-    describe_entry,
     entry_fields,
     experiment_digest,
     next_generation,
