@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.reasons import EndReason
-from runtime.snapshots.snapshot import take_snapshot
+from runtime.snapshots.snapshot import archive_reference, take_snapshot
 from runtime.tasks.model import TaskState
 from tests.services.failure_support import STACKS, Yard, call, open_yard, publish_raw
 
@@ -264,7 +264,7 @@ def test_worker_killed_while_it_fetches_the_code_its_task_runs_elsewhere(
         tree.mkdir()
         (tree / "model.py").write_text("def version():\n    return 1\n")
         identity = take_snapshot(tree, yard.records)
-        [stored] = (yard.folder / "records" / "snapshots").iterdir()
+        stored = yard.folder / "records" / archive_reference(identity)
         kept = stored.rename(yard.folder / "kept")
         # Opening the FIFO blocks until there is a writer, so the worker's download lasts as long as the test needs.
         os.mkfifo(stored)

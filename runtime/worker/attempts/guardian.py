@@ -58,6 +58,8 @@ class Guardian:
         """Turns readable when the worker dies; -1 if the system has no such descriptor."""
         self.buffer = b""
         self.fds: list[int] = []
+        # A descriptor handed down has the number that it had in a worker, which may have thousands.
+        self.fds_end = 1 + max(1023, worker.fileno(), config["page_fd"], *config["hold_fds"])
         self.forked: dict[str, tuple[int, int]] = {}
         """Pid and cell of each child, by the name that the worker knows it by."""
         self.names: dict[int, str] = {}
@@ -181,7 +183,7 @@ class Guardian:
             if control_fd != wire.CONTROL_FD:
                 os.dup2(control_fd, wire.CONTROL_FD)
             os.set_inheritable(wire.CONTROL_FD, False)
-            os.closerange(wire.CONTROL_FD + 1, 1024)
+            os.closerange(wire.CONTROL_FD + 1, self.fds_end)
             self.child.serve(cell)
         except BaseException as problem:
             entries.print_error(f"runtime: the attempt's process failed: {entries.describe(problem)}")
@@ -235,7 +237,7 @@ class Guardian:
 
             self._leave_guardian()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.closerange(wire.CONTROL_FD, 1024)
+            os.closerange(wire.CONTROL_FD, self.fds_end)
             scratch.remove_tree(path)
         finally:
             os._exit(0)

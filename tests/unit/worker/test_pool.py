@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
 import os
+import resource
 import secrets
 import selectors
 import signal
@@ -1105,6 +1107,20 @@ def test_child_has_no_descriptor_but_its_own(make: Callable[..., Bench], tmp_pat
         assert interpreter == {"wakeup_fd": -1, "collects": True, "argv": [""]}
         Path(bench.path("go")).touch()
         bench.wait(second)
+
+
+def test_child_of_a_worker_with_thousands_of_descriptors_has_none_of_them(
+    make: Callable[..., Bench], tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            held.enter_context(Path(os.devnull).open("rb"))
+        lock = held.enter_context((tmp_path / "lock").open("w"))
+        assert lock.fileno() > 1024
+        assert json.loads(make(hold_fds=(lock.fileno(),)).run("list_fds").value) == [0, 1, 2, 3]
 
 
 def test_temporary_folder_of_one_workflow_is_not_the_next_ones(warm: Bench) -> None:
