@@ -23,8 +23,8 @@ from runtime.values import dataclass, fields, replace
 
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
+    from runtime.client.tasks.environment import SubmittedPackages
     from runtime.client.tasks.make import TaskOptions
-    from runtime.client.tasks.packages import SubmittedPackages
     from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
     from runtime.config import Project, Settings

@@ -10,8 +10,8 @@ from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
+    from runtime.client.tasks.environment import SubmittedPackages
     from runtime.client.tasks.make import TaskOptions
-    from runtime.client.tasks.packages import SubmittedPackages
     from runtime.config import Settings
     from runtime.records.base import RecordStore
 
@@ -24,7 +24,7 @@ class PackageOptions:
     extra: tuple[str, ...]
 
     def take(self, records: RecordStore | None, settings: Settings, code: SubmittedCode) -> SubmittedPackages:
-        from runtime.client.tasks.packages import take_packages
+        from runtime.client.tasks.environment import take_packages
 
         return take_packages(self.environment, records, settings, code, extra=self.extra)
 

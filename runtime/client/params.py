@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, CommandEntry, FunctionEntry, WorkflowEntry
+from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST
+from runtime.tasks.model import CommandEntry, FunctionEntry, WorkflowEntry
 
 ITEM: Final = "item"
 """The name of an argument that is no object."""

@@ -13,8 +13,8 @@ from typing import Any, Final
 from runtime.client.functions import make_call
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
+from runtime.client.tasks.environment import take_packages
 from runtime.client.tasks.make import check_argument
-from runtime.client.tasks.packages import take_packages
 from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
 from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
@@ -25,8 +25,8 @@ from runtime.experiments.calls import Call, Calls
 from runtime.records.orders import person
 from runtime.snapshots.origin import own_argv
 from runtime.stack.open import OpenStack, open_stack
-from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, task_id
-from runtime.worker.attempts.calls import FILE
+from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST, CALLS_FILE
+from runtime.tasks.model import task_id
 
 TERMS: Final = (
     *("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot"),
@@ -55,7 +55,7 @@ def start_on_queue(
     in_file = call.packed or call.pickled is not None
     # Items that are JSON stay in the tasks, so that people see them, and all calls of one function share a snapshot.
     kept = encode_packed({**request, "items": list(every)} if call.packed else request)
-    more = {FILE: kept} if in_file else {}
+    more = {CALLS_FILE: kept} if in_file else {}
     environment, extra = terms.pop("environment", None), terms.pop("with_packages", ())
     if environment is not None:
         check_argument("environment", environment)

@@ -21,9 +21,9 @@ from runtime.experiments.queues import read_terms
 from runtime.experiments.tune import OtherStudy, check_same, warn_of_code
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
-from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, FunctionEntry, Task, task_id
+from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST, CALLS_FILE
+from runtime.tasks.model import FunctionEntry, Task, task_id
 from runtime.values import dataclass
-from runtime.worker.attempts.calls import FILE
 
 STUDY: Final = "study"
 """Field of a call's request that says which study it is a trial of."""
@@ -128,7 +128,7 @@ class QueuePlace:
         call, _ = make_call(self._function, items=(), run=True, folder=folder)
         request = request_of(call, self._name)
         packed = encode_packed(request) if call.pickled is not None else None
-        more = {FILE: packed} if packed else {}
+        more = {CALLS_FILE: packed} if packed else {}
         code = take_code(self._wanted, records, load_settings(), start=folder, more=more)
         if packed is None:
             entry: dict[str, Any] = {"function": CALL_REQUEST, "args": [request]}

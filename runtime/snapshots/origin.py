@@ -47,6 +47,8 @@ def read_repositories(folder: Path, names: Collection[str]) -> list[dict[str, An
     found, left = [], MOST_DIFF_BYTES
     for place, files in _split(folder, names):
         here = folder / place
+        if not _has_git(here):
+            continue
         # All at once.
         status = start_git(here, "status", "--porcelain", "--ignore-submodules", "--", ".")
         remote = start_git(here, "config", "--get", "remote.origin.url")
@@ -116,6 +118,13 @@ def remove_credentials(url: str) -> str:
         netloc = f"{user.partition(':')[0]}{at}{host}" if "ssh" in parts.scheme else host
         url = parts._replace(netloc=netloc, query="", fragment="").geturl()
     return "" if has_known_form(url) else url
+
+
+def _has_git(folder: Path) -> bool:
+    """Tell cheaply whether git may know `folder`, since asking it takes several processes."""
+    return "GIT_DIR" in os.environ or any(
+        os.path.lexists(each / ".git") for each in (folder.resolve(), *folder.resolve().parents)
+    )
 
 
 def _split(folder: Path, names: Collection[str]) -> Iterator[tuple[str, list[str]]]:

@@ -40,6 +40,11 @@ class Artifacts:
     """Tag → id of a version, which an attempt finds in `artifacts/<tag>`."""
 
     @property
+    def named(self) -> bool:
+        """Whether there are any."""
+        return bool(self.capture or self.reuse)
+
+    @property
     def paths(self) -> dict[str, str]:
         """Tag → its path in the folder that an attempt starts in."""
         return {**{tag: place_of(tag) for tag in self.reuse}, **self.capture}

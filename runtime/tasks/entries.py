@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, CommandEntry, Entry, FunctionEntry, WorkflowEntry
+from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST
+from runtime.tasks.model import CommandEntry, Entry, FunctionEntry, WorkflowEntry
 
 
 def describe_entry(entry: Entry, *, width: int = 72) -> str:

@@ -22,9 +22,6 @@ from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
 from runtime.values import dataclass, field, replace
 
 SCHEMA: Final = 1
-CALL_PACKED: Final = "runtime.worker.attempts.calls:call_packed"
-CALL_REQUEST: Final = "runtime.worker.attempts.calls:call_request"
-"""Functions of ours that call others for a task."""
 DEFAULT_EXPERIMENT: Final = "default"
 DEFAULT_MAX_FAILURES: Final = 3
 FIRST_GENERATION: Final = 1
@@ -305,7 +302,7 @@ def check_task(task: Task) -> None:
         check_texts("outputs", task.outputs)
     if task.extra is not NOTHING:
         _check_extra(task.extra)
-    if task.artifacts is not NO_ARTIFACTS and task.snapshot is None and task.artifacts.paths:
+    if task.snapshot is None and task.artifacts.named:
         raise InvalidTask("artifacts", "needs a `snapshot`: without one, attempts share the folder of their worker")
 
 

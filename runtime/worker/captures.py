@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from runtime.config import load_settings
 from runtime.errors import NotPossible, RuntimeFailure, StoreUnavailable
 from runtime.reasons import EndReason
-from runtime.tasks.artifacts import CHECKPOINT, EVERY, NO_ARTIFACTS, Version, variable_of
+from runtime.tasks.artifacts import CHECKPOINT, EVERY, Version, variable_of
 from runtime.tasks.model import Task
 from runtime.values import dataclass, field
 from runtime.worker.attempts.model import Ended, Order
@@ -87,12 +87,16 @@ class Captures:
         self._closing = False
         self._tend_at = 0.0
 
+    def __contains__(self, token: str) -> bool:
+        """Whether anything of the attempt is saved or was brought."""
+        return token in self._kept
+
     # before an attempt
 
     def wants(self, held: HeldLease) -> bool:
         """Whether files have to be brought before the attempt begins."""
         task = held.lease.task
-        if task.artifacts is not NO_ARTIFACTS and task.artifacts.paths:
+        if task.artifacts.named:
             return True
         return self._remote_checkpoints and bool(held.history.ended or task.generation > 1)
 
@@ -135,7 +139,7 @@ class Captures:
             bringing = Path(f"{kept.place}.bringing")
             if (bringing / CHECKPOINT).is_dir():
                 (bringing / CHECKPOINT).rename(f"{kept.place}.checkpoint")
-            if task.artifacts.paths:
+            if task.artifacts.named:
                 bringing.rename(f"{kept.place}.artifacts")
         finally:
             remove_tree(f"{kept.place}.bringing")
@@ -203,7 +207,7 @@ class Captures:
     def furnish(self, held: HeldLease, order: Order) -> None:
         """Give an order its own tree, its variables and its checkpoint folder, and begin to save what it captures."""
         task, artifacts = held.lease.task, held.lease.task.artifacts
-        named = artifacts is not NO_ARTIFACTS and bool(artifacts.paths)
+        named = artifacts.named
         if not named and order.checkpoint_dir:
             return
         place = f"{self._services.scratch}/{order.token}"
@@ -319,8 +323,8 @@ class Captures:
 
     def finish(self, held: HeldLease, end: Ended, then: Callable[[], None]) -> bool:
         """Whether the attempt's last versions have yet to be saved; `then` is called once they are, or cannot be."""
-        kept = self._kept.get(held.lease.token)
-        if kept is None or kept.over or end.not_started:
+        kept = self._kept[held.lease.token]
+        if kept.over or end.not_started:
             return False
         kept.over = True
         if end.reason is EndReason.SUCCEEDED or held.stop_reason is EndReason.DUPLICATE:
@@ -364,9 +368,7 @@ class Captures:
 
     def describe_end(self, held: HeldLease, *, succeeded: bool) -> tuple[str | None, str | None]:
         """Why the attempt's artifacts could not be saved, and what is not in them; each None if there is nothing to say."""
-        kept = self._kept.get(held.lease.token)
-        if kept is None:
-            return None, None
+        kept = self._kept[held.lease.token]
         failed = [f"`{tag}`: {_text(each)}" for tag, each in kept.problems.items()]
         notes = []
         for tag, writer in kept.writers.items():
@@ -381,19 +383,17 @@ class Captures:
             "; ".join(notes) if notes and succeeded else None,
         )
 
-    def clear_after(self, held: HeldLease) -> Callable[[], None]:
-        """Return what removes the versions that the attempt's success supersedes, to be called once that is recorded."""
+    def clear_after(self, held: HeldLease) -> Callable[[], None] | None:
+        """Return what removes the versions that the attempt's success supersedes, to be called once that is recorded.
+
+        None if there are none.
+        """
         task, token = held.lease.task, held.lease.token
-        tags = list(task.artifacts.capture) if task.artifacts is not NO_ARTIFACTS else []
+        tags = list(task.artifacts.capture)
         kept = self._kept.get(token)
         if kept is not None and self._remote_checkpoints and (self._left_checkpoint(kept) or held.history.ended):
             tags.append(CHECKPOINT)
-
-        def clear() -> None:
-            if tags:
-                self._call(partial(self._clear, task, token, tags), self._cleared)
-
-        return clear
+        return partial(self._call, partial(self._clear, task, token, tags), self._cleared) if tags else None
 
     def _left_checkpoint(self, kept: _Kept) -> bool:
         return os.path.lexists(f"{kept.place}.checkpoint")

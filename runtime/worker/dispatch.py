@@ -313,7 +313,7 @@ class Dispatch:
             order.timeout_s = task.timeout.total_seconds()
         if task.resources.memory_bytes:
             order.memory_bytes = task.resources.memory_bytes
-        if task.snapshot is not None and not task.artifacts.paths:
+        if task.snapshot is not None and not task.artifacts.named:
             order.code_dir, order.snapshot = services.trees.place(task.snapshot, held.slot), task.snapshot
             order.cwd = f"{order.code_dir}/{task.folder}" if task.folder else None
         elif task.snapshot is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -135,7 +136,7 @@ class Ending:
         holdings = self._services.holdings
         held = holdings.by_token.get(end.token)
         reports = self._services.reports_path(end.token)
-        if not end.summed_up and os.path.lexists(reports):
+        if not end.summed_up and os.access(reports, os.F_OK):  # on the path of every task, as below
             end.summed_up = True
             if held is not None:
                 self._sum_up(held, end, reports)
@@ -144,9 +145,10 @@ class Ending:
         if held is None:
             return
         lease, dispatch = held.lease, self._dispatch
-        if self._captures.finish(held, end, lambda: self.conclude(end, time.monotonic())):
-            return  # The lease is renewed until then.
-        self._tell_of_artifacts(held, end)
+        if end.token in self._captures:
+            if self._captures.finish(held, end, lambda: self.conclude(end, time.monotonic())):
+                return  # The lease is renewed until then.
+            self._tell_of_artifacts(held, end)
         if holdings.on_trial or end.reason is EndReason.LOST:
             dispatch.suspects.ended(end.token, end.reason)
         if lease.task.snapshot is not None and held.slot >= 0:
@@ -235,7 +237,8 @@ class Ending:
             code=self._code_of(lease),
             message=held.left_out,
         )
-        self._services.say.left_out(task, held.left_out)
+        if held.left_out is not None:
+            self._services.say.left_out(task, held.left_out)
         if end.value or end.log_bytes or end.metrics or end.exit_code is not None:
             record = replace(
                 record,
@@ -271,13 +274,11 @@ class Ending:
 
     def _succeed(self, held: HeldLease, end: Ended, record: Record) -> None:
         self._failed_tasks.clear()
+        say: Callable[[], None] = partial(self._services.say.succeeded, held.lease.task, end)
         clear = self._captures.clear_after(held)
-
-        def recorded() -> None:
-            self._services.say.succeeded(held.lease.task, end)
-            clear()
-
-        self._outbox.end(held, Settlement(held.lease, record), recorded)
+        if clear is not None:
+            say = partial(_call_all, say, clear)
+        self._outbox.end(held, Settlement(held.lease, record), say)
 
     # failure
 
@@ -346,6 +347,11 @@ class Ending:
             return
         self._dispatch.pause_until = now + wait
         self._services.say.paused(failed, most, wait, stays=stays)
+
+
+def _call_all(*calls: Callable[[], None]) -> None:
+    for each in calls:
+        each()
 
 
 def _drop(path: str) -> None:

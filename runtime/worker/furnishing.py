@@ -92,8 +92,10 @@ class Furnishing:
 
     def leave_if_in_vain(self, now: float) -> None:
         """Leave after the idle time-out if in all that time no task could start, for its secrets."""
+        if self._in_vain is None:
+            return
         services, timeout = self._services, self._services.options.idle_time
-        if self._in_vain is None or timeout is None:
+        if timeout is None:
             return
         since, problem = self._in_vain
         if services.holdings.running:

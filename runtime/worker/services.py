@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -125,6 +126,8 @@ class Leaving:
         self._signals = self._notices = 0
         self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """`wake_fd` turns readable when somebody asks."""
+        # Anybody who knows the worker may ask, also after its end.
+        weakref.finalize(self, _close, (self.wake_fd, self._wake_write))
 
     def ask(self, reason: str, exit_code: int = 0, *, notice: bool = False) -> None:
         """Ask the worker to leave, and wake it; safe from a signal handler and from any thread."""
@@ -150,6 +153,11 @@ class Leaving:
         self._say.trouble(what, problem)
         if isinstance(problem, StoreBroken):
             self.decide(problem.message, problem.exit_code)
+
+
+def _close(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 @dataclass(slots=True, kw_only=True)

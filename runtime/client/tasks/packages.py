@@ -1,10 +1,9 @@
-"""The packages that go with submitted tasks: of a lock file, or those of the Python that submits, frozen."""
+"""Packages that other machines can install, from a lock file, or those of the Python that submits, frozen."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,23 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from runtime.config import Settings
-from runtime.errors import InvalidValue, NotPossible, RequestRefused
+from runtime.client.tasks.environment import ALLOWED
+from runtime.errors import InvalidValue, NotPossible
 from runtime.owners import check_size, read_file
-from runtime.snapshots.environment import LOCK_OF, Packages, has_packages, put_packages
-from runtime.tasks.model import is_content_id
-from runtime.units import count_noun
+from runtime.snapshots.environment import LOCK_OF, Packages
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-    from runtime.client.tasks.code import SubmittedCode
-    from runtime.records.base import RecordStore
 
-FROZEN: Final = "frozen"
-NONE: Final = "none"
-ALLOWED: Final = "a lock file (uv.lock, requirements.txt), `frozen` or `none`"
 NAMED_AT_MOST: Final = 5
 OWN: Final = frozenset({"research-runtime", "pip"})
 """Packages that a frozen list leaves out: a worker has its own copy of the first, and an environment its own second."""
@@ -54,69 +46,6 @@ _OPTIONS: Final = frozenset(
 """Options of a requirements file that say where packages come from."""
 _URLS: Final = ("https", "http", "git+https", "git+http", "git+ssh", "hg+https", "svn+https")
 _ADD: Final = "pin a released version, or let the code go with the snapshot and leave the package out"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedPackages:
-    """The environment of tasks; None for tasks that run with the worker's own packages."""
-
-    id: str | None = None
-    described: str = ""
-    """What it is, for people."""
-
-
-def take_packages(
-    wanted: str | Path | bool | None,
-    records: RecordStore | None,
-    settings: Settings,
-    code: SubmittedCode,
-    *,
-    extra: Sequence[str] = (),
-) -> SubmittedPackages:
-    """Return the environment to submit, after storing it in `records` if given.
-
-    `wanted` is a lock file, "frozen", "none" or False, a content id, or None for the project's setting, whose lock file lies
-    in the project's folder. `extra` are pins that come before those of the list. Raises `NotPossible` for packages that no
-    other machine could install.
-    """
-    base = Path()
-    if wanted is None and not extra and (inherited := _inherit(records, code)) is not None:
-        return inherited
-    if wanted is None and settings.project.environment is not None:
-        wanted, base = settings.project.environment, settings.project.root
-    if wanted is None and extra:
-        wanted = FROZEN
-    if wanted is None or wanted is False or wanted == NONE:
-        if extra:
-            raise RequestRefused(
-                f"`--with {extra[0]}` adds to an environment, and the tasks have none",
-                hint="leave `--environment none` out, or name a lock file or `frozen`",
-            )
-        return SubmittedPackages()
-    if isinstance(wanted, bool) or (isinstance(wanted, str) and not wanted):
-        raise InvalidValue("environment", wanted, ALLOWED)
-    if isinstance(wanted, str) and is_content_id(wanted):
-        if extra:
-            raise RequestRefused("`--with` adds to a lock file or a frozen list, and `environment` is a content id")
-        return SubmittedPackages(id=wanted, described=wanted[:19])
-    if wanted == FROZEN:
-        packages = freeze(code.taken_from, extra)
-        count = packages.files[LOCK_OF["pip"]].count("\n")
-        described = f"`{sys.prefix}` ({count_noun(count, 'package')}, Python {packages.python})"
-    else:
-        packages = read_lock(base / wanted, extra)
-        described = f"`{wanted}` (Python {packages.python})"
-    identity = packages.id if records is None else put_packages(packages, records)
-    return SubmittedPackages(id=identity, described=described)
-
-
-def _inherit(records: RecordStore | None, code: SubmittedCode) -> SubmittedPackages | None:
-    """Return the environment of the attempt that submits, if the tasks carry its code too."""
-    identity = os.environ.get("RUNTIME_ENVIRONMENT_ID", "")
-    own = code.snapshot is not None and code.snapshot == os.environ.get("RUNTIME_SNAPSHOT_ID")
-    if not own or records is None or not is_content_id(identity) or not has_packages(identity, records):
-        return None
-    return SubmittedPackages(id=identity, described=f"this attempt, `{identity[:19]}`")
 
 
 def _minor() -> str:

@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.client.tasks.code import SubmittedCode
 from runtime.client.tasks.make import function_entry
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
-from runtime.jobs.call import Call
-from runtime.tasks.model import CALL_PACKED, FunctionEntry, is_plain
+from runtime.tasks.calls import CALL_PACKED, CALLS_FILE
+from runtime.tasks.model import FunctionEntry, is_plain
 from runtime.values import dataclass
-from runtime.worker.attempts.calls import FILE
+
+if TYPE_CHECKING:
+    from runtime.jobs.call import Call
 
 NO_VALUE: Final = 0x2A0
 """Flags of the code of generators and coroutines; `inspect`, which names them, takes long to import."""
@@ -56,7 +58,7 @@ def pack_work(work: object, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     call, _ = make_call(work, args, kwargs)
     content = encode_packed(request_of(call, call.function))
     entry = FunctionEntry(CALL_PACKED, (None, call.function, digest(content)))
-    return PackedWork(function=call.function, entry=entry, more={FILE: content})
+    return PackedWork(function=call.function, entry=entry, more={CALLS_FILE: content})
 
 
 def request_of(call: Call, name: str) -> dict[str, Any]:

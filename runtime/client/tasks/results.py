@@ -16,12 +16,12 @@ from runtime.errors import InvalidTask
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
+from runtime.tasks.calls import PICKLE
 from runtime.tasks.entries import describe_entry
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import decode_task
 from runtime.values import dataclass, field
-from runtime.worker.attempts.calls import PICKLE
 
 BATCH: Final = 500
 """Tasks whose records are read together."""

@@ -22,10 +22,10 @@ from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
 from runtime.records.codec import read_value
 from runtime.records.orders import person
+from runtime.tasks.calls import PICKLE
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.units import Span, count_noun, format_duration, read_span
-from runtime.worker.attempts.calls import PICKLE
 
 FIRST_LOOK_S: Final = 0.02
 LAST_LOOK_S: Final = 1.0

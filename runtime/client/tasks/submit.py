@@ -9,15 +9,14 @@ manifest lists is not listed a second time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from runtime.client.tasks import returned
 from runtime.client.tasks.code import take_code
+from runtime.client.tasks.environment import take_packages
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import (
     LISTS,
@@ -34,7 +33,6 @@ from runtime.client.tasks.make import (
     read_resources,
     submitter,
 )
-from runtime.client.tasks.packages import take_packages
 from runtime.client.tasks.packed import check_packed, pack_work
 from runtime.client.tasks.sending import (
     PART_TASKS,
@@ -45,7 +43,6 @@ from runtime.client.tasks.sending import (
     content_of,
     find_kept_code,
 )
-from runtime.client.values import CallFailed, End
 from runtime.clock import describe_skew
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
@@ -58,6 +55,7 @@ from runtime.units import Span, count_noun, read_span
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
+    from runtime.client.values import End
     from runtime.records.blobs.bucket import BucketBlobs
 
 PARALLEL: Final = 32
@@ -112,6 +110,10 @@ class Submission:
 
     def exception(self, timeout: Span | None = None) -> BaseException | None:
         """Wait for the end and return what `result` would raise; None if there is a value."""
+        from concurrent.futures import CancelledError
+
+        from runtime.client.values import CallFailed
+
         try:
             for end in self._await_ends(timeout):
                 end.take()
@@ -120,6 +122,8 @@ class Submission:
         return None
 
     def _await_ends(self, timeout: Span | None) -> list[End]:
+        from runtime.client.tasks import returned  # here as below, since few programs that submit wait for their tasks
+
         if self.kept_code is not None:
             Log(__name__).warning(
                 "experiment `%s` has tasks that were submitted before with other code, %s, and these are their ends; for new ones,"
@@ -131,10 +135,14 @@ class Submission:
 
     def logs(self) -> str:
         """Return what the tasks have printed so far, every attempt in turn."""
+        from runtime.client.tasks import returned
+
         return returned.read_printed(self)
 
     def cancel(self) -> None:
         """Cancel the tasks that have not ended, wherever they run."""
+        from runtime.client.tasks import returned
+
         returned.cancel_tasks(self)
 
     @property
@@ -211,7 +219,8 @@ def submit(
         check_argument("snapshot", snapshot)
     if environment is not None:
         check_argument("environment", environment)
-    check_argument("with_packages", with_packages)
+    if with_packages != ():
+        check_argument("with_packages", with_packages)
     if progress is not None:
         check_argument("progress", progress)
     experiment = check_new_experiment(experiment or experiment_of(work))

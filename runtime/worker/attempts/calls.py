@@ -10,16 +10,12 @@ import json
 import os
 
 from runtime.shim import call
+from runtime.tasks.calls import CALLS_FILE, PICKLE
 from runtime.worker.attempts import context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-FILE = ".runtime-calls"
-"""File at the root of a snapshot with packed calls, as JSON."""
-PICKLE = "$runtime.pickle"
-"""The only key of an object that stands for a value that JSON cannot hold."""
 
 
 def call_request(request: dict[str, Any], argv: list[str] | None = None) -> Any:
@@ -55,10 +51,10 @@ def read_packed(number: int | None, label: str, digest: str, more: dict[str, Any
     root = os.environ.get("RUNTIME_SNAPSHOT_DIR")
     if not root:
         raise ValueError(f"{label} is packed in a snapshot, and the task has none")
-    with open(f"{root}/{FILE}", "rb") as opened:  # noqa: PTH123 - pathlib is too large here
+    with open(f"{root}/{CALLS_FILE}", "rb") as opened:  # noqa: PTH123 - pathlib is too large here
         content = opened.read()
     if hashlib.sha256(content).hexdigest() != digest:
-        raise ValueError(f"{FILE} of the snapshot is not the one that {label} was submitted with")
+        raise ValueError(f"{CALLS_FILE} of the snapshot is not the one that {label} was submitted with")
     request: dict[str, Any] = json.loads(content)
     if number is not None:
         request.update(item=request["items"][number], number=number)

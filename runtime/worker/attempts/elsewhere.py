@@ -14,7 +14,7 @@ import json
 import os
 
 from runtime.shim import call as program
-from runtime.tasks.model import CALL_PACKED, CALL_REQUEST
+from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST, PICKLE
 from runtime.worker.attempts import calls, entries, scratch, wire
 from runtime.worker.attempts.entries import Failed
 
@@ -27,7 +27,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 """The folder of the worker's own `runtime`."""
 
 
-_MARKED = b'{"%s":' % calls.PICKLE.encode()
+_MARKED = b'{"%s":' % PICKLE.encode()
 
 
 class Call:
@@ -98,7 +98,7 @@ class Call:
             # A dictionary that looks like a pickle of ours must not be taken for one.
             content, head = program.dump(json.loads(content)), {**head, "form": "pickle"}
         if head.get("form") == "pickle":
-            text = wire.encode_json({calls.PICKLE: base64.b64encode(content).decode("ascii")})
+            text = wire.encode_json({PICKLE: base64.b64encode(content).decode("ascii")})
         else:
             text = content.decode("utf-8", "surrogatepass")
         if len(text) > wire.MOST_VALUE_BYTES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -435,7 +436,8 @@ def in_the_wait(queue: SqliteQueue, act: Callable[[], None]) -> Callable[[float]
     sleep = time.sleep
 
     def instead(seconds: float) -> None:
-        if waiting(queue):
+        # Another test's calls may be followed by a thread that sleeps, too.
+        if threading.current_thread() is threading.main_thread() and waiting(queue):
             act()
         else:
             sleep(seconds)  # A sleep outside the wait, since submitting waits for programs too.

@@ -12,7 +12,8 @@ from runtime.client.params import name_params, params_of_entry
 from runtime.client.rows import Choice, find_cell, list_names, parse_condition
 from runtime.client.tasks.results import TaskResult
 from runtime.errors import InvalidValue, UnknownName
-from runtime.tasks.model import CALL_PACKED, CALL_REQUEST, CommandEntry, FunctionEntry, TaskState, WorkflowEntry
+from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST
+from runtime.tasks.model import CommandEntry, FunctionEntry, TaskState, WorkflowEntry
 
 
 def row(name: str, **fields: Any) -> TaskResult:

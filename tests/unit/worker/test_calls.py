@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runtime.tasks.calls import CALLS_FILE
 from runtime.worker.attempts import calls
 
 
@@ -33,7 +34,7 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def write(**changed: Any) -> str:
         content = json.dumps({**REQUEST, **changed}).encode()
-        (tmp_path / calls.FILE).write_bytes(content)
+        (tmp_path / CALLS_FILE).write_bytes(content)
         return hashlib.sha256(content).hexdigest()
 
     return write

@@ -40,7 +40,7 @@ class Bench:
         self.worker, theirs = socket.socketpair()
         self.worker.setblocking(False)
         self.guardian = made = Guardian.__new__(Guardian)
-        made.worker, made.pid, made.buffer, made.fds, made.unremoved = theirs, ME, b"", [], []
+        made.worker, made.pid, made.buffer, made.fds, made.fds_end, made.unremoved = theirs, ME, b"", [], 1024, []
         made.forked, made.names, made.removals, made.unswept = {"c1": (60, 0)}, {60: "c1"}, {61: "/tree"}, []
         monkeypatch.setattr(guardian.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(guardian.processes, "read_table", lambda: dict(self.table))

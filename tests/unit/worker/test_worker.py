@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -54,6 +55,20 @@ def test_worker_that_is_idle_waits_for_a_task_that_is_due_soon(bench: Bench) -> 
 
     assert result.succeeded == 1
     assert bench.record(task).value == 1
+
+
+def test_workers_of_one_process_leave_no_descriptor_behind(bench: Bench) -> None:
+    def count() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    bench.put(bench.function("give", 1))
+    assert bench.run().succeeded == 1
+    before = count()
+    for _ in range(3):
+        bench.run()
+
+    assert count() == before
 
 
 class CountingQueue:

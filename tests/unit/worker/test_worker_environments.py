@@ -19,7 +19,8 @@ from runtime.client.tasks.returned import read_end, read_task_log
 from runtime.reasons import EndReason
 from runtime.snapshots.environment import Packages, put_packages
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.tasks.model import CALL_REQUEST, CommandEntry, FunctionEntry, Task, TaskState, WorkflowEntry
+from runtime.tasks.calls import CALL_REQUEST
+from runtime.tasks.model import CommandEntry, FunctionEntry, Task, TaskState, WorkflowEntry
 from runtime.testing import sample_task
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, start_command
