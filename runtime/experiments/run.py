@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 from runtime.client.functions import name_function
@@ -23,6 +24,8 @@ HERE: Final = "here"
 """The target that is this process itself."""
 QUEUE: Final = "queue:"
 """Before the name of a queue as a target."""
+ANY_ARGUMENTS: Final = 0x4
+"""Flag of the code of functions with `*args`, which decorators return; `inspect`, which names it, takes long to import."""
 _counter = itertools.count()
 
 
@@ -58,26 +61,39 @@ def map(  # noqa: A001  as the builtin, of which it is the form elsewhere
     again: bool = False,
     **fields: Any,
 ) -> Calls:
-    """Call `function(item)` for each item, and return the calls as futures in the order of the items.
+    """Call `function(item)` for each item, or `function(run, item)` if that is what it takes, and return the calls as futures
+    in the order of the items.
 
     On `here` the calls are made in turn before this returns. On a job's target they are one array, and in a queue one
     experiment of tasks. Otherwise as `run_experiment`.
     """
-    name = check_call(function, name, target)
+    name, run = check_call(function, name, target), takes_run(function)
     if target != HERE:
         every = list(items)
-        return _start(function, every, name, target, fields, run=False, again=again) if every else Calls(name, [])
+        return _start(function, every, name, target, fields, run=run, again=again) if every else Calls(name, [])
     refuse_fields(fields)
     calls = []
     for number, item in enumerate(items):
         call = Call(number, f"call {number} of {name}")
         try:
-            value = function(item)
+            value = function(RunHere(name, item, function, number), item) if run else function(item)
             call.finish(End(take=lambda value=value: value))  # type: ignore[misc]
         except Exception as problem:
             call.set_exception(problem)
         calls.append(call)
     return Calls(name, calls)
+
+
+def takes_run(function: Callable[..., Any]) -> bool:
+    """Whether a function has to be called with its run before the item: two arguments are needed, and the first is `run`."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return False
+    if code.co_flags & ANY_ARGUMENTS and hasattr(function, "__wrapped__"):
+        return takes_run(function.__wrapped__)
+    bound = getattr(function, "__self__", None) is not None
+    needed = code.co_varnames[bound : code.co_argcount - len(getattr(function, "__defaults__", None) or ())]
+    return len(needed) == 2 and needed[0] == "run"
 
 
 def _start(

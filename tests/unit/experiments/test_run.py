@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import runtime
 from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.values import CallFailed, RemoteTraceback
 from runtime.errors import InvalidTask, InvalidValue, NotPossible, RequestRefused, UnknownName
+from runtime.experiments.run import takes_run
 from runtime.jobs.spec import InvalidSpec
 from tests.services_support import PATIENCE_S, wait_until
 from tests.shim_support import processes_with, signal_all
@@ -154,6 +156,37 @@ def test_run_has_the_same_context_on_every_target(lab: Any, target: str) -> None
     found = runtime.run_experiment(lab.fit, {"lr": 0.5}, name="sac", target=target)
 
     assert value_of(found, target) == ["sac", 0.5, "w", False]
+
+
+def test_map_gives_a_function_that_needs_it_the_run_of_each_item(lab: Any, target: str) -> None:
+    calls = runtime.map(lab.fit, [{"lr": 0.5}, {"lr": 0.25}], name="sac", target=target)
+
+    assert calls.results(timeout=PATIENCE_S) == [["sac", 0.5, "w", False], ["sac", 0.25, "w", False]]
+
+
+def test_run_is_given_to_functions_that_need_it_and_an_item_and_to_no_others() -> None:
+    class Trainer:
+        def fit(self, run: Any, variant: Any, more: int = 1) -> None: ...
+
+        def score(self, run: Any) -> None: ...
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(function)(lambda *args: [function(*args)])
+
+    def inject(function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(function)(lambda item: function(None, item))
+
+    take: list[Callable[..., Any]] = [lambda run, item: 0, Trainer().fit, decorate(Trainer().fit)]
+    others: list[Callable[..., Any]] = [
+        lambda run: 0,
+        lambda run, scale=1: 0,
+        lambda a, b: 0,
+        Trainer().score,
+        len,
+        Trainer,
+    ]
+    others += [lambda *args: 0, inject(Trainer().fit), functools.partial(Trainer().fit, 1)]
+    assert ([takes_run(each) for each in take], [takes_run(each) for each in others]) == ([True] * 3, [False] * 9)
 
 
 def test_run_says_where_it_comes_from_on_every_target(lab: Any, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,11 +500,12 @@ def test_calls_of_a_queue_run_in_the_environment_that_they_were_made_with(
 
 
 def test_task_is_shown_by_the_function_that_it_calls(lab: Any) -> None:
-    from runtime.tasks import entries, model
+    from runtime.tasks import calls as names
+    from runtime.tasks import entries
     from runtime.worker.attempts import calls
 
-    assert f"{calls.__name__}:{calls.call_packed.__qualname__}" == model.CALL_PACKED
-    assert f"{calls.__name__}:{calls.call_request.__qualname__}" == model.CALL_REQUEST
+    assert f"{calls.__name__}:{calls.call_packed.__qualname__}" == names.CALL_PACKED
+    assert f"{calls.__name__}:{calls.call_request.__qualname__}" == names.CALL_REQUEST
     runtime.run_experiment(lab.fit, {"lr": 0.5}, name="sac", target="queue:")
     runtime.map(lambda n: n, [1], name="odd", target="queue:")
     with runtime.open_stack() as stack:
