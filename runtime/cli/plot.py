@@ -134,9 +134,11 @@ def _show_curves(sources: Sequence[Source], metric: str, x: Axis | None, title: 
     if png is not None:
         _write_png(png, curves, x_label=over, y_label=metric, title=title)
     else:
-        canvas = _canvas(len(curves))
         say(paint(f"{metric} of {title}", "bold"))
-        say(*draw_curves(curves, over=over, canvas=canvas))
+        if all(len(curve.points) == 1 for curve in curves):
+            say(*draw_bars([(curve.label, curve.last) for curve in curves], canvas=_canvas(0)))
+        else:
+            say(*draw_curves(curves, over=over, canvas=_canvas(len(curves))))
     if left_out is not None:
         note(left_out)
 

@@ -116,6 +116,19 @@ def test_curve_without_finite_numbers_is_a_sentence() -> None:
     assert list(draw_curves([curve()], over="step", canvas=Canvas())) == ["no finite number was reported"]
 
 
+def test_tasks_that_reported_once_have_a_bar_each(bench: Bench, tmp_path: Path, run: Run) -> None:
+    put(bench, tmp_path, {"0.1": [2.0], "0.3": [1.0]})
+
+    code, out, err = run("plot", "sweep", "loss")
+
+    title, *bars = out.splitlines()
+    assert (code, err, title) == (0, "", "loss of sweep")
+    assert [(bar.split()[0], bar.split()[-1], bar.count("█") // 10) for bar in bars] == [
+        ("lr=0.1", "2", 6),
+        ("lr=0.3", "1", 3),
+    ]
+
+
 def test_bars_begin_at_zero_or_below() -> None:
     drawn = list(draw_bars([("adam", 2.0), ("sgd", 1.0), ("none", 0.0)], canvas=Canvas(width=22, unicode=False)))
 
