@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.jobs import OnOption, detached, is_job, open_job, short, stuck_teller
+from runtime.cli.jobs import OnOption, detached, is_job, open_jobs, short, stuck_teller
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.printing import note
 from runtime.cli.show import Output, describe_state, format_count, print_json, progress
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
     from runtime.client.tasks.wait import Waited
+    from runtime.jobs.ledger import JobStatus
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
 
@@ -44,7 +45,7 @@ def wait(
 ) -> int:
     """Return when all of an experiment, a task or a job has ended.
 
-    Ctrl-C and a time-out leave the work alone.
+    A name stands for its newest job and for all others of that name that have not ended. Ctrl-C and a time-out leave the work alone.
 
     \b
     Examples:
@@ -58,7 +59,7 @@ def wait(
     """
     span = read_span(timeout, "timeout")
     if is_job(what, on=on, stack=stack):
-        return _wait_for_job(what, span, on, output)
+        return _wait_for_jobs(what, span, on, output)
     if on is not None:
         raise RequestRefused(f"`--on` looks at a target's jobs, and `{what}` is no job", hint="runtime wait j-91c0")
     with open_stack(stack) as opened:
@@ -80,30 +81,43 @@ def wait(
     return 1 if waited.failed else 0
 
 
-def _wait_for_job(text: str, span: timedelta | None, on: str | None, output: Output) -> int:
+def _wait_for_jobs(text: str, span: timedelta | None, on: str | None, output: Output) -> int:
+    """Wait for a job, or for the newest job of a name and each other one of it that has not ended."""
     from runtime.client.jobs.status import note_status
     from runtime.config import load_settings
     from runtime.jobs.spec import JobState
 
-    with open_job(text, on) as job:
-        try:
-            status = job.wait(timeout=span, tell=stuck_teller(job.id))
-        except KeyboardInterrupt:
-            detached(job.id)
-            return INTERRUPTED
-        except TimeoutError:
-            status = job.status()
-        note_status(job, status, load_settings())
+    until = None if span is None else time.monotonic() + span.total_seconds()
+    jobs = open_jobs(text, on)
+    ends: dict[str, JobStatus] = {}
+    with jobs[0]:
+        for job in [*(job for job in jobs[:-1] if not job.status().state.terminal), jobs[-1]]:
+            left = None if until is None else timedelta(seconds=max(0.0, until - time.monotonic()))
+            try:
+                status = job.wait(timeout=left, tell=stuck_teller(job.id))
+            except KeyboardInterrupt:
+                detached(job.id)
+                return INTERRUPTED
+            except TimeoutError:
+                status = job.status()
+            note_status(job, status, load_settings())
+            ends[job.id] = status
+    complete = all(status.state.terminal for status in ends.values())
     if output is Output.JSON:
-        print_json({"job": job.id, "state": status.state, "reason": status.reason, "complete": status.state.terminal})
-    note(f"job {job.id} {describe_state(status.state, status.reason)}")
-    if not status.state.terminal and span is not None:
-        note(f"not over after {format_duration(span)}, the work goes on; `runtime wait {short(job.id)}` waits again")
+        rows = [
+            {"job": job, "state": status.state, "reason": status.reason, "complete": status.state.terminal}
+            for job, status in ends.items()
+        ]
+        print_json(rows[0] if len(jobs) == 1 else {"name": text, "complete": complete, "jobs": rows})
+    for job, status in ends.items():
+        note(f"job {job} {describe_state(status.state, status.reason)}")
+        if status.state.terminal and status.state is not JobState.SUCCEEDED:
+            note(f"why: `runtime explain {short(job)}`")
+    if not complete and span is not None:
+        again = short(next(iter(ends))) if len(jobs) == 1 else text
+        note(f"not over after {format_duration(span)}, the work goes on; `runtime wait {again}` waits again")
         return TIMED_OUT
-    if status.state is JobState.SUCCEEDED:
-        return 0
-    note(f"why: `runtime explain {short(job.id)}`")
-    return 1
+    return 0 if all(status.state is JobState.SUCCEEDED for status in ends.values()) else 1
 
 
 def wait_shown(

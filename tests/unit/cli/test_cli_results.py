@@ -222,6 +222,31 @@ def test_wait_for_a_job_that_times_out_returns_124(tmp_path: Path, run: Run, ben
     assert ended == 0
 
 
+def test_wait_for_a_name_is_for_its_newest_job_and_those_that_have_not_ended(
+    tmp_path: Path, run: Run, bench: Bench
+) -> None:
+    def launch(*command: str) -> str:
+        _, job, _ = run("launch", "--on", "local", "--name", "sac", "--", *command)
+        return job.strip()
+
+    ended = launch("sh", "-c", "exit 3")
+    run("wait", ended)
+    waits = launch("sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")
+    newest = launch("true")
+    early, out, _ = run("wait", "sac", "--timeout", "10ms", "-o", "json")
+    (tmp_path / "go").touch()
+    code, _, err = run("wait", "sac")
+
+    assert (early, json.loads(out)["complete"], [each["job"] for each in json.loads(out)["jobs"]]) == (
+        124,
+        False,
+        [waits, newest],
+    )
+    assert code == 0
+    assert f"job {newest} succeeded\n" in err
+    assert ended not in err
+
+
 def test_logs_of_an_experiment_are_those_of_its_tasks(bench: Bench, run: Run) -> None:
     put_three(bench)
 
