@@ -37,8 +37,8 @@ def here(folder: Path, services: Mapping[str, Any], *, n: int) -> dict[str, floa
     return {"added_us": _per_call(began, found, n)["us"] - plain}
 
 
-def mapped(folder: Path, services: Mapping[str, Any], *, n: int, target: str) -> dict[str, float]:
-    """`runtime.map` on a target, with a worker of two slots for one that is a queue."""
+def mapped(folder: Path, services: Mapping[str, Any], *, n: int, target: str, reuse: bool = False) -> dict[str, float]:
+    """`runtime.map` on a target, with a worker of two slots for one that is a queue, whose processes `reuse` keeps."""
     os.environ["RUNTIME_DATA_DIR"] = str(folder / "data")
     import runtime
 
@@ -46,7 +46,7 @@ def mapped(folder: Path, services: Mapping[str, Any], *, n: int, target: str) ->
     os.chdir(tree)
     worker = None
     if target.startswith("queue:"):
-        command = [executable("runtime"), "worker", "--slots", "2"]
+        command = [executable("runtime"), "worker", "--slots", "2", *(["--reuse-process"] if reuse else [])]
         worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         runtime.map(abs, [0], target=target, name="warm").results()
     try:
