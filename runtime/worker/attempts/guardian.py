@@ -68,7 +68,7 @@ class Guardian:
         """Trees for whose removal no process could be forked."""
         self.unswept: list[str] = []
         """Reports on children that did not die in good order; sent once none of their processes is left."""
-        self.sweep_pause, self.sweep_since = 0.0, 0.0
+        self.sweep_since = 0.0
 
     def set_up(self) -> None:
         self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
@@ -95,7 +95,7 @@ class Guardian:
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
         while True:
-            timeout: float | None = self.sweep_pause * 1000 if self.unswept else None
+            timeout: float | None = self.sweep_pause() * 1000 if self.unswept else None
             if self.worker_fd < 0:
                 timeout = min(timeout or 1000, 1000)
                 if os.getppid() != self.worker_pid:
@@ -269,7 +269,7 @@ class Guardian:
     def _sweep_before(self, message: str) -> None:
         """Report a dead child only once none of its processes is left."""
         self.unswept.append(message)
-        self.sweep_pause, self.sweep_since = 0.0, time.monotonic()
+        self.sweep_since = time.monotonic()
         self._sweep()
 
     def _sweep(self) -> None:
@@ -285,11 +285,14 @@ class Guardian:
         if orphans and time.monotonic() - self.sweep_since < SWEEP_PATIENCE_S:
             for orphan in orphans:
                 processes.send_signal([orphan, *processes.find_descendants(table, orphan)], signal.SIGKILL)
-            self.sweep_pause = min(max(self.sweep_pause * 2, 0.001), 0.05)
             return
         messages, self.unswept = self.unswept, []
         for message in messages:
             self._say(message)
+
+    def sweep_pause(self) -> float:
+        """Seconds until the next sweep, as many as have passed, within bounds."""
+        return min(max(time.monotonic() - self.sweep_since, 0.001), 0.05)
 
     def _end(self) -> NoReturn:
         """End everything after the worker has died, and only then let go of the locks that stand for its life."""
