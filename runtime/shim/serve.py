@@ -140,6 +140,8 @@ def _serve(order, run, options, asked, binding, give_up):
             continue
         if reason in ("succeeded", "cancelled"):
             result = run.commit(reason, code, number, details, give_up if reason == "cancelled" else None)
+            if order.get("artifacts") and (result["reason"], result["attempt"]) == ("succeeded", number):
+                clear_artifacts(order, run, number)
             return settle(order, run, result)
         named = "app_failed" if reason == "final_failure" else reason
         run.end(number, named, code, details, give_up)
@@ -251,6 +253,16 @@ def serve_part(order, run, number, options, asked):
         attempt_once(order, run, number, scratch, asked, {}, None)
     except Taken:
         say("another shim serves node %d" % run.node)
+
+
+def clear_artifacts(order, run, number):
+    """Remove versions of artifacts that the success of an attempt supersedes. They do no harm, so a problem fails no job."""
+    from runtime.shim.artifacts import clear_superseded
+
+    try:
+        clear_superseded(order, run, number)
+    except Exception as problem:
+        say("older versions of artifacts stay in the record root: %s" % problem)
 
 
 def settle(order, run, result):

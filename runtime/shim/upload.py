@@ -5,7 +5,6 @@ no longer change; its outputs follow at the end of the attempt, before the recor
 """
 
 import functools
-import hashlib
 import io
 import json
 import os
@@ -17,21 +16,18 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
-from runtime.shim.bucket import Bucket, Stopped
+from runtime.shim.bucket import Bucket
 from runtime.shim.cloud import Denied, Unreachable
 from runtime.shim.files import SNAPSHOT, drop_file, is_result, list_names, make_folder, token
 from runtime.shim.logs import split_log
 from runtime.shim.record import read_outcomes
-from runtime.shim.tree import Below, NameRefused
-from runtime.shim.words import LOST, REFUSED, Taken, say
+from runtime.shim.tree import NameRefused
+from runtime.shim.versions import KEPT, as_text, hash_file, restore_files
+from runtime.shim.words import LOST, REFUSED, Stopped, Taken, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
-
-
-KEPT = 2
-"""How many checkpoints are kept."""
 
 
 class Checkpoints(object):
@@ -111,29 +107,15 @@ class Checkpoints(object):
 
     def _restore_all(self, place, files, give_up):
         """Whether every file of a list was downloaded. Raises `NameRefused` for one that would lie elsewhere."""
+
+        def fetch(content, path):
+            return self.record.bucket.download(self._key(place, content), path, give_up)
+
         make_folder(self.stage)
         try:
-            with Below(self.folder) as below:
-                return all(self._restore(place, each, about, below, give_up) for each, about in sorted(files.items()))
+            return restore_files(files, self.folder, self.stage, fetch)
         finally:
             shutil.rmtree(self.stage, ignore_errors=True)
-
-    def _restore(self, place, name, about, below, give_up):
-        name = os.fsdecode(name.encode("utf-8", "surrogatepass"))
-        if "link" in about:
-            below.link(name, about["link"])
-        elif about.get("folder"):
-            below.make(name)
-        else:
-            path = os.path.join(self.stage, "one")
-            if not self.record.bucket.download(self._key(place, about["sha256"]), path, give_up):
-                return False
-            if hash_file(path) != about["sha256"]:
-                return False
-            os.chmod(path, about["mode"] & 0o777)
-            folder, last = below.clear(name)
-            os.rename(path, last, dst_dir_fd=folder)
-        return True
 
     def _key(self, place, content):
         return self.record.key("%s/data/%s" % (place, content))
@@ -233,19 +215,6 @@ class Checkpoints(object):
 _LIST = re.compile(r"a[0-9]{4,}\.[0-9]{6,}\.json$")
 
 
-def as_text(path):
-    """A relative path as a key, independent of this process's encoding. Raises `UnicodeError`."""
-    return os.fsencode(path).decode("utf-8").replace(os.sep, "/")
-
-
-def hash_file(path):
-    found = hashlib.sha256()
-    with io.open(path, "rb") as opened:
-        for piece in iter(lambda: opened.read(1 << 20), b""):
-            found.update(piece)
-    return found.hexdigest()
-
-
 COMMON_S = 15.0
 """How long a file of the record root is tried that no job depends on."""
 MARK_S = 5.0
@@ -321,6 +290,18 @@ class BucketRecord(object):
 
     def mark(self, name):
         self.bucket.create(self.key(name), b"")
+
+    def put_file(self, name, path, give_up=None):
+        """Store a file of any size, which goes. Raises `Stopped` once `give_up` comes true."""
+        self.bucket.upload(self.key(name), path, 0.0 if give_up else None, give_up)
+        drop_file(path)
+
+    def get_file(self, name, path, give_up=None):
+        """Save a file of any size as `path`; False if there is none. Raises `Stopped` once `give_up` comes true."""
+        return self.bucket.download(self.key(name), path, give_up)
+
+    def remove(self, name):
+        self.bucket.delete(self.key(name))
 
     def begin(self, name, text):
         self.create(name + "/start.json", text)

@@ -230,7 +230,7 @@ def test_drop_keeps_every_byte_that_a_kept_version_names(bench: Bench) -> None:
 
 
 def test_too_many_files_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.records.artifacts.MOST_FILES", 3)
+    monkeypatch.setattr("runtime.shim.versions.MOST_FILES", 3)
     for number in range(4):
         bench.write(str(number), "x")
     with pytest.raises(ArtifactRefused):

@@ -27,9 +27,10 @@ import pytest
 
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.shim import upload
-from runtime.shim.bucket import Bucket, Stopped
+from runtime.shim.bucket import Bucket
 from runtime.shim.cloud import Amazon, Denied, Google, Unreachable
 from runtime.shim.upload import BucketRecord, Carrier, Checkpoints
+from runtime.shim.words import Stopped
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer
