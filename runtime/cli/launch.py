@@ -92,7 +92,7 @@ def launch(
       runtime launch --on hpc --gpus a100:2 --time-limit 12h -- python train.py
       runtime launch --on hpc --grid lr=1e-3,3e-4 --max-parallel 4 -- python train.py --lr {lr}
       runtime launch --on hpc --after j-91c0 -- python evaluate.py
-      runtime launch --on hpc --capture out/model:model -- python train.py     saved each minute, and found by the next attempt
+      runtime launch --on hpc --capture out/model:model -- python train.py
       runtime launch --on hpc --reuse train/model:base -- python evaluate.py artifacts/base
       runtime launch --on hpc,local -f job.yaml --follow
       runtime launch --on hpc -f job.yaml --dry-run
@@ -140,7 +140,7 @@ def launch(
         grid or [],
         set_ or [],
         grid_seed=grid_seed,
-        artifacts=_read_artifacts(capture, reuse, base),
+        artifacts=read_artifacts(capture, reuse, base),
     )
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
@@ -153,7 +153,7 @@ def launch(
         return tell_started(job, follow=follow, output=output)
 
 
-def _read_artifacts(
+def read_artifacts(
     capture: Sequence[str] | None, reuse: Sequence[str] | None, base: Path | None
 ) -> dict[str, Mapping[str, str]]:
     if not (capture or reuse):

@@ -59,7 +59,7 @@ class ManyRuns(RequestRefused):
         )
 
 
-class FolderBlobs:
+class JobBlobs:
     """A folder of a job with artifacts, under the keys that a store has for those of `owner`."""
 
     def __init__(self, files: Files, folder: str, owner: str) -> None:
@@ -82,8 +82,8 @@ class FolderBlobs:
         self.files.download(self.name(key), to)
 
 
-def run_blobs(files: Files, job: str, index: int) -> FolderBlobs:
-    return FolderBlobs(files, f"{job_folder(job)}/runs/{index}/artifacts", owner_of(job, index))
+def run_blobs(files: Files, job: str, index: int) -> JobBlobs:
+    return JobBlobs(files, f"{job_folder(job)}/runs/{index}/artifacts", owner_of(job, index))
 
 
 def split_run(text: str) -> tuple[str, int | None]:
@@ -179,7 +179,7 @@ def find_final(job: JobHandle, tag: str, index: int | None = None) -> RunArtifac
     return found
 
 
-def open_owner(version: Version, settings: Settings) -> tuple[JobHandle, FolderBlobs] | None:
+def open_owner(version: Version, settings: Settings) -> tuple[JobHandle, JobBlobs] | None:
     """The job that a version is of, and its artifacts; None for a version of no job."""
     found = _OWNER.fullmatch(version.owner)
     if found is None:

@@ -336,7 +336,7 @@ def _write_down(
     if prepared.reused:
         from runtime.client.jobs.reuse import store_reused
 
-        store_reused(prepared.reused, plan, files, progress)
+        store_reused(prepared.reused, plan.folder, files, progress)
     wanted = [
         *(FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()),
         FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),

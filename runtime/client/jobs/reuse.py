@@ -19,14 +19,13 @@ from typing import Final, Protocol
 from runtime.client import artifacts as stored
 from runtime.client.identify import LAST, newest_job, recall_last
 from runtime.client.jobs import artifacts as of_jobs
-from runtime.client.jobs.artifacts import FolderBlobs
+from runtime.client.jobs.artifacts import JobBlobs
 from runtime.client.jobs.find import is_known_name, open_job
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.artifacts import REUSED
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import job_folder
-from runtime.jobs.plan import LaunchPlan
 from runtime.jobs.spec import JobSpec
 from runtime.records.artifacts import ArtifactReader, Entry, Manifest, decode_manifest, read_files
 from runtime.shim.versions import copy_file
@@ -81,7 +80,7 @@ class _Here:
 class _Stored:
     """Versions in a store of artifacts, or in a folder of a job."""
 
-    def __init__(self, reader: ArtifactReader, folder: FolderBlobs | None = None) -> None:
+    def __init__(self, reader: ArtifactReader, folder: JobBlobs | None = None) -> None:
         self._folder = folder
         self.fetch = reader.fetch
 
@@ -179,6 +178,10 @@ def _only_bytes(
         yield found
 
 
+def _opened(found: Bytes) -> Callable[[], AbstractContextManager[Bytes]]:
+    return lambda: nullcontext(found)
+
+
 def _read_here(tag: str, path: Path, shown: str) -> Reused:
     """A version that is made of the bytes of a file or folder, so that the same bytes are the same job."""
     if not path.exists():
@@ -189,7 +192,7 @@ def _read_here(tag: str, path: Path, shown: str) -> Reused:
         raise NotPossible(f"`{shown}` cannot be read: {problem.strerror}") from None
     content = hashlib.sha256(replace(manifest, saved_at=0.0).encode()).hexdigest()
     version = Version(1, 1, 1, content[:24], f"local-{content[:32]}", tag)
-    return Reused(tag=tag, version=version, manifest=manifest, open=partial(nullcontext, _Here(places, shown)))
+    return Reused(tag=tag, version=version, manifest=manifest, open=_opened(_Here(places, shown)))
 
 
 def read_kept(spec: JobSpec, files: Files, job: str) -> tuple[Reused, ...]:
@@ -200,17 +203,16 @@ def read_kept(spec: JobSpec, files: Files, job: str) -> tuple[Reused, ...]:
         text = files.read(f"{job_folder(job)}/{REUSED}/{tag}.json")
         if version is None or text is None:
             raise NotPossible(f"what job `{job}` reuses as `{tag}` is gone", hint="runtime launch --again")
-        folder = FolderBlobs(files, f"{job_folder(job)}/{REUSED}", version.owner)
-        bytes_ = _Stored(ArtifactReader(folder), folder)
-        opening: Callable[[], AbstractContextManager[Bytes]] = partial(nullcontext, bytes_)
+        folder = JobBlobs(files, f"{job_folder(job)}/{REUSED}", version.owner)
+        opening = _opened(_Stored(ArtifactReader(folder), folder))
         found.append(Reused(tag=tag, version=version, manifest=decode_manifest(text), open=opening))
     return tuple(found)
 
 
-def store_reused(reused: tuple[Reused, ...], plan: LaunchPlan, files: Files, progress: Callable[[str], None]) -> None:
-    """Bring each version into the job's folder, unless it is there: its list last. Safe to repeat."""
+def store_reused(reused: tuple[Reused, ...], folder: str, files: Files, progress: Callable[[str], None]) -> None:
+    """Bring each version into the folder of a job, unless it is there: its list last. Safe to repeat."""
+    folder = f"{folder}/{REUSED}"
     for each in reused:
-        folder = f"{plan.folder}/{REUSED}"
         if f"{each.tag}.json" in files.names(folder):
             continue
         there = set(files.names(f"{folder}/data"))

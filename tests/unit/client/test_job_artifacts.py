@@ -20,22 +20,26 @@ from runtime.client.jobs.artifacts import ManyRuns, find_artifact, get_artifact,
 from runtime.client.jobs.find import open_job
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.prepare import Request, prepare
+from runtime.client.jobs.prepare import LaunchOptions, Request, prepare
 from runtime.client.jobs.retry import retry_job
+from runtime.client.jobs.reuse import Sources, read_kept, store_reused
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.jobs.hosts.bucket import BucketFiles
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import InvalidSpec, JobState, parse_spec
 from runtime.jobs.spec_fields import encode_spec, spec_fields
 from runtime.launchers.slurm.bundle import export_bundle
 from runtime.stack.open import open_stack
+from tests.fakes.gcs import GcsServer
 from tests.shim_support import PATIENCE_S, processes_with, shims_with, signal_all, wait_for
 
 TRAIN = """
 mkdir -p out; step=$(cat out/step 2>/dev/null || echo 0); echo begins at $step
 while [ $step -lt 3 ]; do
-    step=$((step + 1)); echo $step > out/next; mv out/next out/step; echo $step >> loss.csv
+    step=$((step + 1)); echo $step > next; mv next out/step; echo $step >> out/log; echo $step >> loss.csv
     [ $step != 2 ] || [ -e $HALF ] || { touch $HALF; while true; do sleep 0.1; done; }
 done
 """
@@ -112,7 +116,7 @@ def test_job_whose_shim_was_killed_half_way_goes_on_with_what_it_captured(here: 
     def saved() -> bool:
         """Whether the newest versions are of step 2."""
         sizes = {each.tag: each.size_bytes for each in list_artifacts(job)}
-        return (tmp_path / "half").exists() and sizes.get("loss") == 4
+        return sizes == {"loss": 4, "model": 6}
 
     wait_for(saved, "a version of step 2")
     first = find_artifact(job, "model")
@@ -245,6 +249,45 @@ def test_file_behind_an_address_is_verified_and_brought_at_launch(here: Here, tm
     assert other.value.message == f"`{address}` has other bytes than expected"
 
 
+def test_what_is_reused_lies_in_a_bucket_before_its_list_and_is_copied_there_once(
+    settings: Settings, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = GcsServer().start()
+    server.make_bucket("lab")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    files, said = BucketFiles("gs://lab/runtime"), []
+    (tree / "base").mkdir()
+    (tree / "base/w").write_text("weights")
+    spec, reused = Sources(settings).settle(parse_spec({"command": ["x"], "reuse": {"base": "./base"}}), None)
+
+    store_reused(reused, "jobs/j-1", files, said.append)
+    (tree / "base/w").write_text("other")
+    kept = read_kept(spec, files, "j-1")
+    store_reused(kept, "jobs/j-2", files, said.append)
+    store_reused(kept, "jobs/j-2", files, said.append)
+    server.stop()
+
+    content = hashlib.sha256(b"weights").hexdigest()
+    assert [each.version.id for each in kept] == [each.version.id for each in reused] == [spec.reuse["base"]]
+    assert sorted(server.buckets["lab"]) == sorted(
+        f"runtime/jobs/{job}/reuse/{name}" for job in ("j-1", "j-2") for name in ("base.json", f"data/{content}")
+    )
+    assert said == ["bringing `base`, which it reuses: 1 file, 7B"] * 2
+
+
+def test_file_that_changes_before_it_is_brought_is_refused(settings: Settings, tree: Path, tmp_path: Path) -> None:
+    (tree / "base").write_text("weights")
+    _, reused = Sources(settings).settle(parse_spec({"command": ["x"], "reuse": {"base": "./base"}}), None)
+    (tree / "base").write_text("other")
+    files = LocalFiles(str(tmp_path / "records"))
+
+    with pytest.raises(NotPossible) as refused:
+        store_reused(reused, "jobs/j-1", files, lambda text: None)
+
+    assert refused.value.message == "`./base` has changed since the launch began"
+    assert files.names("jobs/j-1/reuse") == []
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -298,7 +341,7 @@ def test_path_of_an_artifact_is_the_same_in_a_function_that_is_a_job(here: Here,
     assert find_artifact(job, "model").state == "final"
 
 
-def test_held_back_fields_are_those_of_a_job_file_in_full() -> None:
+def test_fields_of_artifacts_are_part_of_the_spec_and_absent_without_any() -> None:
     spec = parse_spec(
         {"command": ["x"], "capture": {"b": "out", "a": "log"}, "capture_every": "30s", "reuse": {"m": "t/m"}}
     )
@@ -343,8 +386,6 @@ def test_capture_of_a_run_on_several_machines_is_refused(settings: Settings, tre
         cache_dir=settings.cache_dir,
         config_dir=settings.config_dir,
     )
-    from runtime.client.jobs.prepare import LaunchOptions
-
     request = Request({"command": ["x"], "nodes": 2, "capture": {"m": "x"}})
     with pytest.raises(NotPossible) as refused:
         prepare(request, find_target("hpc", settings), settings, LaunchOptions())
@@ -354,8 +395,6 @@ def test_capture_of_a_run_on_several_machines_is_refused(settings: Settings, tre
 
 def test_bundle_takes_no_artifact_along(settings: Settings, tree: Path, tmp_path: Path) -> None:
     (tree / "base").write_text("1")
-    from runtime.client.jobs.prepare import LaunchOptions
-
     request = Request({"command": ["x"], "reuse": {"base": "./base"}})
     prepared = prepare(request, find_target("local", settings), settings, LaunchOptions())
 

@@ -15,6 +15,7 @@ from runtime.records.artifacts import ArtifactDamaged, ArtifactRefused, Artifact
 from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.memory import MemoryBlobs
 from runtime.tasks.artifacts import Version
+from runtime.values import replace
 from runtime.worker.content_cache import ContentCache
 
 FIRST = Version(1, 1, 1, "token", "t-1", "model")
@@ -227,6 +228,18 @@ def test_drop_keeps_every_byte_that_a_kept_version_names(bench: Bench) -> None:
 
     assert len(list(bench.blobs.list_keys("artifacts/t-1/data/"))) == 2
     assert bench.restore(second) == {"a": "1", "b": "33"}
+
+
+def test_sweep_leaves_the_versions_of_a_tag_that_is_named_like_the_folder_of_bytes(bench: Bench) -> None:
+    bench.write("a", "1")
+    bench.writer.first = replace(FIRST, tag="data")
+    saved = bench.writer.save()
+    assert saved is not None
+
+    bench.store.sweep("t-1", [saved])
+
+    assert bench.store.versions("t-1", "data") == [saved]
+    assert bench.restore(saved) == {"a": "1"}
 
 
 def test_too_many_files_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
