@@ -91,6 +91,8 @@ def make_order(
         order["artifacts"] = artifacts
     if spec.outputs.dir:
         order["output_dir"] = spec.outputs.dir
+    if spec.outputs.every is not None:
+        order["outputs"] = {"every_s": spec.outputs.every.total_seconds(), "include": list(spec.outputs.include)}
     if job.snapshot:
         order["code"] = {
             "archive": SNAPSHOT_FILE,

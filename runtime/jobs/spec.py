@@ -370,6 +370,18 @@ class Checkpoint:
 class Outputs:
     dir: str | None = None
     """Folder inside the container or node that the command writes to; RUNTIME_OUTPUT_DIR names it."""
+    every: timedelta | None = None
+    """How often files that changed are sent to a bucket while an attempt runs; at its end all are, and in a folder they are there at once."""
+    include: tuple[str, ...] = ()
+    """Patterns of the files that are sent at intervals, such as `*.csv`; all if empty."""
+
+    def __post_init__(self) -> None:
+        if self.include and self.every is None:
+            raise ValueError("has `include`, and no `every`: at the end of an attempt all outputs are sent")
+        if self.every is not None and not 1 <= self.every.total_seconds() <= 86_400:
+            raise ValueError(f"has `every` {format_duration(self.every)}, expected 1s to 1d")
+        if self.every is not None and self.dir is not None:
+            raise ValueError("has `every` and `dir`: a folder of your own is sent nowhere")
 
 
 class When(StrEnum):

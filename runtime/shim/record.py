@@ -209,6 +209,8 @@ class Run(object):
         self.node = 0
         """Which of the run's nodes this machine is."""
         self.log_bytes = LOG_BYTES
+        self.outputs = None
+        """How often outputs are sent to a bucket while an attempt runs, and which: `every_s` and `include`."""
         self.hold = None
         """The trees that it waits for, if it keeps its machine between commands."""
         self.name = "runs/%s" % index

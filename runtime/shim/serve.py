@@ -45,7 +45,7 @@ def serve_rank(order, folder, options, asked):
 def serve(order, record, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
     run = Run(record, index, order.get("told"))
-    run.log_bytes = order.get("log_bytes", LOG_BYTES)
+    run.log_bytes, run.outputs = order.get("log_bytes", LOG_BYTES), order.get("outputs")
     if order.get("notices"):
         asked.watch(order["notices"])
 
@@ -215,6 +215,7 @@ def _serve_node(order, record, index, options, asked):
     # A node that waits too long gives its machine back, since node 0 may need it to begin at all.
     run = Run(record, index, order.get("told"))
     run.node, run.log_bytes = options.node, order.get("log_bytes", LOG_BYTES)
+    run.outputs = order.get("outputs")
     order = {name: value for name, value in order.items() if name not in OF_NODE_0}
     waits_s = order["meet"]["start_s"]
     if order["retries"] == "shim":

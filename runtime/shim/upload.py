@@ -4,6 +4,7 @@ The files of a command lie on this machine. One thread sends its log in numbered
 no longer change; its outputs follow at the end of the attempt, before the record has that end.
 """
 
+import fnmatch
 import functools
 import io
 import json
@@ -22,7 +23,7 @@ from runtime.shim.files import SNAPSHOT, drop_file, is_result, list_names, make_
 from runtime.shim.logs import split_log
 from runtime.shim.record import read_outcomes
 from runtime.shim.tree import NameRefused
-from runtime.shim.versions import KEPT, as_text, hash_file, restore_files
+from runtime.shim.versions import KEPT, as_text, hash_file, is_settled, restore_files, status_of
 from runtime.shim.words import LOST, REFUSED, Stopped, Taken, say
 
 TYPE_CHECKING = False
@@ -407,17 +408,23 @@ class Carrier(object):
         self.ends = {}
         """Log that has outgrown its beginning → its size and time when its end was sent."""
         self.head = split_log(run.log_bytes)[0]
+        self.sync = run.outputs or {}
+        self.synced = {}
+        """Output → its status when it was sent, of those that had stood still for a while."""
         self.wake, self.ended = threading.Event(), threading.Event()
         send = functools.partial(checkpoints.send, self.ended.is_set)
         self.threads = [
             threading.Thread(target=self._go, args=(self._look, self.wake)),
             threading.Thread(target=self._go, args=(send, self.ended)),
         ]
+        if self.sync:
+            args = (self._sync_outputs, self.ended, lambda: self.sync["every_s"])
+            self.threads.append(threading.Thread(target=self._go, args=args))
         for thread in self.threads:
             thread.daemon = True
             thread.start()
 
-    def _go(self, do, wake):
+    def _go(self, do, wake, pause=None):
         said = None
         while not self.ended.is_set():
             try:
@@ -430,7 +437,7 @@ class Carrier(object):
                 if str(problem) != said:
                     say("cannot send to the record root, tries again: %s" % problem)
                 said = str(problem)
-            wake.wait(max(FIRST_LOOK_S, min(MARK_S, self._pause())))
+            wake.wait(pause() if pause else max(FIRST_LOOK_S, min(MARK_S, self._pause())))
             if wake is self.wake:
                 wake.clear()
 
@@ -507,10 +514,29 @@ class Carrier(object):
         except (IOError, OSError) as problem:
             say("the last checkpoint is left out: %s" % problem)
 
+    def _sync_outputs(self):
+        """Send outputs that have changed since they were sent, while the command runs. Raises `Stopped` at its end."""
+        patterns = self.sync.get("include") or ["*"]
+        for path in list_files(self.output):
+            name = os.path.relpath(path, self.output)
+            if any(fnmatch.fnmatchcase(name, each) for each in patterns):
+                try:
+                    self._send_changed(path, 0.0, self.ended.is_set)
+                except (IOError, OSError, UnicodeError):
+                    continue  # said at the end, if it is so still
+
+    def _send_changed(self, path, patience=None, give_up=None):
+        status = status_of(os.stat(path))
+        if self.synced.get(path) == status:
+            return
+        name = as_text(os.path.relpath(path, self.record.folder))
+        self.record.bucket.upload(self.record.key(name), path, patience, give_up)
+        if is_settled(status):
+            self.synced[path] = status
+
     def _send_output(self, path):
         try:
-            name = as_text(os.path.relpath(path, self.record.folder))
-            self.record.bucket.upload(self.record.key(name), path)
+            self._send_changed(path)
         except (IOError, OSError, UnicodeError) as problem:
             # It was removed meanwhile, may not be read, or has a name that no bucket takes.
             say("an output is left out: %s: %s" % (ascii(path), problem))
