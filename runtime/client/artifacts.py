@@ -18,7 +18,7 @@ from typing import Final
 from runtime.client.identify import Kind, get_task_id, identify
 from runtime.client.tasks.results import ListedTask, list_tasks
 from runtime.client.tasks.standing import read_standing
-from runtime.config import working_folder
+from runtime.config import load_settings, working_folder
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.records.artifacts import ArtifactDamaged, ArtifactReader, ArtifactStore, Manifest, Writer
 from runtime.records.base import RecordStore
@@ -29,6 +29,7 @@ from runtime.values import dataclass
 
 MOST_URL_BYTES: Final = 64 << 30
 _URL: Final = re.compile(r"(https?|gs|s3)://.+")
+SOURCES: Final = "JOB/TAG, JOB.INDEX/TAG, EXPERIMENT/TAG, TASK/TAG, an address, a path that begins with `.`, `/` or `~`, or the id of a version"
 TAG: Final = "up to 64 letters, digits and _.-, such as model"
 
 
@@ -261,8 +262,8 @@ def make_artifacts(
 ) -> Artifacts:
     """The artifacts of tasks that are submitted from the current folder; what they reuse is settled here, once and for all.
 
-    `reuse` names `EXPERIMENT/TAG` or `TASK/TAG`, a path that begins with `.`, `/` or `~`, or an address; what is behind a
-    path or an address is put under the experiment.
+    `reuse` names `EXPERIMENT/TAG`, `TASK/TAG` or `JOB/TAG`, a path that begins with `.`, `/` or `~`, or an address; what is
+    of a job or behind a path or an address is put under the experiment.
     """
     if not (capture or reuse):
         return NO_ARTIFACTS
@@ -290,18 +291,43 @@ def resolve_reuse(source: str, tag: str, records: RecordStore, experiment: str, 
             return put_artifact(path, tag, experiment, records).version
     if source.startswith((".", "/", "~")):
         return put_artifact(Path(source).expanduser(), tag, experiment, records).version
-    if Version.parse(source) is not None:
-        return source
+    if (version := Version.parse(source)) is not None:
+        return _put_from_job(source, tag, records, experiment) if version.owner.startswith("j-") else source
     owner, theirs = split_source(source)
-    return find_final(owner, theirs, records, last=last).version
+    if not is_job_id(owner):
+        try:
+            return find_final(owner, theirs, records, last=last).version
+        except UnknownName:
+            if not _names_job(owner):
+                raise
+    return _put_from_job(source, tag, records, experiment)
+
+
+def is_job_id(owner: str) -> bool:
+    """Whether the owner in a source is the id of a job or its beginning, perhaps with a run's index."""
+    return re.fullmatch(r"j-[0-9a-f]*(\.\d+)?", owner, re.ASCII) is not None
+
+
+def _names_job(owner: str) -> bool:
+    from runtime.client.jobs.artifacts import split_run
+    from runtime.client.jobs.find import is_known_name
+
+    return is_known_name(split_run(owner)[0], load_settings())
+
+
+def _put_from_job(source: str, tag: str, records: RecordStore, experiment: str) -> str:
+    """Put what a run of a job left, which lies in the record root of its target."""
+    from runtime.client.jobs.artifacts import bring_source
+
+    with tempfile.TemporaryDirectory(prefix="runtime-reuse-") as folder:
+        return put_artifact(bring_source(source, Path(folder) / "home"), tag, experiment, records).version
 
 
 def split_source(source: str) -> tuple[str, str]:
     """The owner and the tag of `OWNER/TAG`."""
     owner, slash, theirs = source.rpartition("/")
     if not slash or not owner:
-        allowed = "EXPERIMENT/TAG, TASK/TAG, an address, or a path that begins with `.`, `/` or `~`"
-        raise InvalidValue("reuse", source, allowed)
+        raise InvalidValue("reuse", source, SOURCES)
     return owner, theirs
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from runtime.client.artifacts import bring_home
+from runtime.client.jobs.find import open_job
 from runtime.client.jobs.handle import JobHandle, find_job
-from runtime.config import Settings
+from runtime.config import Settings, load_settings
 from runtime.errors import NotPossible, RequestRefused, UnknownName
 from runtime.jobs.artifacts import owner_of
 from runtime.jobs.hosts.base import Files
@@ -177,6 +178,23 @@ def find_final(job: JobHandle, tag: str, index: int | None = None) -> RunArtifac
             hint=f"wait for it, or take it as it is now: runtime artifacts get {run} {tag}, then --reuse ./{tag}:{tag}",
         )
     return found
+
+
+def bring_source(source: str, to: Path) -> Path:
+    """Bring home what `JOB/TAG`, `JOB.INDEX/TAG` or the id of a job's version stands for, of a run that has succeeded."""
+    settings = load_settings()
+    if (version := Version.parse(source)) is not None and (owned := open_owner(version, settings)) is not None:
+        job, folder = owned
+        with job:
+            reader = ArtifactReader(folder)
+            manifest = reader.find(version)
+            if manifest is None or manifest.absent:
+                raise NotPossible(f"version `{version.id}` of artifact `{version.tag}` is gone")
+            return bring_home(reader, version, manifest, to)
+    owner, _, tag = source.rpartition("/")
+    name, index = split_run(owner)
+    with open_job(name, settings=settings) as job:
+        return get_artifact(job, find_final(job, tag, index), to)
 
 
 def open_owner(version: Version, settings: Settings) -> tuple[JobHandle, JobBlobs] | None:

@@ -6,7 +6,6 @@ All attempts of the job, and its retries, find the bytes there, whatever happens
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 import tempfile
 import weakref
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from runtime.client import artifacts as stored
 from runtime.client.identify import LAST, newest_job, recall_last
@@ -22,7 +21,7 @@ from runtime.client.jobs import artifacts as of_jobs
 from runtime.client.jobs.artifacts import JobBlobs
 from runtime.client.jobs.find import is_known_name, open_job
 from runtime.config import Settings
-from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.errors import NotPossible, UnknownName
 from runtime.jobs.artifacts import REUSED
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import job_folder
@@ -33,9 +32,6 @@ from runtime.stack.open import open_stack
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun, format_size
 from runtime.values import dataclass, replace
-
-SOURCES: Final = "JOB/TAG, JOB.INDEX/TAG, EXPERIMENT/TAG, TASK/TAG, an address, a path that begins with `.`, `/` or `~`, or the id of a version"
-_JOB: Final = re.compile(r"j-[0-9a-f]*(\.\d+)?")
 
 
 class Bytes(Protocol):
@@ -129,16 +125,14 @@ class Sources:
         return Reused(tag=tag, version=version, manifest=manifest, open=partial(_only_bytes, opening))
 
     def _find_version(self, source: str, stack: str | None) -> Version:
-        owner, slash, theirs = source.rpartition("/")
-        if not slash or not owner:
-            raise InvalidValue("reuse", source, SOURCES)
+        owner, theirs = stored.split_source(source)
         found = self._find_of_job(owner, theirs) if self._means_job(owner) else self._find_of_task(owner, theirs, stack)
         version = Version.parse(found)
         assert version is not None
         return version
 
     def _means_job(self, owner: str) -> bool:
-        return _JOB.fullmatch(owner) is not None or (owner == LAST and newest_job(self._settings.data_dir) is not None)
+        return stored.is_job_id(owner) or (owner == LAST and newest_job(self._settings.data_dir) is not None)
 
     def _find_of_job(self, owner: str, tag: str) -> str:
         name, index = of_jobs.split_run(owner)

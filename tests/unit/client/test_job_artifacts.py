@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 import runtime
-from runtime.client.artifacts import put_artifact
+from runtime.client.artifacts import get_artifact as get_of_stack
+from runtime.client.artifacts import list_artifacts as list_of_stack
+from runtime.client.artifacts import put_artifact, resolve_reuse
 from runtime.client.jobs.artifacts import ManyRuns, find_artifact, get_artifact, list_artifacts
 from runtime.client.jobs.find import open_job
 from runtime.client.jobs.handle import JobHandle
@@ -210,6 +212,20 @@ def test_artifact_of_an_experiment_is_brought_from_the_store_of_its_stack(here: 
 
     assert read_log(job) == "put"
     assert json.loads(job.files.read(f"{job_folder(job.id)}/spec.json") or b"")["reuse"] == {"model": put.version}
+
+
+@pytest.mark.parametrize("how", ["id", "name", "version"])
+def test_artifact_of_a_job_is_put_for_the_tasks_that_reuse_it(here: Here, how: str) -> None:
+    made = here.end("sh", "-c", "mkdir out; printf weights > out/w", capture={"model": "out"}, name="train")
+    source = {"id": f"{made.id}.0/model", "name": "train/model", "version": find_artifact(made, "model").version}[how]
+
+    with open_stack(settings=here.settings) as opened:
+        version = resolve_reuse(source, "base", opened.records, "eval")
+        [put] = list_of_stack("eval", opened.records)
+        path = get_of_stack(put, here.folder / "home", opened.records)
+
+    assert (put.version, put.state, put.tag) == (version, "put", "base")
+    assert (path / "w").read_text() == "weights"
 
 
 def test_experiment_goes_before_a_job_of_the_same_name(here: Here, tmp_path: Path) -> None:
