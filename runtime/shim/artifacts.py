@@ -38,8 +38,8 @@ REUSED = "reuse"
 _VERSION = re.compile(r"g[0-9]{7}\.a([0-9]{6})\.n[0-9]{8}\.[A-Za-z0-9]{1,64}\.json$")
 
 
-class ReusedGone(SetupFailed):
-    """A version that the job reuses is gone or damaged, however often it is tried."""
+class NoArtifact(SetupFailed):
+    """An artifact that cannot be brought, however often it is tried."""
 
     reason = "config_invalid"
 
@@ -222,11 +222,14 @@ def _once():
 
 
 class Artifacts(object):
-    """The artifacts of one attempt, whose command starts in `folder`; `scratch` is the attempt's folder on this machine."""
+    """The artifacts of one attempt in its `tree`; `scratch` is the attempt's folder on this machine, around the tree."""
 
-    def __init__(self, order, run, number, folder, scratch):
+    def __init__(self, order, run, number, tree, scratch):
         named = order["artifacts"]
-        self.run, self.number, self.folder, self.scratch = run, number, folder, scratch
+        self.run, self.number, self.tree, self.scratch = run, number, tree, scratch
+        folder = os.path.normpath(os.path.join(tree, (order.get("call") or {}).get("folder") or ""))
+        self.folder = folder
+        """The folder that the command starts in."""
         self.every = named.get("every_s", 60.0)
         self.reuse = sorted(named.get("reuse") or {})
         self.named = named.get("variables") or {}
@@ -247,6 +250,13 @@ class Artifacts(object):
     def restore(self, give_up):
         """Bring what the attempt begins with. Raises `SetupFailed`."""
         stage, tag = os.path.join(self.scratch, "bringing"), ""
+        root = os.path.realpath(self.tree)
+        for tag, path in [(tag, "artifacts/" + tag) for tag in self.reuse] + [
+            (each.tag, each.named) for each in self.captured
+        ]:
+            parent = os.path.realpath(os.path.dirname(os.path.join(self.folder, path)))
+            if parent != root and not parent.startswith(root + os.sep):
+                raise NoArtifact("the place `%s` of artifact `%s` leads out of the snapshot" % (path, tag))
         try:
             for tag in self.reuse:
                 said = read_list(self.run.record, "%s/%s.json" % (REUSED, tag))
@@ -254,7 +264,7 @@ class Artifacts(object):
                 why = "its list is gone" if said is None else None
                 why = why or restore_to(self.run.record, said, REUSED + "/data", to, stage, give_up)
                 if why:
-                    raise ReusedGone("the version that the job reuses as `%s` cannot be used: %s" % (tag, why))
+                    raise NoArtifact("the version that the job reuses as `%s` cannot be used: %s" % (tag, why))
             for each in self.captured:
                 tag = each.tag
                 each.restore(stage, give_up)

@@ -111,8 +111,7 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
     if order.get("artifacts"):
         from runtime.shim.artifacts import Artifacts
 
-        start = os.path.join(folder, (order.get("call") or {}).get("folder") or "")
-        artifacts = Artifacts(order, run, number, os.path.normpath(start), scratch)
+        artifacts = Artifacts(order, run, number, folder, scratch)
         artifacts.restore(gives_up)
         environment.update(artifacts.variables())
     if order.get("environment"):

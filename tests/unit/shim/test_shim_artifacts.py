@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime.shim.artifacts import Artifacts, clear_superseded
+from runtime.shim.artifacts import Artifacts, NoArtifact, clear_superseded
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import SetupFailed
 from runtime.snapshots.snapshot import make_snapshot
@@ -342,6 +342,21 @@ def test_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
 
     assert Captured(tmp_path, 2).files() == {"step": "1"}
     assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize("named", [{"capture": {"model": "here/out"}}, {"capture": {}, "reuse": {"base": "x"}}])
+def test_place_out_of_the_tree_is_refused_and_nothing_there_is_touched(tmp_path: Path, named: dict[str, Any]) -> None:
+    (tmp_path / "elsewhere/out").mkdir(parents=True)
+    captured = Captured(tmp_path, 1)
+    for name in ("here", "artifacts"):
+        (captured.tree / name).symlink_to(tmp_path / "elsewhere")
+    made = Artifacts({"artifacts": named}, captured.run, 1, str(captured.tree), str(tmp_path / "scratch-1"))
+
+    with pytest.raises(NoArtifact) as refused:
+        made.restore(lambda: False)
+
+    assert str(refused.value).endswith("leads out of the snapshot")
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["out"]
 
 
 def test_success_whose_artifact_cannot_be_saved_says_why(tmp_path: Path) -> None:
