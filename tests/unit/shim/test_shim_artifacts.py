@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import signal
@@ -369,6 +370,37 @@ def test_success_whose_artifact_cannot_be_saved_says_why(tmp_path: Path) -> None
 
     assert problem is not None
     assert problem.startswith("its artifact could not be saved: `model`: ")
+
+
+def test_full_disk_that_is_cleared_costs_a_success_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.shim.artifacts.WRITE_AGAIN_S", 0.0)
+    captured = Captured(tmp_path, 1)
+    captured.write(step="1")
+    put, tries = captured.run.record.put_file, iter([True, True])
+
+    def refuse_twice(*args: Any) -> None:
+        if next(tries, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(*args)
+
+    captured.run.record.put_file = refuse_twice
+
+    assert captured.artifacts.finish(True, lambda: False) == (None, None)
+    assert Captured(tmp_path, 2).files() == {"step": "1"}
+
+
+def test_full_disk_keeps_no_attempt_that_failed_waiting(tmp_path: Path) -> None:
+    captured = Captured(tmp_path, 1)
+    captured.write(step="1")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    captured.run.record.put_file = refuse
+
+    problem, _ = captured.artifacts.finish(False, lambda: False)
+
+    assert problem == "its artifact could not be saved: `model`: [Errno 28] No space left on device"
 
 
 def test_success_clears_what_it_supersedes_and_no_other_tag(tmp_path: Path) -> None:
