@@ -357,6 +357,27 @@ def test_path_of_an_artifact_is_the_same_in_a_function_that_is_a_job(here: Here,
     assert find_artifact(job, "model").state == "final"
 
 
+def test_calls_on_a_target_have_artifacts_each_their_own(here: Here, tree: Path) -> None:
+    (tree / "labmap.py").write_text(
+        "import runtime\n\n\ndef save(n, variant=0):\n    runtime.artifact('out').write_text(str(n))\n    return str(runtime.artifact('out').name)\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tree))
+        import labmap  # type: ignore[import-not-found]
+
+        calls = runtime.map(labmap.save, [10, 200], name="save", target="local", capture={"out": "out"})
+        found = calls.results(timeout=PATIENCE_S)
+        one = runtime.run_experiment(
+            labmap.save, 5, name="one", target="local", capture={"out": "artifacts/out"}, reuse={"base": "save.1/out"}
+        )
+        with pytest.raises(RequestRefused):
+            runtime.run_experiment(labmap.save, 5, name="here", capture={"out": "out"})
+
+    assert (found, one.result(timeout=PATIENCE_S)) == (["out", "out"], "out")
+    with open_job("save", settings=here.settings) as job:
+        assert [(each.index, each.size_bytes) for each in list_artifacts(job)] == [(0, 2), (1, 3)]
+
+
 def test_fields_of_artifacts_are_part_of_the_spec_and_absent_without_any() -> None:
     spec = parse_spec(
         {"command": ["x"], "capture": {"b": "out", "a": "log"}, "capture_every": "30s", "reuse": {"m": "t/m"}}
