@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from typer import Option
@@ -58,6 +59,17 @@ def launch(
             "--after", metavar="[any:|notok:]JOB", help="Start once that job has succeeded, ended, or ended otherwise."
         ),
     ] = None,
+    capture: Annotated[
+        list[str] | None,
+        Option(metavar="PATH:TAG", help="A file or folder that attempts save as they run; may repeat."),
+    ] = None,
+    capture_every: Annotated[
+        str | None, Option("--capture-every", metavar="1m", help="How often, while an attempt runs.")
+    ] = None,
+    reuse: Annotated[
+        list[str] | None,
+        Option(metavar="JOB/TAG:TAG", help="An artifact that attempts find in artifacts/TAG; may repeat."),
+    ] = None,
     code: Annotated[str | None, Option(metavar="snapshot|none", help="none: the live tree.")] = None,
     set_: job_options.SetOption = None,
     ignore: job_options.IgnoreOption = None,
@@ -80,6 +92,8 @@ def launch(
       runtime launch --on hpc --gpus a100:2 --time-limit 12h -- python train.py
       runtime launch --on hpc --grid lr=1e-3,3e-4 --max-parallel 4 -- python train.py --lr {lr}
       runtime launch --on hpc --after j-91c0 -- python evaluate.py
+      runtime launch --on hpc --capture out/model:model -- python train.py
+      runtime launch --on hpc --reuse train/model:base -- python evaluate.py artifacts/base
       runtime launch --on hpc,local -f job.yaml --follow
       runtime launch --on hpc -f job.yaml --dry-run
       runtime launch --schema > job.schema.json
@@ -107,6 +121,7 @@ def launch(
         "array.max_parallel": max_parallel,
         "code.mode": code,
         "after": [_whole(each) for each in after] if after else None,
+        "capture_every": capture_every,
     }
     base = file.parent.absolute() if file is not None and file != STDIN else None
     options = LaunchOptions(
@@ -117,7 +132,15 @@ def launch(
         agree=_agree if sys.stdin.isatty() else None,
     )
     request = build_request(
-        file, command or [], flags, env or [], secret or [], grid or [], set_ or [], grid_seed=grid_seed
+        file,
+        command or [],
+        flags,
+        env or [],
+        secret or [],
+        grid or [],
+        set_ or [],
+        grid_seed=grid_seed,
+        artifacts=read_artifacts(capture, reuse, base),
     )
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
@@ -128,6 +151,20 @@ def launch(
 
     with start(request, targets, settings=settings, options=options, progress=note) as job:
         return tell_started(job, follow=follow, output=output)
+
+
+def read_artifacts(
+    capture: Sequence[str] | None, reuse: Sequence[str] | None, base: Path | None
+) -> dict[str, Mapping[str, str]]:
+    if not (capture or reuse):
+        return {}
+    from runtime.cli.submit_options import ArtifactOptions
+    from runtime.client.artifacts import relative_path
+    from runtime.config import working_folder
+
+    named, here = ArtifactOptions.read(capture, None, reuse), base or working_folder()
+    captured = {tag: relative_path(path, here) for tag, path in named.capture.items()}
+    return {field: by_tag for field, by_tag in (("capture", captured), ("reuse", named.reuse)) if by_tag}
 
 
 def _agree() -> bool:
@@ -200,8 +237,9 @@ def build_request(
     assignments: Sequence[str],
     *,
     grid_seed: int | None = None,
+    artifacts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Request:
-    """The fields of a job file with the flags over them, or of the flags alone."""
+    """The fields of a job file with the flags over them, or of the flags alone. `artifacts` are `capture` and `reuse`, by tag."""
     from runtime.client.jobs.prepare import Request
     from runtime.jobs.spec import parse_spec
     from runtime.jobs.spec_file import read_spec_file
@@ -225,6 +263,9 @@ def build_request(
         if not given:
             raise InvalidValue("secret", text, "NAME=SOURCE, such as HF_TOKEN=env://HF_TOKEN")
         written["secrets"] = [*written.get("secrets", []), {"name": variable, "source": source}]
+    for field, by_tag in artifacts.items():
+        before = written.get(field)
+        written[field] = {**(before if isinstance(before, Mapping) else {}), **by_tag}
     if grid or grid_seed is not None:
         from runtime.tasks.grid import read_options
 

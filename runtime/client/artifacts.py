@@ -18,9 +18,9 @@ from typing import Final
 from runtime.client.identify import Kind, get_task_id, identify
 from runtime.client.tasks.results import ListedTask, list_tasks
 from runtime.client.tasks.standing import read_standing
-from runtime.config import working_folder
+from runtime.config import load_settings, working_folder
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, UnknownName
-from runtime.records.artifacts import ArtifactDamaged, ArtifactStore, Manifest, Writer
+from runtime.records.artifacts import ArtifactDamaged, ArtifactReader, ArtifactStore, Manifest, Writer
 from runtime.records.base import RecordStore
 from runtime.tasks.artifacts import EVERY, NO_ARTIFACTS, Artifacts, Version, is_tag
 from runtime.tasks.model import TaskState, check_new_experiment, experiment_digest, new_token
@@ -29,6 +29,7 @@ from runtime.values import dataclass
 
 MOST_URL_BYTES: Final = 64 << 30
 _URL: Final = re.compile(r"(https?|gs|s3)://.+")
+SOURCES: Final = "JOB/TAG, JOB.INDEX/TAG, EXPERIMENT/TAG, TASK/TAG, an address, a path that begins with `.`, `/` or `~`, or the id of a version"
 TAG: Final = "up to 64 letters, digits and _.-, such as model"
 
 
@@ -173,6 +174,18 @@ def get_artifact(
     Returns the path of the artifact: that folder, or a single file in it.
     """
     version, manifest = open_version(info, records)
+    return bring_home(records.open_artifacts(), version, manifest, to, progress=progress)
+
+
+def bring_home(
+    store: ArtifactReader,
+    version: Version,
+    manifest: Manifest,
+    to: Path,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Bring a version home as `get_artifact` does."""
     target = to.absolute()
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         raise NotPossible(f"`{to}` is there already and is not empty", hint="name another folder, or move it away")
@@ -182,14 +195,14 @@ def get_artifact(
     except OSError as problem:
         raise NotPossible(f"the folder `{to}` cannot be made: {problem.strerror}", hint="name another folder") from None
     try:
-        records.open_artifacts().restore(version, manifest, part, progress=progress)
+        store.restore(version, manifest, part, progress=progress)
         umask = os.umask(0)
         os.umask(umask)
         part.chmod(0o777 & ~umask)
         part.rename(target)
     except OSError as problem:
         raise InfrastructureFailure(
-            f"artifact `{info.tag}` cannot be saved in `{to}`: {problem.strerror}", hint="make room there"
+            f"artifact `{version.tag}` cannot be saved in `{to}`: {problem.strerror}", hint="make room there"
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -249,19 +262,18 @@ def make_artifacts(
 ) -> Artifacts:
     """The artifacts of tasks that are submitted from the current folder; what they reuse is settled here, once and for all.
 
-    `reuse` names `EXPERIMENT/TAG` or `TASK/TAG`, a path that begins with `.`, `/` or `~`, or an address; what is behind a
-    path or an address is put under the experiment.
+    `reuse` names `EXPERIMENT/TAG`, `TASK/TAG` or `JOB/TAG`, a path that begins with `.`, `/` or `~`, or an address; what is
+    of a job or behind a path or an address is put under the experiment.
     """
     if not (capture or reuse):
         return NO_ARTIFACTS
     named = {tag: resolve_reuse(source, tag, records, experiment, last=last) for tag, source in (reuse or {}).items()}
-    span = EVERY if every is None else to_span(every, "capture-every")
-    return Artifacts({tag: _relative(path) for tag, path in (capture or {}).items()}, span, named)
+    span, here = EVERY if every is None else to_span(every, "capture-every"), working_folder()
+    return Artifacts({tag: relative_path(path, here) for tag, path in (capture or {}).items()}, span, named)
 
 
-def _relative(path: str) -> str:
-    """A path below the current folder as an attempt has it."""
-    here = working_folder()
+def relative_path(path: str, here: Path) -> str:
+    """A path below the folder `here` as an attempt that starts there has it."""
     named = here / Path(path).expanduser()
     found = os.path.relpath(named, here)
     if found.startswith("../"):  # the same folder may have two names
@@ -274,24 +286,60 @@ def _relative(path: str) -> str:
 def resolve_reuse(source: str, tag: str, records: RecordStore, experiment: str, *, last: str | None = None) -> str:
     """The id of the version that a source stands for now."""
     _check_tag(tag)
-    if _URL.fullmatch(source):
+    if is_address(source):
         with _downloaded(source) as path:
             return put_artifact(path, tag, experiment, records).version
     if source.startswith((".", "/", "~")):
         return put_artifact(Path(source).expanduser(), tag, experiment, records).version
-    if Version.parse(source) is not None:
-        return source
+    if (version := Version.parse(source)) is not None:
+        return _put_from_job(source, tag, records, experiment) if version.owner.startswith("j-") else source
+    owner, theirs = split_source(source)
+    if not is_job_id(owner):
+        try:
+            return find_final(owner, theirs, records, last=last).version
+        except UnknownName:
+            if not _names_job(owner):
+                raise
+    return _put_from_job(source, tag, records, experiment)
+
+
+def is_job_id(owner: str) -> bool:
+    """Whether the owner in a source is the id of a job or its beginning, perhaps with a run's index."""
+    return re.fullmatch(r"j-[0-9a-f]*(\.\d+)?", owner, re.ASCII) is not None
+
+
+def _names_job(owner: str) -> bool:
+    from runtime.client.jobs.artifacts import split_run
+    from runtime.client.jobs.find import is_known_name
+
+    return is_known_name(split_run(owner)[0], load_settings())
+
+
+def _put_from_job(source: str, tag: str, records: RecordStore, experiment: str) -> str:
+    """Put what a run of a job left, which lies in the record root of its target."""
+    from runtime.client.jobs.artifacts import bring_source
+
+    with tempfile.TemporaryDirectory(prefix="runtime-reuse-") as folder:
+        return put_artifact(bring_source(source, Path(folder) / "home"), tag, experiment, records).version
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """The owner and the tag of `OWNER/TAG`."""
     owner, slash, theirs = source.rpartition("/")
     if not slash or not owner:
-        allowed = "EXPERIMENT/TAG, TASK/TAG, an address, or a path that begins with `.`, `/` or `~`"
-        raise InvalidValue("reuse", source, allowed)
-    found = find_artifact(owner, theirs, records, last=last)
+        raise InvalidValue("reuse", source, SOURCES)
+    return owner, theirs
+
+
+def find_final(owner: str, tag: str, records: RecordStore, *, last: str | None = None) -> ArtifactInfo:
+    """Find an artifact that does not change any more. Raises `NotPossible` for that of a task that has not succeeded."""
+    found = find_artifact(owner, tag, records, last=last)
     if found.state == "saved":
         raise NotPossible(
-            f"task `{found.task}` has not succeeded, so its artifact `{theirs}` may change",
-            hint=f"wait for it, or take it as it is now: runtime artifacts get {found.task} {theirs}, then --reuse ./{theirs}:{tag}",
+            f"task `{found.task}` has not succeeded, so its artifact `{tag}` may change",
+            hint=f"wait for it, or take it as it is now: runtime artifacts get {found.task} {tag}, then --reuse ./{tag}:{tag}",
         )
-    return found.version
+    return found
 
 
 def split_reuse(text: str) -> tuple[str, str]:
@@ -321,18 +369,27 @@ def _check_tag(tag: str) -> None:
 
 @contextmanager
 def _downloaded(address: str) -> Iterator[Path]:
-    """The file behind an address, checked against `#sha256=HEX` if the address ends with it."""
+    """The file behind an address, while it is needed."""
+    with tempfile.TemporaryDirectory(prefix="runtime-get-") as folder:
+        yield download(address, Path(folder))
+
+
+def is_address(source: str) -> bool:
+    return _URL.fullmatch(source) is not None
+
+
+def download(address: str, folder: Path) -> Path:
+    """Save the file behind an address, checked against `#sha256=HEX` if the address ends with it."""
     url, _, fragment = address.partition("#")
     wanted = fragment.removeprefix("sha256=")
     if fragment and (not fragment.startswith("sha256=") or not re.fullmatch("[0-9a-f]{64}", wanted)):
         raise InvalidValue("reuse", address, "an address with `#sha256=` and 64 hex digits at its end, or without any")
-    with tempfile.TemporaryDirectory(prefix="runtime-get-") as folder:
-        name = re.sub(r"[^\w.+@=-]", "_", url.partition("?")[0].rstrip("/").rpartition("/")[2]).lstrip(".") or "file"
-        path = Path(folder) / name
-        found = _download(url, path)
-        if wanted and found != wanted:
-            raise NotPossible(f"`{url}` has other bytes than expected", facts=[f"found sha256 {found}"])
-        yield path
+    name = re.sub(r"[^\w.+@=-]", "_", url.partition("?")[0].rstrip("/").rpartition("/")[2]).lstrip(".") or "file"
+    path = folder / name
+    found = _download(url, path)
+    if wanted and found != wanted:
+        raise NotPossible(f"`{url}` has other bytes than expected", facts=[f"found sha256 {found}"])
+    return path
 
 
 def _download(url: str, to: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.array import fill_command
+from runtime.jobs.artifacts import artifacts_order
 from runtime.jobs.notices import notify_order
 from runtime.jobs.plan import JobIdentity, PlanContext
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
@@ -86,8 +87,12 @@ def make_order(
         order["retry"]["capacity_s"] = spec.retry.capacity.window.total_seconds()
     if spec.notify:
         order["notify"] = notify_order(spec.notify, name=job.name, owner=job.owner)
+    if artifacts := artifacts_order(spec):
+        order["artifacts"] = artifacts
     if spec.outputs.dir:
         order["output_dir"] = spec.outputs.dir
+    if spec.outputs.every is not None:
+        order["outputs"] = {"every_s": spec.outputs.every.total_seconds(), "include": list(spec.outputs.include)}
     if job.snapshot:
         order["code"] = {
             "archive": SNAPSHOT_FILE,

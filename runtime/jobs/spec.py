@@ -11,16 +11,18 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from runtime.errors import RequestRefused
+from runtime.jobs.artifacts import check_artifacts
 from runtime.jobs.call import Call, check_json
 from runtime.jobs.notices import Notify
 from runtime.jobs.params import ParamValues, read_values
+from runtime.jobs.sizes import Range
 from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
 from runtime.shim.words import NOTIFY
-from runtime.units import format_duration, format_size, parse_size
+from runtime.units import format_duration, format_size
 from runtime.values import dataclass, field, replace
 
 MAX_INDICES: Final = 100_000
@@ -66,44 +68,6 @@ class InvalidSpec(RequestRefused):
                 facts=[str(each) for each in problems],
                 hint="docs/jobs.md says what each field may be",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Bytes at least `low` and, where there is one, at most `high`: `16GiB`, `16GiB..`, `16GiB..64GiB`."""
-
-    low: int
-    high: int | None = None
-    """Equal to `low` where one amount was written."""
-
-    SCHEMA: ClassVar[Mapping[str, Any]] = {
-        "type": ["string", "integer"],
-        "examples": ["16GiB", "16GiB..", "16GiB..64GiB"],
-    }
-
-    @classmethod
-    def read(cls, value: object) -> Range:
-        if isinstance(value, str | int) and not isinstance(value, bool):
-            low, dots, high = str(value).partition("..")
-            try:
-                least = parse_size(low)
-                most = parse_size(high) if high else (None if dots else least)
-            except RequestRefused:
-                pass
-            else:
-                if least > 0 and (most is None or most >= least):
-                    return cls(least, most)
-        raise ValueError("a size such as 16GiB, 16GiB.. or 16GiB..64GiB")
-
-    def __str__(self) -> str:
-        if self.high == self.low:
-            return _exact_size(self.low)
-        return f"{_exact_size(self.low)}..{'' if self.high is None else _exact_size(self.high)}"
-
-
-def _exact_size(size: int) -> str:
-    text = format_size(size)
-    return text if parse_size(text) == size else str(size)
 
 
 class CodeMode(StrEnum):
@@ -406,6 +370,18 @@ class Checkpoint:
 class Outputs:
     dir: str | None = None
     """Folder inside the container or node that the command writes to; RUNTIME_OUTPUT_DIR names it."""
+    every: timedelta | None = None
+    """How often files that changed are sent to a bucket while an attempt runs; at its end all are, and in a folder they are there at once."""
+    include: tuple[str, ...] = ()
+    """Patterns of the files that are sent at intervals, such as `*.csv`; all if empty."""
+
+    def __post_init__(self) -> None:
+        if self.include and self.every is None:
+            raise ValueError("has `include`, and no `every`: at the end of an attempt all outputs are sent")
+        if self.every is not None and not 1 <= self.every.total_seconds() <= 86_400:
+            raise ValueError(f"has `every` {format_duration(self.every)}, expected 1s to 1d")
+        if self.every is not None and self.dir is not None:
+            raise ValueError("has `every` and `dir`: a folder of your own is sent nowhere")
 
 
 class When(StrEnum):
@@ -486,6 +462,12 @@ class JobSpec:
     retry: Retry = Retry()
     checkpoint: Checkpoint | None = None
     outputs: Outputs = Outputs()
+    capture: Mapping[str, str] = field(default_factory=dict)
+    """Tag → file or folder, relative to the folder that the command starts in, which is saved and found by the next attempt."""
+    capture_every: timedelta = timedelta(minutes=1)
+    """How often a change is saved while an attempt runs."""
+    reuse: Mapping[str, str] = field(default_factory=dict)
+    """Tag → an artifact that each attempt finds in `artifacts/TAG`: JOB/TAG, EXPERIMENT/TAG, a path, an address or an id."""
     notify: tuple[Notify, ...] = ()
     """Who hears of the job's end: a webhook, a topic or a command each."""
     after: tuple[str, ...] = ()
@@ -540,6 +522,10 @@ def _check_spec(spec: JobSpec) -> None:
             f"has `checkpoint.lead` {format_duration(spec.checkpoint.lead)}, expected less than `time_limit` "
             f"{format_duration(spec.time_limit)}"
         )
+    if spec.capture or spec.reuse or spec.capture_every != timedelta(minutes=1):
+        check_artifacts(spec.capture, spec.capture_every, spec.reuse)
+        if spec.code.mode is not CodeMode.SNAPSHOT or not spec.code.writable:
+            raise ValueError("has `capture` or `reuse`, and no writable snapshot of the code, in which they lie")
     if spec.array and spec.array.pack and spec.nodes > 1:
         raise ValueError(
             "has `array.pack` and more than one of `nodes`: packed runs have a node, or a part of one, each"

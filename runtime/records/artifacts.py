@@ -13,36 +13,41 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.records.blobs import Blobs
 from runtime.shim.tree import Below, NameRefused
+from runtime.shim.versions import (
+    MOST_FILES,
+    TooMuch,
+    copy_file,
+    from_text,
+    hash_file,
+    is_content,
+    is_settled,
+    leads_out,
+    look,
+    tell,
+)
+from runtime.shim.words import Stopped
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun, format_size
 from runtime.values import dataclass, field
 
-MOST_FILES: Final = 100_000
-MOST_BYTES: Final = 1 << 40
+if TYPE_CHECKING:
+    from runtime.shim.versions import Found, Status
+
 MOST_MANIFEST_BYTES: Final = 64 << 20
-SETTLED_NS: Final = 2_000_000_000
-"""A file written within this time before it is read is read again for the next version: its time may not show a later write."""
-TRIES: Final = 3
-"""How often a file that changes while it is copied is copied again."""
 _PIECE: Final = 1 << 20
 _FOLDER: Final = "artifacts"
 
 GiveUp = Callable[[], bool]
-
-
-class Stopped(Exception):
-    """The transfer was given up."""
 
 
 class ArtifactDamaged(InfrastructureFailure):
@@ -127,7 +132,7 @@ def _decode_entry(about: dict[str, Any]) -> Entry:
     if about.get("folder"):
         return Entry()
     sha256, size, mode = about["sha256"], about["size"], about["mode"]
-    if not isinstance(sha256, str) or len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+    if not isinstance(sha256, str) or not is_content(sha256):
         raise ValueError("its manifest names a file without a content id")
     if type(size) is not int or type(mode) is not int or size < 0:
         raise ValueError("its manifest names a file without a size")
@@ -139,32 +144,35 @@ class Cache(Protocol):
         """Make the file `to` from the cache, or with `load`."""
 
 
-class ArtifactStore:
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
+class ReadableBlobs(Protocol):
+    """What reading artifacts needs of `Blobs`; `download(key, to)` may bring large ones."""
+
+    def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]: ...
+    def get(self, key: str) -> bytes | None: ...
+    def path(self, key: str) -> Path | None: ...
+
+
+class ArtifactReader:
+    def __init__(self, blobs: ReadableBlobs) -> None:
+        self._readable = blobs
 
     def versions(self, owner: str, tag: str | None = None) -> list[Version]:
         """The versions of a tag, or of all tags of an owner, the newest last."""
         prefix = f"{_FOLDER}/{owner}/" + (f"{tag}/" if tag else "")
-        found = (Version.parse(key[len(_FOLDER) + 1 :].removesuffix(".json")) for key in self._blobs.list_keys(prefix))
+        found = (
+            Version.parse(key[len(_FOLDER) + 1 :].removesuffix(".json")) for key in self._readable.list_keys(prefix)
+        )
         return sorted(version for version in found if version is not None)
 
     def find(self, version: Version) -> Manifest | None:
         """The manifest, None if there is no such version. Raises `ArtifactDamaged`."""
-        data = self._blobs.get(_manifest_key(version))
+        data = self._readable.get(_manifest_key(version))
         if data is None:
             return None
         try:
             return decode_manifest(data)
         except ValueError as problem:
             raise ArtifactDamaged(version, str(problem)) from None
-
-    def write(self, version: Version, manifest: Manifest) -> None:
-        """Make a version of bytes that are all there. It is durable on return."""
-        self._blobs.put(_manifest_key(version), manifest.encode())
-
-    def put_content(self, owner: str, sha256: str, file: Path) -> None:
-        self._blobs.upload(_content_key(owner, sha256), file)
 
     def restore(
         self,
@@ -195,33 +203,34 @@ class ArtifactStore:
     def _restore_one(
         self, version: Version, name: str, entry: Entry, below: Below, stage: Path, cache: Cache | None
     ) -> None:
-        local = _from_text(name)
+        local = from_text(name)
         if entry.link is not None:
-            if _leads_out(name, entry.link):
+            if leads_out(name, entry.link):
                 raise NameRefused(name, "is a link out of the artifact")
-            below.link(local, _from_text(entry.link))
+            below.link(local, from_text(entry.link))
         elif entry.sha256 is None:
             below.make(local)
         else:
-            if cache is None or self._blobs.path(_content_key(version.owner, entry.sha256)) is not None:
-                self._fetch(version, entry, stage)
+            if cache is None or self._readable.path(_content_key(version.owner, entry.sha256)) is not None:
+                self.fetch(version, entry, stage)
             else:
-                cache.fetch(entry.sha256, stage, lambda to: self._fetch(version, entry, to))
+                cache.fetch(entry.sha256, stage, lambda to: self.fetch(version, entry, to))
             stage.chmod(entry.mode)
             folder, last = below.clear(local)
             os.rename(stage, last, dst_dir_fd=folder)
 
-    def _fetch(self, version: Version, entry: Entry, to: Path) -> None:
+    def fetch(self, version: Version, entry: Entry, to: Path) -> None:
+        """Save the bytes of a file of a version as `to`. Raises `ArtifactDamaged`."""
         assert entry.sha256 is not None
         key = _content_key(version.owner, entry.sha256)
-        path, download = self._blobs.path(key), getattr(self._blobs, "download", None)
+        path, download = self._readable.path(key), getattr(self._readable, "download", None)
         with to.open("w+b") as opened:
             if path is not None and path.is_file():
                 with path.open("rb") as source:
                     shutil.copyfileobj(source, opened, _PIECE)
             elif download is not None:
                 download(key, opened)
-            elif (data := self._blobs.get(key)) is not None:
+            elif (data := self._readable.get(key)) is not None:
                 opened.write(data)
             else:
                 raise ArtifactDamaged(version, "a file of it is gone")
@@ -229,6 +238,19 @@ class ArtifactStore:
             opened.seek(0)
             if hash_pieces(iter(lambda: opened.read(_PIECE), b"")) != entry.sha256:
                 raise ArtifactDamaged(version, "a file of it has other bytes than it names")
+
+
+class ArtifactStore(ArtifactReader):
+    def __init__(self, blobs: Blobs) -> None:
+        super().__init__(blobs)
+        self._blobs = blobs
+
+    def write(self, version: Version, manifest: Manifest) -> None:
+        """Make a version of bytes that are all there. It is durable on return."""
+        self._blobs.put(_manifest_key(version), manifest.encode())
+
+    def put_content(self, owner: str, sha256: str, file: Path) -> None:
+        self._blobs.upload(_content_key(owner, sha256), file)
 
     def sweep(self, owner: str, keep: Collection[Version]) -> None:
         """Remove the bytes of an owner that no version in `keep` names, of which none may be saved any more."""
@@ -238,7 +260,8 @@ class ArtifactStore:
             used |= manifest.contents if manifest is not None else set()
         prefix = f"{_FOLDER}/{owner}/data/"
         for key in list(self._blobs.list_keys(prefix)):
-            if key.removeprefix(prefix) not in used:
+            # Versions of a tag `data` lie there, too.
+            if is_content(key.removeprefix(prefix)) and key.removeprefix(prefix) not in used:
                 self._blobs.delete(key)
 
     def drop(self, versions: Iterable[Version], *, keep: Collection[Version], may_go_on: GiveUp = lambda: True) -> None:
@@ -270,6 +293,30 @@ def _content_key(owner: str, sha256: str) -> str:
     return f"{_FOLDER}/{owner}/data/{sha256}"
 
 
+def read_files(path: Path) -> tuple[Manifest, dict[str, Path]]:
+    """What a version of a file or folder of this machine would be, and where each content lies.
+
+    Raises `ArtifactRefused` for too much, and `OSError` for a file that cannot be read.
+    """
+    found, left_out = _look(path)
+    entries: dict[str, Entry] = {}
+    places: dict[str, Path] = {}
+    for name, (kind, detail) in sorted((found or {}).items()):
+        if kind == "link":
+            entries[name] = Entry(link=detail)
+        elif kind == "folder":
+            if name:
+                entries[name] = Entry()
+        else:
+            place = path / from_text(name) if name else path
+            content = hash_file(str(place))
+            entries[name or path.name] = Entry(sha256=content, size=detail[0], mode=detail[1])
+            places[content] = place
+    single = found is not None and found[""][0] == "file"
+    made = Manifest(entries=entries, single=single, absent=found is None, saved_at=time.time(), left_out=tell(left_out))
+    return made, places
+
+
 def hash_pieces(pieces: Iterator[bytes]) -> str:
     found = hashlib.sha256()
     for piece in pieces:
@@ -277,30 +324,7 @@ def hash_pieces(pieces: Iterator[bytes]) -> str:
     return found.hexdigest()
 
 
-def _from_text(name: str) -> str:
-    return os.fsdecode(name.encode("utf-8", "surrogatepass"))
-
-
-def _leads_out(name: str, target: str) -> bool:
-    """Whether a link leads out of the artifact that it is in."""
-    if not target or target.startswith("/") or "\0" in target:
-        return True
-    depth = name.count("/")
-    for part in target.split("/"):
-        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
-        if depth < 0:
-            return True
-    return False
-
-
 # saving
-
-
-_Status = tuple[int, int, int, int, int]
-"""Size, mode, inode, and the times of the last write and of the last change of these, in nanoseconds.
-
-A program can set the time of the last write, and not that of the last change.
-"""
 
 
 @dataclass(slots=True)
@@ -318,7 +342,7 @@ class Writer:
     """A folder for copies of files while they are sent; made on first use."""
     there: set[str] = field(default_factory=set)
     """Contents that the store has for this owner."""
-    known: dict[tuple[str, _Status], str] = field(default_factory=dict)
+    known: dict[tuple[str, Status], str] = field(default_factory=dict)
     """Contents of files that were read before."""
     last: Manifest | None = None
     """The last version of this attempt."""
@@ -370,8 +394,7 @@ class Writer:
         return numbered
 
     def _is_settled(self, found: Mapping[str, Any]) -> bool:
-        now = time.time_ns()
-        return all(about[0] != "file" or now - about[1][4] > SETTLED_NS for about in found.values())
+        return all(kind != "file" or is_settled(detail) for kind, detail in found.values())
 
     def _send(self, found: dict[str, Any] | None, left_out: dict[str, str], give_up: GiveUp | None) -> Manifest:
         entries: dict[str, Entry] = {}
@@ -386,7 +409,7 @@ class Writer:
                 if name:
                     entries[name] = Entry()
             else:
-                place = self.path / _from_text(name) if name else self.path
+                place = self.path / from_text(name) if name else self.path
                 shown = name or self.path.name
                 try:
                     entries[shown] = self._send_file(name, place, detail)
@@ -399,25 +422,33 @@ class Writer:
             single=single and bool(entries),
             absent=found is None or (single and not entries),
             saved_at=time.time(),
-            left_out=_tell(left_out),
+            left_out=tell(left_out),
         )
 
-    def _send_file(self, name: str, place: Path, status: _Status) -> Entry:
+    def _send_file(self, name: str, place: Path, status: Status) -> Entry:
         content = self.known.get((name, status))
         if content is not None and content in self.there:
             return Entry(sha256=content, size=status[0], mode=status[1])
         self.stage.mkdir(mode=0o700, parents=True, exist_ok=True)
         copy = self.stage / "one"
         try:
-            content, status = _copy(place, copy)
+            content, status = copy_file(str(place), str(copy))
             if content not in self.there:
                 self.store.put_content(self.first.owner, content, copy)
                 self.there.add(content)
         finally:
             copy.unlink(missing_ok=True)
-        if time.time_ns() - status[4] > SETTLED_NS:
+        if is_settled(status):
             self.known[name, status] = content
         return Entry(sha256=content, size=status[0], mode=status[1])
+
+
+def _look(path: Path) -> tuple[Found | None, dict[str, str]]:
+    """What lies at `path`, as `look` has it. Raises `ArtifactRefused` for too much."""
+    try:
+        return look(str(path))
+    except TooMuch as problem:
+        raise ArtifactRefused(str(problem), hint=problem.hint) from None
 
 
 def _same(one: Manifest, other: Manifest) -> bool:
@@ -427,88 +458,3 @@ def _same(one: Manifest, other: Manifest) -> bool:
         other.absent,
         other.left_out,
     )
-
-
-def _copy(source: Path, to: Path) -> tuple[str, _Status]:
-    """Copy a file and return content id and status of the copy; a file that changes meanwhile is copied again."""
-    for left in reversed(range(TRIES)):
-        found, size = hashlib.sha256(), 0
-        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as opened, to.open("wb") as copy:
-            before = _status(os.fstat(opened.fileno()))
-            while piece := opened.read(_PIECE):
-                found.update(piece)
-                copy.write(piece)
-                size += len(piece)
-            after = _status(os.fstat(opened.fileno()))
-        if (before == after and size == after[0]) or not left:
-            return found.hexdigest(), (size, *after[1:])
-    raise AssertionError(source)
-
-
-def _status(found: os.stat_result) -> _Status:
-    return found.st_size, found.st_mode & 0o777, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _look(path: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """What lies at `path`, by its path from there ("" is the artifact itself), and why the rest is no part of it.
-
-    None if there is nothing. Raises `ArtifactRefused` for too much.
-    """
-    found: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    size = 0
-    try:
-        top = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None, {}
-    if not (stat.S_ISREG(top.st_mode) or stat.S_ISDIR(top.st_mode)):
-        return None, {path.name: "is a link, and an artifact is a file or a folder"}
-    found[""] = ("file", _status(top)) if stat.S_ISREG(top.st_mode) else ("folder", None)
-    if stat.S_ISREG(top.st_mode):
-        size = top.st_size
-    for place, folders, names in os.walk(path):
-        for each in folders + names:
-            own = Path(place) / each
-            try:
-                name = os.fsencode(os.path.relpath(own, path)).decode()
-                status = own.lstat()
-            except UnicodeError:
-                left_out[ascii(each)] = "has a name that is no UTF-8"
-                continue
-            except OSError:
-                continue  # removed meanwhile
-            if stat.S_ISLNK(status.st_mode):
-                _take_link(own, name, found, left_out)
-            elif stat.S_ISDIR(status.st_mode):
-                found[name] = ("folder", None)
-            elif stat.S_ISREG(status.st_mode):
-                found[name] = ("file", _status(status))
-                size += status.st_size
-            else:
-                left_out[name] = "is no regular file"
-            if len(found) > MOST_FILES:
-                raise ArtifactRefused(f"`{path}` has more than {MOST_FILES:,} files", hint="pack them into an archive")
-    if size > MOST_BYTES:
-        raise ArtifactRefused(f"`{path}` has {format_size(size)}, more than {format_size(MOST_BYTES)}")
-    return found, left_out
-
-
-def _take_link(path: Path, name: str, found: dict[str, Any], left_out: dict[str, str]) -> None:
-    with suppress(OSError):
-        try:
-            target = os.fsencode(path.readlink()).decode()
-        except UnicodeError:
-            left_out[name] = "is a link to a name that is no UTF-8"
-            return
-        if _leads_out(name, target):
-            left_out[name] = "is a link out of the artifact"
-        else:
-            found[name] = ("link", target)
-
-
-def _tell(left_out: Mapping[str, str]) -> str | None:
-    if not left_out:
-        return None
-    told = "; ".join(f"`{name}` {why}" for name, why in sorted(left_out.items())[:5])
-    return told + (f", and {len(left_out) - 5:,} more" if len(left_out) > 5 else "")

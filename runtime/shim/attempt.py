@@ -14,6 +14,10 @@ from runtime.shim.retry import TEMPORARY_FAILURE, pod_failures
 from runtime.shim.usage import DiskUse, disk_limit, memory_share, ran_out_of_memory
 from runtime.shim.words import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, Taken, say, shell_code
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 FAILED_RANK = "failed"
 """File of an attempt's folder with the first rank that failed by itself, and its exit code, if a starter runs the ranks."""
 HEAR_S = 1.0
@@ -103,6 +107,8 @@ class Attempt(object):
         make_folder(self.checkpoints, within=run.job)
         self.had = find_newest(self.checkpoints)
         self.ranks = Ranks(order, self.folder, leader, meeting and meeting.node)
+        self.artifacts: "Any" = None
+        """What is saved while the command runs, once it does."""
         self.signalled = False
         prefix = meeting.prefix if meeting else run.attempt_name(number) + "/"
         self.life = LifeSigns(run.record, prefix, Reports(os.path.join(self.folder, METRICS)))
@@ -112,13 +118,36 @@ class Attempt(object):
         """Run the attempt; returns (reason, exit code, details). No process is left, even after an error here."""
         try:
             failure = self._start_elsewhere() if self.order.get("launch_ranks") else self._start()
-            return failure or self._watch()
+            return failure or self._keep_artifacts(self._watch())
         except BaseException:
             self.ranks.end(0)
             raise
         finally:
             self.ranks.close()
             self._sum_up()
+
+    def _keep_artifacts(self, end):
+        """Save the last version of each artifact, now that no process writes there; returns the attempt's result, which is no
+        success if that cannot be done."""
+        if self.artifacts is None:
+            return end
+        reason, code, details = end
+        if reason in ("stopped", "preempted"):
+            # The end is noted first: saving may take longer than this machine has.
+            try:
+                self.run.end(self.number, reason, code, details, lambda: True)
+            except (IOError, OSError):
+                pass  # tried again, patiently, once all is saved
+        problem, left_out = self.artifacts.finish(
+            reason == "succeeded", lambda: self.asked.stop or self.asked.goes or self.run.cancelled()
+        )
+        if problem and reason != "succeeded":
+            say(problem)
+        elif problem:
+            return self.asked.end() if self.asked.stop or self.asked.goes else ("setup_failed", 1, {"message": problem})
+        elif left_out and reason == "succeeded":
+            return reason, code, dict(details, message=left_out)
+        return end
 
     def _sum_up(self):
         """Write the sum of all reports. It is no reason to fail, and a machine that goes leaves no time for all of them."""
@@ -171,6 +200,9 @@ class Attempt(object):
             say("cannot note the processes of attempt %d: %s" % (self.number, problem.strerror))
         if self.gpus:
             self.gpus.note(groups)
+        if command.artifacts is not None:
+            self.artifacts = command.artifacts
+            self.artifacts.begin()
         return None
 
     def _meet(self, command):

@@ -19,7 +19,7 @@ import urllib.request
 import xml.etree.ElementTree
 
 from runtime.shim.cloud import MAY_PASS, Amazon, Denied, Google, NoCredentials, Unreachable, find_text
-from runtime.shim.words import say
+from runtime.shim.words import Stopped, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 SKEWED = "RequestTimeTooSkewed"
 CREDENTIALS_S = 60.0
 """How long credentials may be missing, as on a machine that has just started."""
-
-
-class Stopped(Exception):
-    """The transfer was given up."""
 
 
 class Answer(Exception):

@@ -191,6 +191,8 @@ FOLDED = "ended"
 """File with the small files of a job's folder by name; `runs/INDEX.ended` has those of one run of an array."""
 FOLD_BYTES = 1 << 16
 """Longer logs and results stay files of their own, `runs/INDEX.aATTEMPT.rankRANK.log`, as does the newest of the first rank."""
+OF_COMMAND = ("output", "checkpoint", "artifacts")
+"""Folders of a run with files of the command."""
 OF_NO_USE = ("beat", "processes.json", "shim.py", "memory")
 LOCK_DEAD_S = 86400.0
 """Age at which a launch lock counts as free, even if the clocks of two machines are far apart."""
@@ -255,9 +257,9 @@ def _beside(job, name):
 def _is_apart(parts, many):
     """Whether a folder is left alone: files of the command, secrets, trees of a held machine, and an array's runs, which are
     folded one by one."""
-    if parts in (["secrets"], ["hold"], ["runs"] if many else None):
+    if parts in (["secrets"], ["hold"], ["reuse"], ["runs"] if many else None):
         return True
-    return len(parts) == 3 and parts[0] == "runs" and parts[2] in ("output", "checkpoint")
+    return len(parts) == 3 and parts[0] == "runs" and parts[2] in OF_COMMAND
 
 
 def _write_folded(path, kept, beside):
@@ -328,7 +330,7 @@ def _remove_empty(job, start, many):
         parts = [] if place == job else os.path.relpath(place, job).split(os.sep)
         if (many and parts[:1] == ["runs"]) or len(parts) > (4 if parts[2:3] == ["output"] else 3):
             continue
-        for name in names if len(parts) in (0, 3) and parts[2:3] not in (["output"], ["checkpoint"]) else ():
+        for name in names if len(parts) in (0, 3) and parts[2:3] not in [[each] for each in OF_COMMAND] else ():
             if name in OF_NO_USE:
                 os.unlink(os.path.join(place, name))
         try:

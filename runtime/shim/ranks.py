@@ -90,20 +90,30 @@ OF_RANKS += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE
 
 
 class Command(object):
-    """The words, variables and folder of an attempt's command; `has_setup` if setup lines come before it."""
+    """The words, variables and folder of an attempt's command; `has_setup` if setup lines come before it. `artifacts` are those
+    that it has, which were restored."""
 
-    def __init__(self, words: "List[str]", environment: "Dict[str, str]", folder: str, has_setup: bool) -> None:
+    def __init__(
+        self, words: "List[str]", environment: "Dict[str, str]", folder: str, has_setup: bool, artifacts: "Any" = None
+    ) -> None:
         self.words, self.environment, self.folder = words, environment, folder
-        self.has_setup = has_setup
+        self.has_setup, self.artifacts = has_setup, artifacts
 
 
 def make_command(order, run, number, scratch, checkpoints, deadline, binding, gives_up, containers=None):
-    """Prepare the command's tree, environment and variables on this machine. Raises `SetupFailed`, also once `gives_up()` is
-    true while an environment is made."""
+    """Prepare the command's tree, artifacts, environment and variables on this machine. Raises `SetupFailed`, also once
+    `gives_up()` is true while an environment is made or artifacts are brought."""
     work = order["runs"][str(run.index)]
     folder = make_tree(order, run.job, scratch)
     environment = make_variables(order, run, number, checkpoints, deadline, binding)
     environment["RUNTIME_ORIGIN"] = write_origin(order, scratch)
+    artifacts: "Any" = None
+    if order.get("artifacts"):
+        from runtime.shim.artifacts import Artifacts
+
+        artifacts = Artifacts(order, run, number, folder, scratch)
+        artifacts.restore(gives_up)
+        environment.update(artifacts.variables())
     if order.get("environment"):
         from runtime.shim.environment import enter_environment, find_environment
 
@@ -122,14 +132,14 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
         if (order.get("code") or {}).get("writable", True):
             places.append(folder)
         containers.prepare(folder, places, environment, order.get("setup"))
-        return Command(words, environment, folder, has_setup=True)
+        return Command(words, environment, folder, True, artifacts)
     before = list(order.get("wrap") or [])
     has_setup = any(END_SETUP in word for word in before)
     if order.get("setup"):
         script = setup_script(order["setup"], last=not has_setup)
         before = [shutil.which("bash") or "/bin/sh", "-c", script, "setup"] + before
         has_setup = True
-    return Command(before + words, environment, folder, has_setup)
+    return Command(before + words, environment, folder, has_setup, artifacts)
 
 
 def make_tree(order, job, scratch):

@@ -32,7 +32,7 @@ from runtime.shim.files import (
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
 from runtime.shim.retry import LOSS, forgive_commands, name_end, name_loss, pod_failures
-from runtime.shim.words import HOST, SCHEMA, Refused, Taken, say
+from runtime.shim.words import HOST, SCHEMA, Refused, Stopped, Taken, say
 
 
 def create_private(path, text):
@@ -91,6 +91,31 @@ class FolderRecord(object):
         """Make an empty file as a mark, if possible."""
         if not leave_mark(self._path(name), self._path("order.json")):
             say("cannot write %s" % name)
+
+    def put_file(self, name, path, give_up=None):
+        """Store a file of any size under a name, from a path of the same file system, which goes."""
+        with io.open(path, "rb") as opened:
+            os.fsync(opened.fileno())
+        self._put(lambda to, source: os.rename(source, to))(self._path(name), path)
+
+    def get_file(self, name, path, give_up=None):
+        """Save a file of any size as `path`; False if there is none. Raises `Stopped` once `give_up` comes true."""
+        try:
+            source = io.open(self._path(name), "rb")
+        except (IOError, OSError) as problem:
+            if problem.errno != errno.ENOENT:
+                raise
+            return False
+        with source, io.open(path, "wb") as copy:
+            for piece in iter(lambda: source.read(1 << 20), b""):
+                if give_up is not None and give_up():
+                    raise Stopped(name)
+                copy.write(piece)
+        return True
+
+    def remove(self, name):
+        """Remove a file, if it exists and is ours."""
+        drop_file(self._path(name))
 
     def begin(self, name, text):
         """Make the folder of an attempt with its `start.json`. Raises `Taken` if another shim made it."""
@@ -184,6 +209,8 @@ class Run(object):
         self.node = 0
         """Which of the run's nodes this machine is."""
         self.log_bytes = LOG_BYTES
+        self.outputs = None
+        """How often outputs are sent to a bucket while an attempt runs, and which: `every_s` and `include`."""
         self.hold = None
         """The trees that it waits for, if it keeps its machine between commands."""
         self.name = "runs/%s" % index

@@ -45,7 +45,7 @@ def serve_rank(order, folder, options, asked):
 def serve(order, record, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
     run = Run(record, index, order.get("told"))
-    run.log_bytes = order.get("log_bytes", LOG_BYTES)
+    run.log_bytes, run.outputs = order.get("log_bytes", LOG_BYTES), order.get("outputs")
     if order.get("notices"):
         asked.watch(order["notices"])
 
@@ -140,6 +140,8 @@ def _serve(order, run, options, asked, binding, give_up):
             continue
         if reason in ("succeeded", "cancelled"):
             result = run.commit(reason, code, number, details, give_up if reason == "cancelled" else None)
+            if order.get("artifacts") and (result["reason"], result["attempt"]) == ("succeeded", number):
+                clear_artifacts(order, run, number)
             return settle(order, run, result)
         named = "app_failed" if reason == "final_failure" else reason
         run.end(number, named, code, details, give_up)
@@ -213,6 +215,7 @@ def _serve_node(order, record, index, options, asked):
     # A node that waits too long gives its machine back, since node 0 may need it to begin at all.
     run = Run(record, index, order.get("told"))
     run.node, run.log_bytes = options.node, order.get("log_bytes", LOG_BYTES)
+    run.outputs = order.get("outputs")
     order = {name: value for name, value in order.items() if name not in OF_NODE_0}
     waits_s = order["meet"]["start_s"]
     if order["retries"] == "shim":
@@ -251,6 +254,16 @@ def serve_part(order, run, number, options, asked):
         attempt_once(order, run, number, scratch, asked, {}, None)
     except Taken:
         say("another shim serves node %d" % run.node)
+
+
+def clear_artifacts(order, run, number):
+    """Remove versions of artifacts that the success of an attempt supersedes. They do no harm, so a problem fails no job."""
+    from runtime.shim.artifacts import clear_superseded
+
+    try:
+        clear_superseded(order, run, number)
+    except Exception as problem:
+        say("older versions of artifacts stay in the record root: %s" % problem)
 
 
 def settle(order, run, result):

@@ -4,8 +4,8 @@ The files of a command lie on this machine. One thread sends its log in numbered
 no longer change; its outputs follow at the end of the attempt, before the record has that end.
 """
 
+import fnmatch
 import functools
-import hashlib
 import io
 import json
 import os
@@ -17,21 +17,18 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
-from runtime.shim.bucket import Bucket, Stopped
+from runtime.shim.bucket import Bucket
 from runtime.shim.cloud import Denied, Unreachable
 from runtime.shim.files import SNAPSHOT, drop_file, is_result, list_names, make_folder, token
 from runtime.shim.logs import split_log
 from runtime.shim.record import read_outcomes
-from runtime.shim.tree import Below, NameRefused
-from runtime.shim.words import LOST, REFUSED, Taken, say
+from runtime.shim.tree import NameRefused
+from runtime.shim.versions import KEPT, as_text, hash_file, is_settled, restore_files, status_of
+from runtime.shim.words import LOST, REFUSED, Stopped, Taken, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
-
-
-KEPT = 2
-"""How many checkpoints are kept."""
 
 
 class Checkpoints(object):
@@ -111,29 +108,15 @@ class Checkpoints(object):
 
     def _restore_all(self, place, files, give_up):
         """Whether every file of a list was downloaded. Raises `NameRefused` for one that would lie elsewhere."""
+
+        def fetch(content, path):
+            return self.record.bucket.download(self._key(place, content), path, give_up)
+
         make_folder(self.stage)
         try:
-            with Below(self.folder) as below:
-                return all(self._restore(place, each, about, below, give_up) for each, about in sorted(files.items()))
+            return restore_files(files, self.folder, self.stage, fetch)
         finally:
             shutil.rmtree(self.stage, ignore_errors=True)
-
-    def _restore(self, place, name, about, below, give_up):
-        name = os.fsdecode(name.encode("utf-8", "surrogatepass"))
-        if "link" in about:
-            below.link(name, about["link"])
-        elif about.get("folder"):
-            below.make(name)
-        else:
-            path = os.path.join(self.stage, "one")
-            if not self.record.bucket.download(self._key(place, about["sha256"]), path, give_up):
-                return False
-            if hash_file(path) != about["sha256"]:
-                return False
-            os.chmod(path, about["mode"] & 0o777)
-            folder, last = below.clear(name)
-            os.rename(path, last, dst_dir_fd=folder)
-        return True
 
     def _key(self, place, content):
         return self.record.key("%s/data/%s" % (place, content))
@@ -233,19 +216,6 @@ class Checkpoints(object):
 _LIST = re.compile(r"a[0-9]{4,}\.[0-9]{6,}\.json$")
 
 
-def as_text(path):
-    """A relative path as a key, independent of this process's encoding. Raises `UnicodeError`."""
-    return os.fsencode(path).decode("utf-8").replace(os.sep, "/")
-
-
-def hash_file(path):
-    found = hashlib.sha256()
-    with io.open(path, "rb") as opened:
-        for piece in iter(lambda: opened.read(1 << 20), b""):
-            found.update(piece)
-    return found.hexdigest()
-
-
 COMMON_S = 15.0
 """How long a file of the record root is tried that no job depends on."""
 MARK_S = 5.0
@@ -321,6 +291,18 @@ class BucketRecord(object):
 
     def mark(self, name):
         self.bucket.create(self.key(name), b"")
+
+    def put_file(self, name, path, give_up=None):
+        """Store a file of any size, which goes. Raises `Stopped` once `give_up` comes true."""
+        self.bucket.upload(self.key(name), path, 0.0 if give_up else None, give_up)
+        drop_file(path)
+
+    def get_file(self, name, path, give_up=None):
+        """Save a file of any size as `path`; False if there is none. Raises `Stopped` once `give_up` comes true."""
+        return self.bucket.download(self.key(name), path, give_up)
+
+    def remove(self, name):
+        self.bucket.delete(self.key(name))
 
     def begin(self, name, text):
         self.create(name + "/start.json", text)
@@ -426,17 +408,23 @@ class Carrier(object):
         self.ends = {}
         """Log that has outgrown its beginning → its size and time when its end was sent."""
         self.head = split_log(run.log_bytes)[0]
+        self.sync = run.outputs or {}
+        self.synced = {}
+        """Output → its status when it was sent, of those that had stood still for a while."""
         self.wake, self.ended = threading.Event(), threading.Event()
         send = functools.partial(checkpoints.send, self.ended.is_set)
         self.threads = [
             threading.Thread(target=self._go, args=(self._look, self.wake)),
             threading.Thread(target=self._go, args=(send, self.ended)),
         ]
+        if self.sync:
+            args = (self._sync_outputs, self.ended, lambda: self.sync["every_s"])
+            self.threads.append(threading.Thread(target=self._go, args=args))
         for thread in self.threads:
             thread.daemon = True
             thread.start()
 
-    def _go(self, do, wake):
+    def _go(self, do, wake, pause=None):
         said = None
         while not self.ended.is_set():
             try:
@@ -449,7 +437,7 @@ class Carrier(object):
                 if str(problem) != said:
                     say("cannot send to the record root, tries again: %s" % problem)
                 said = str(problem)
-            wake.wait(max(FIRST_LOOK_S, min(MARK_S, self._pause())))
+            wake.wait(pause() if pause else max(FIRST_LOOK_S, min(MARK_S, self._pause())))
             if wake is self.wake:
                 wake.clear()
 
@@ -526,10 +514,29 @@ class Carrier(object):
         except (IOError, OSError) as problem:
             say("the last checkpoint is left out: %s" % problem)
 
+    def _sync_outputs(self):
+        """Send outputs that have changed since they were sent, while the command runs. Raises `Stopped` at its end."""
+        patterns = self.sync.get("include") or ["*"]
+        for path in list_files(self.output):
+            name = os.path.relpath(path, self.output)
+            if any(fnmatch.fnmatchcase(name, each) for each in patterns):
+                try:
+                    self._send_changed(path, 0.0, self.ended.is_set)
+                except (IOError, OSError, UnicodeError):
+                    continue  # said at the end, if it is so still
+
+    def _send_changed(self, path, patience=None, give_up=None):
+        status = status_of(os.stat(path))
+        if self.synced.get(path) == status:
+            return
+        name = as_text(os.path.relpath(path, self.record.folder))
+        self.record.bucket.upload(self.record.key(name), path, patience, give_up)
+        if is_settled(status):
+            self.synced[path] = status
+
     def _send_output(self, path):
         try:
-            name = as_text(os.path.relpath(path, self.record.folder))
-            self.record.bucket.upload(self.record.key(name), path)
+            self._send_changed(path)
         except (IOError, OSError, UnicodeError) as problem:
             # It was removed meanwhile, may not be read, or has a name that no bucket takes.
             say("an output is left out: %s: %s" % (ascii(path), problem))

@@ -48,6 +48,10 @@ class NoCapacity(Exception):
     """The GPUs that a backend gave to this attempt are in use."""
 
 
+class Stopped(Exception):
+    """The transfer was given up."""
+
+
 class Taken(Exception):
     """A file that only one process may make exists already."""
 

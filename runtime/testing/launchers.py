@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import pytest
 
+from runtime.client.jobs.artifacts import list_artifacts
 from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
 from runtime.client.jobs.status import read_attempts
@@ -283,11 +284,8 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
 
     def test_failures_are_retried_until_the_budget_is_spent(self, bench: Bench) -> None:
         bench.require("retry.failure")
-        pause = Backoff(min=timedelta(seconds=0.1), max=timedelta(seconds=0.2))
-        # A backend without this field has its own pauses.
-        retry = Retry(failure=1, backoff=pause) if bench.keeps("retry.backoff.min") else Retry(failure=1)
 
-        job = bench.start("sh", "-c", "exit $((2 - RUNTIME_ATTEMPT))", retry=retry)
+        job = bench.start("sh", "-c", "exit $((2 - RUNTIME_ATTEMPT))", retry=_once_more(bench))
 
         assert bench.end(job).state is JobState.SUCCEEDED
         assert job.attempts() == [1, 2]
@@ -327,6 +325,19 @@ class LauncherSuite(PlanSuite, ProtocolSuite):
         assert (still_follows, follower.returncode) == (True, -signal.SIGKILL)
         assert bench.end(job).state is JobState.SUCCEEDED
         assert (read_log(job), job.attempts()) == ("attempt 1\nattempt 2\n", [1, 2])
+
+    def test_what_an_attempt_captured_is_found_by_the_next_one_and_by_a_job_that_reuses_it(self, bench: Bench) -> None:
+        bench.require("capture", "reuse", "retry.failure")
+        script = "cat out/w && exit 0; mkdir out; echo weights > out/w; exit 3"
+
+        job = bench.start("sh", "-c", script, capture={"model": "out"}, retry=_once_more(bench))
+        ended = bench.end(job).state
+        [made] = list_artifacts(job)
+        other = bench.start("cat", "artifacts/base/w", reuse={"base": f"{job.id}/model"})
+
+        assert (ended, bench.end(other).state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
+        assert (made.state, made.files, made.size_bytes, job.attempts()) == ("final", 1, 8, [1, 2])
+        assert [read_log(each).splitlines()[-1] for each in (job, other)] == ["weights"] * 2
 
     def test_array_has_a_result_and_a_log_for_each_index(self, bench: Bench) -> None:
         bench.require("array.params")
@@ -516,6 +527,13 @@ else:
     print(*sorted(listening.accept()[0].makefile().read() for _ in range(size - 1)))
 """
 """The first rank prints the rank and node of each other that reached it at the address that all were given."""
+
+
+def _once_more(bench: Bench) -> Retry:
+    """The budget of one failure, which costs little time."""
+    pause = Backoff(min=timedelta(seconds=0.1), max=timedelta(seconds=0.2))
+    # A backend without this field has its own pauses.
+    return Retry(failure=1, backoff=pause) if bench.keeps("retry.backoff.min") else Retry(failure=1)
 
 
 def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, Any]]:

@@ -287,7 +287,7 @@ class Captures:
 
     def _drop_own(self, kept: _Kept, writer: Writer) -> None:
         """Remove older versions of the attempt itself, while it surely is the only one of its task."""
-        from runtime.shim.upload import KEPT
+        from runtime.shim.versions import KEPT
 
         old = writer.saved[:-KEPT]
         if not old:
@@ -352,7 +352,7 @@ class Captures:
         return True
 
     def _save_last(self, kept: _Kept) -> dict[str, Exception]:
-        from runtime.records.artifacts import Stopped
+        from runtime.shim.words import Stopped
 
         for pause_s in (*LAST_PAUSES_S, None):
             problems = self._save(kept, final=True)

@@ -61,8 +61,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 @pytest.fixture
 def job(bench: Bench, capsys: pytest.CaptureFixture[str]) -> str:
     """An array with a failed run."""
-    script = """echo 1 > $RUNTIME_OUTPUT_DIR/model; echo '{"step": 1, "loss": 2}' >> $RUNTIME_METRICS; exit {code}"""
-    words = ["launch", "--on", "local", "--name", "train", "--grid", "code=0,3", "--follow"]
+    script = """echo 1 > $RUNTIME_OUTPUT_DIR/model; echo 1 > log; echo '{"step": 1, "loss": 2}' >> $RUNTIME_METRICS; exit {code}"""
+    words = ["launch", "--on", "local", "--name", "train", "--grid", "code=0,3", "--capture", "log:log", "--follow"]
     assert main([*words, "-o", "json", "--", "sh", "-c", script]) == 1
     assert main(["status", "--on", "local", "-o", "json"]) == 0
     found: str = json.loads(capsys.readouterr().out)["jobs"][0]["job"]

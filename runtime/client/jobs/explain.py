@@ -249,7 +249,7 @@ _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
     EndReason.NO_CAPACITY: ("no machine could take it in time", "name another target, or ask for less"),
     EndReason.QUOTA: ("a quota forbids it", "see the quota with whoever runs `{target}`, or ask for less"),
     EndReason.IMAGE_FAILED: ("its container image could not be started", "correct `image`"),
-    EndReason.CONFIG_INVALID: ("the backend cannot take it as it is", "correct the job file"),
+    EndReason.CONFIG_INVALID: ("it cannot run as it is", "correct the job file"),
     EndReason.SIBLING_FAILED: ("another rank of it failed first", "runtime logs {job}{at}"),
     EndReason.DUPLICATE: ("it was a twin: another native job serves it", "runtime status {job}"),
 }

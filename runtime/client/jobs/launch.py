@@ -333,6 +333,10 @@ def _write_down(
     values = _read_secrets(plan.secrets, plan, prepared.context)
     if prepared.snapshot is not None:
         _store_snapshot(prepared.snapshot, plan, files, progress)
+    if prepared.reused:
+        from runtime.client.jobs.reuse import store_reused
+
+        store_reused(prepared.reused, plan.folder, files, progress)
     wanted = [
         *(FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()),
         FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),

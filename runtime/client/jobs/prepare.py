@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.client.jobs.targets import find_target, make_context
 from runtime.client.jobs.typed_secrets import refuse_secrets
@@ -24,6 +24,9 @@ from runtime.snapshots.own_files import list_own_places
 from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, make_snapshot
 from runtime.units import count_noun
 from runtime.values import MISSING, dataclass, fields, replace
+
+if TYPE_CHECKING:
+    from runtime.client.jobs.reuse import Reused, Sources
 
 
 class FieldsRefused(RequestRefused):
@@ -70,6 +73,17 @@ class Request:
         # In full, so that the defaults of a target are merged at every depth.
         self._job, self.source = job if isinstance(job, JobSpec) else expand(job), source
         self._specs: dict[str, JobSpec] = {}
+        self._sources: Sources | None = None
+
+    def settle(self, spec: JobSpec, target: Target, settings: Settings) -> tuple[JobSpec, tuple[Reused, ...]]:
+        """Return the spec with ids of versions for the sources in `reuse`, the same on every target, and the versions."""
+        if not spec.reuse:
+            return spec, ()
+        if self._sources is None:
+            from runtime.client.jobs.reuse import Sources
+
+            self._sources = Sources(settings)
+        return self._sources.settle(spec, target.stack)
 
     def choose_targets(self, names: Sequence[str], settings: Settings) -> list[Target]:
         """Return the targets to try in order: `names`, or else the job's own choice. Raises `NotPossible` for none."""
@@ -125,12 +139,14 @@ class Prepared:
     launcher: Launcher
     context: PlanContext
     snapshot: Snapshot | None
+    reused: tuple[Reused, ...] = ()
+    """Artifacts of others that the job's folder is to have."""
 
 
 def prepare(request: Request | JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
-    """Decide everything about a launch, without the network and without any effect.
+    """Decide everything about a launch, without any effect, and without the network unless the job reuses artifacts.
 
-    Reads the work tree, because the code's content id is part of the job's. Raises `FieldsRefused`, `RequestRefused`.
+    Reads the work tree and what is reused, because content ids of both are part of the job's. Raises `FieldsRefused`, `RequestRefused`.
     """
     if isinstance(request, JobSpec):
         request = Request(request)
@@ -141,6 +157,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     if spec.call:
         spec = replace(spec, call=_choose_python(spec, spec.call, target))
     spec = _drop_refused(spec, target, launcher, options.ignore)
+    spec, reused = request.settle(spec, target, settings)
     check_schemes(secret_refs(spec), launcher.secret_schemes, target.name)
     if options.snapshot is not None and spec.code.mode is CodeMode.SNAPSHOT:
         snapshot: Snapshot | None = options.snapshot
@@ -169,8 +186,13 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
             f"a development machine is one machine, and this job takes {count_noun(plan.order['nodes'], 'node')}",
             hint="ask for a slice of one host, such as v4-8, or launch it: runtime launch",
         )
+    if spec.capture and (plan.order.get("meet") or plan.order.get("launch_ranks")):
+        raise NotPossible(
+            f"`capture` saves what one machine writes, and a run of this job takes {count_noun(plan.order['nodes'], 'machine')}",
+            hint="leave `capture` out, and write to RUNTIME_CHECKPOINT_DIR, which the next attempt finds",
+        )
     refuse_secrets(plan, source=request.source)
-    return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot)
+    return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot, reused=reused)
 
 
 HELD_FOR: Final = timedelta(hours=8)

@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import carry_out, submit_again, write_order
@@ -38,6 +38,9 @@ from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import Snapshot
 from runtime.units import format_time
 from runtime.values import dataclass, replace
+
+if TYPE_CHECKING:
+    from runtime.client.jobs.reuse import Reused
 
 QUIET_S: Final = 15.0
 """Time that a shim may take to exit after it committed its last result."""
@@ -306,7 +309,14 @@ def _as_new_job(
     plan = job.launcher.plan(spec, job.target, identity, context)
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
     _carry_over(job, identity.id, done)
-    prepared = Prepared(plan=plan, target=job.target, launcher=job.launcher, context=context, snapshot=snapshot)
+    reused: tuple[Reused, ...] = ()
+    if spec.reuse:
+        from runtime.client.jobs.reuse import read_kept
+
+        reused = read_kept(spec, job.files, job.id)
+    prepared = Prepared(
+        plan=plan, target=job.target, launcher=job.launcher, context=context, snapshot=snapshot, reused=reused
+    )
     # The price of the job was agreed to when it was launched.
     with carry_out(prepared, LaunchOptions(assume_yes=True), progress) as made:
         natives = made.entry().natives

@@ -25,7 +25,7 @@ FOLDING_S = 10.0
 """How long a folder may change while it is removed."""
 MARKER = "record-root"
 """File of a record root that is in use. Its first line is the root's unique id."""
-MAKING = ("create", "link", "make_folder", "write", "write_many")
+MAKING = ("create", "link", "make_folder", "put_piece", "write", "write_many")
 """Calls that may begin the use of a root."""
 _STARTED: Set[int] = set()
 """Processes that were spawned from here and that nobody has waited for."""
@@ -205,6 +205,28 @@ class Place(object):
                 raise
             return False
         return True
+
+    def put_piece(self, name: str, offset: int, data: bytes) -> None:
+        """Write a part of a file that `place` puts under its name once all parts are there."""
+        path = self.path(name)
+        self._make_parents(path)
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            rest = memoryview(data)
+            while rest:
+                done = os.pwrite(opened, rest, offset)
+                rest, offset = rest[done:], offset + done
+        finally:
+            os.close(opened)
+
+    def place(self, there: str, name: str) -> None:
+        """Rename a file once its bytes are on disk."""
+        opened = os.open(self.path(there), os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+        os.rename(self.path(there), self.path(name))
 
     def write(self, name: str, data: bytes, mode: int) -> None:
         self._put([[name, data, mode, False]])

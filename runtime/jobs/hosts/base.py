@@ -6,15 +6,19 @@ launcher does not depend on whether it runs on the login node.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.values import dataclass
 
+_PIECE: Final = 4 << 20
 LOG_TAIL: Final = 4096
 """Bytes of the end of a log for an explanation."""
 
@@ -120,6 +124,9 @@ class Files(Protocol):
         The caller chooses its place: `LocalFolder` makes safe places of remote names.
         """
 
+    def upload(self, name: str, file: Path) -> None:
+        """Create or replace a file of any size with the bytes of one of this machine; the whole file appears at once."""
+
     def remove(self, name: str) -> None:
         """Delete a file or a folder with all below; already gone is success."""
 
@@ -206,6 +213,21 @@ class AgentFiles(ABC):
         while chunk := self.read_from(name, offset):
             to.write(chunk)
             offset += len(chunk)
+
+    def upload(self, name: str, file: Path) -> None:
+        part, offset = f"{name}.{os.urandom(4).hex()}.part", 0
+        try:
+            with file.open("rb") as opened:
+                while (piece := opened.read(_PIECE)) or not offset:
+                    self.ask("put_piece", part, offset, piece, patience_s=600)
+                    offset += len(piece)
+                    if not piece:
+                        break
+            self.ask("place", part, name, patience_s=600)
+        except BaseException:
+            with contextlib.suppress(InfrastructureFailure):
+                self.remove(part)
+            raise
 
     def remove(self, name: str) -> None:
         self.ask("remove", name, patience_s=600)

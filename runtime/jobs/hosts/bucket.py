@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 from runtime.errors import InvalidValue
@@ -166,6 +167,10 @@ class BucketFiles:
             to.write(self.read(name) or b"")
         else:
             self._blobs.download(name, to)
+
+    @_making
+    def upload(self, name: str, file: Path) -> None:
+        self._blobs.upload(name, file)
 
     def remove(self, name: str) -> None:
         self._ask_for_marker()

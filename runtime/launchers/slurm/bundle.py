@@ -66,6 +66,11 @@ def _check(plan: LaunchPlan, folder: Path, snapshot: bytes | None) -> None:
             f"the job takes the secret `{refs[0].name}`, and no secret goes into a bundle",
             hint="let the command read it from a file on the cluster",
         )
+    if plan.spec.reuse:
+        raise NotPossible(
+            f"the job reuses the artifact `{next(iter(plan.spec.reuse))}`, and a bundle takes the code alone",
+            hint="launch it on the login node, or over ssh",
+        )
     if plan.spec.after:
         raise NotPossible(
             f"the job comes after `{plan.spec.after[0]}`, whose id on Slurm a bundle cannot know",

@@ -492,6 +492,37 @@ def test_log_is_kept_to_its_limit_from_the_flag_on(run: Terminal) -> None:
     assert said.out.endswith(f"{2999:099d}\n")
 
 
+def test_artifacts_of_a_job_are_captured_listed_brought_home_and_reused(run: Terminal) -> None:
+    script = "mkdir -p out; echo {x} > out/w"
+    words = ["launch", "--on", "local", "--name", "train", "--grid", "x=1,22", "--capture", "./out:model", "--follow"]
+    assert run(*words, "--", "sh", "-c", script).code == 0
+
+    listed = run("artifacts", "list", "train", "-o", "json").json
+    assert [(each["tag"], each["index"], each["state"], each["size_bytes"]) for each in listed] == [
+        ("model", 0, "final", 2),
+        ("model", 1, "final", 3),
+    ]
+    table = run("artifacts", "list", "train.1").out
+    assert [line.split("\t")[:5] for line in table.splitlines()] == [["model", "1", "final", "1", "3B"]]
+    said = run("artifacts", "get", "train", "model", "home")
+    assert (said.code, "name the run, such as" in said.err) == (2, True)
+    assert run("artifacts", "get", "train.1", "model", "home").out == "home\n"
+    assert Path("home/w").read_text() == "22\n"
+    done = run("launch", "--on", "local", "--reuse", "train.1/model:base", "--follow", "--", "cat", "artifacts/base/w")
+    assert (done.code, done.out) == (0, "22\n")
+
+
+def test_job_without_artifacts_says_how_to_save_some(run: Terminal) -> None:
+    run("launch", "--on", "local", "--name", "plain", "--follow", "--", "true")
+
+    said = run("artifacts", "list", "plain")
+
+    assert (said.code, said.out) == (0, "")
+    assert said.err.endswith("nothing of plain has an artifact; `runtime launch --capture PATH:TAG` saves them\n")
+    assert run("artifacts", "list", "plain.7").code == 2
+    assert "`--on` is for the jobs of a target" in run("artifacts", "list", "No Job", "--on", "local").err
+
+
 def test_log_limit_that_is_too_small_is_refused(run: Terminal) -> None:
     said = run("launch", "--on", "local", "--log-limit", "1KiB", "--", "true")
 

@@ -49,6 +49,24 @@ def test_help_reads_as_reviewed(golden: Callable[[str, str], None], name: str) -
     golden(f"cli/{name}.txt", done.stdout)
 
 
+def test_options_of_artifacts_are_fields_beside_those_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("command: [x]\ncapture: {a: one, b: two}\n")
+    from runtime.cli.launch import read_artifacts
+
+    named = read_artifacts(["./out/b:b", f"{tmp_path}/c"], ["sac/model:base"], tmp_path)
+    request = build_request(tmp_path / "job.yaml", [], {"capture_every": "30s"}, [], [], [], [], artifacts=named)
+
+    assert spec_fields(request.spec_on(LOCAL)) == {
+        "command": ["x"],
+        "capture": {"a": "one", "b": "out/b", "c": "c"},
+        "capture_every": 30.0,
+        "reuse": {"base": "sac/model"},
+    }
+
+
 # wrong inputs
 
 WRONG: list[tuple[str, list[str], str]] = [

@@ -113,6 +113,14 @@ def test_chunks_of_a_log_are_one_log(files: Files) -> None:
     ]
 
 
+def test_file_of_this_machine_becomes_an_object(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"bytes")
+
+    files.upload("jobs/j-1/reuse/data/x", tmp_path / "one")
+
+    assert files.read("jobs/j-1/reuse/data/x") == b"bytes"
+
+
 def test_logs_come_home_as_one_file_each_and_odd_names_as_they_are(files: Files, tmp_path: Path) -> None:
     files.write(f"{RUN}/rank0.00000.log", b"one\n")
     files.write(f"{RUN}/rank0.00001.log", b"two\n")

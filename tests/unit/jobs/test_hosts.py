@@ -289,6 +289,28 @@ def test_download_is_equal_to_what_lies_there(files: Files, tmp_path: Path, size
     assert (tmp_path / "one").read_bytes() == content
 
 
+@pytest.mark.parametrize("size", [0, 9 * 1024 * 1024])
+def test_upload_is_equal_to_what_lay_here_and_leaves_no_part(files: Files, tmp_path: Path, size: int) -> None:
+    (tmp_path / "one").write_bytes(os.urandom(size))
+    files.write("jobs/j/data/x", b"before")
+
+    files.upload("jobs/j/data/x", tmp_path / "one")
+
+    assert files.read("jobs/j/data/x") == (tmp_path / "one").read_bytes()
+    assert files.names("jobs/j/data") == ["x"]
+
+
+def test_upload_that_is_refused_leaves_no_part(tmp_path: Path) -> None:
+    files = LocalHost(str(tmp_path / "records")).files
+    (tmp_path / "one").write_bytes(b"1")
+    files.make_folder("d/x")
+
+    with pytest.raises(StoreUnavailable):
+        files.upload("d/x", tmp_path / "one")
+
+    assert files.names("d") == ["x"]
+
+
 def test_removal_takes_read_only_trees_and_what_is_gone_already(files: Files) -> None:
     files.create("d/e/f", b"")
     Path(files.root, "d/e").chmod(0o500)

@@ -77,6 +77,22 @@ def problems_of(value: object) -> list[tuple[str, str, str | None]]:
     return [(each.path, each.message, each.hint) for each in failed.value.problems]
 
 
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ({"include": ["*.csv"]}, "has `include`, and no `every`"),
+        ({"every": "0.1s"}, "has `every` 100ms, expected 1s to 1d"),
+        ({"every": "2d"}, "has `every` 2d, expected 1s to 1d"),
+        ({"every": "1m", "dir": "/data"}, "has `every` and `dir`: a folder of your own is sent nowhere"),
+    ],
+)
+def test_outputs_that_cannot_be_sent_at_intervals_are_refused(outputs: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        parse_spec({"command": ["x"], "outputs": outputs})
+
+    assert said in refused.value.message
+
+
 def test_spec_survives_the_way_through_json_and_yaml(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps(spec_fields(FULL)))
 

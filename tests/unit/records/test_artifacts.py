@@ -15,6 +15,7 @@ from runtime.records.artifacts import ArtifactDamaged, ArtifactRefused, Artifact
 from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.memory import MemoryBlobs
 from runtime.tasks.artifacts import Version
+from runtime.values import replace
 from runtime.worker.content_cache import ContentCache
 
 FIRST = Version(1, 1, 1, "token", "t-1", "model")
@@ -229,8 +230,20 @@ def test_drop_keeps_every_byte_that_a_kept_version_names(bench: Bench) -> None:
     assert bench.restore(second) == {"a": "1", "b": "33"}
 
 
+def test_sweep_leaves_the_versions_of_a_tag_that_is_named_like_the_folder_of_bytes(bench: Bench) -> None:
+    bench.write("a", "1")
+    bench.writer.first = replace(FIRST, tag="data")
+    saved = bench.writer.save()
+    assert saved is not None
+
+    bench.store.sweep("t-1", [saved])
+
+    assert bench.store.versions("t-1", "data") == [saved]
+    assert bench.restore(saved) == {"a": "1"}
+
+
 def test_too_many_files_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.records.artifacts.MOST_FILES", 3)
+    monkeypatch.setattr("runtime.shim.versions.MOST_FILES", 3)
     for number in range(4):
         bench.write(str(number), "x")
     with pytest.raises(ArtifactRefused):

@@ -27,9 +27,12 @@ import pytest
 
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.shim import upload
-from runtime.shim.bucket import Bucket, Stopped
+from runtime.shim.bucket import Bucket
 from runtime.shim.cloud import Amazon, Denied, Google, Unreachable
+from runtime.shim.record import Run
 from runtime.shim.upload import BucketRecord, Carrier, Checkpoints
+from runtime.shim.versions import status_of
+from runtime.shim.words import Stopped
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer
@@ -448,6 +451,45 @@ def test_outputs_are_in_the_bucket_before_the_result_is(job: MakeJob, server: Gc
     assert puts.index(output) < puts.index(result)
     assert made.files.tree(f"{RUN}/output/a0001") == [("a b/é#~", 2)]
     assert (made.folder / "runs/0/output/a0001/a b/é#~").read_text() == "1\n"
+
+
+def test_outputs_of_the_patterns_are_in_the_bucket_while_the_command_runs_and_all_of_them_at_its_end(
+    job: MakeJob, tmp_path: Path
+) -> None:
+    script = (
+        "cd $RUNTIME_OUTPUT_DIR; mkdir plots; echo 1 > loss.csv; echo 1 > plots/a.csv; echo 1 > model; "
+        "while [ ! -e $STOP ]; do sleep 0.05; done; echo 2 >> loss.csv"
+    )
+    sync = {"every_s": 0.2, "include": ["*.csv"]}
+    made = job(script, env={"STOP": str(tmp_path / "stop")}, outputs=sync)
+    place = f"{RUN}/output/a0001"
+
+    started = made.start()
+    wait_for(lambda: len(made.files.tree(place)) == 2, "the outputs of the patterns")
+    early = made.files.tree(place)
+    (tmp_path / "stop").touch()
+
+    assert made.finish(started) == 0
+    assert early == [("loss.csv", 2), ("plots/a.csv", 2)]
+    assert made.files.tree(place) == [("loss.csv", 4), ("model", 2), ("plots/a.csv", 2)]
+
+
+def test_output_that_has_not_changed_is_sent_once(server: GcsServer, tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / JOB
+    outputs = {"every_s": 600.0, "include": []}
+    run = Run(BucketRecord(Bucket(URL), str(folder)), 0)
+    run.outputs = outputs
+    output = folder / "runs/0/output/a0001"
+    output.mkdir(parents=True)
+    (output / "old").write_text("old")
+    status = (output / "old").stat()
+    carrier = Carrier(run.record, run, 1, Checkpoints(run.record, run, 1))
+    carrier.synced = {str(output / "old"): status_of(status)}
+    (output / "new").write_text("new")
+
+    carrier.finish()
+
+    assert run.record.names("runs/0/output/a0001") == ["new"]
 
 
 @pytest.mark.parametrize(
