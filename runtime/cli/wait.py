@@ -109,10 +109,10 @@ def _wait_for_jobs(text: str, span: timedelta | None, on: str | None, output: Ou
             for job, status in ends.items()
         ]
         print_json(rows[0] if len(jobs) == 1 else {"name": text, "complete": complete, "jobs": rows})
-    for job, status in ends.items():
-        note(f"job {job} {describe_state(status.state, status.reason)}")
+    for identity, status in ends.items():
+        note(f"job {identity} {describe_state(status.state, status.reason)}")
         if status.state.terminal and status.state is not JobState.SUCCEEDED:
-            note(f"why: `runtime explain {short(job)}`")
+            note(f"why: `runtime explain {short(identity)}`")
     if not complete and span is not None:
         again = short(next(iter(ends))) if len(jobs) == 1 else text
         note(f"not over after {format_duration(span)}, the work goes on; `runtime wait {again}` waits again")
