@@ -110,6 +110,35 @@ def find_named(name: str, settings: Mapping[str, Any], *, where: str = "in the p
     return sink
 
 
+def put_named(notify: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a job's field `notify` with the sinks of the settings in place of their names; what is no name stays.
+
+    A name is a text, alone or in the list, or the key `sink` of an object, whose `on` then stands before that of the settings.
+    """
+    if isinstance(notify, str):
+        notify = [notify]
+    if not isinstance(notify, list | tuple):
+        return notify
+    made: list[Any] = []
+    for each in notify:
+        name = each.get("sink") if isinstance(each, Mapping) else each
+        if not isinstance(name, str):
+            made.append(each)
+            continue
+        found = find_named(name, settings)
+        rest = {key: value for key, value in each.items() if key != "sink"} if isinstance(each, Mapping) else {}
+        address = {key: getattr(found, key) for key in ("webhook", "topic", "command") if getattr(found, key)}
+        made.append({**address, "on": found.on.value, **rest})
+    return made
+
+
+def named_schema(sink: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a JSON Schema that also takes names, beside the objects of the schema `sink`."""
+    name = {"type": "string", "description": "A sink of the project's settings."}
+    named = {"type": "object", "properties": {"sink": name, "on": sink["properties"]["on"]}, "required": ["sink"]}
+    return {"type": ["string", "array"], "items": {"anyOf": [name, {**named, "additionalProperties": False}, sink]}}
+
+
 # tasks
 
 

@@ -1,7 +1,7 @@
 """Messages about tasks that have ended: kept in the store before the record, and sent after it, off the loop.
 
-One thread of its own makes all calls here, so a store or a receiver that hangs delays no lease and no settlement. Whatever
-is in the store when this worker dies, another one sends, or the next: each looks for messages that nobody is at work on.
+A thread of its own sends, so a receiver that hangs delays no lease and no settlement. Whatever is in the store when this
+worker dies, another one sends, or the next: each looks for messages that nobody is at work on.
 docs/notifications.md has the promises.
 """
 
@@ -136,8 +136,8 @@ class Notifying:
         self._services = services
         self._queued: deque[_Due] = deque()
         self._look_at = time.monotonic() + LOOK_AFTER_S
-        self._busy = False
-        """A call is under way: there is one at a time."""
+        self._looking = self._sending = False
+        """A call is under way: there is one of each at a time."""
         self._looked_last = False
         self._give_up_at = float("inf")
         self._watching = Watching(services.records)
@@ -146,7 +146,7 @@ class Notifying:
         self.calls = Offload(inline=False, threads=1)
 
     def next_at(self) -> float:
-        return float("inf") if self._busy else self._look_at
+        return float("inf") if self._is_busy() else self._look_at
 
     def tell(self, recorded: Sequence[Settlement]) -> None:
         """Send the messages about ends that this worker has recorded."""
@@ -158,7 +158,7 @@ class Notifying:
         self._go_on()
 
     def look_when_due(self, now: float) -> None:
-        if not self._busy and now >= self._look_at:
+        if now >= self._look_at and not self._is_busy():
             self._look()
 
     def is_over(self, now: float, *, patience_s: float) -> bool:
@@ -167,28 +167,28 @@ class Notifying:
             self._give_up_at = now + patience_s
         if now >= self._give_up_at:
             return True
-        if self._busy or self._queued:
-            return False
-        if not self._looked_last:
+        if not self._looked_last and not self._is_busy():
             self._looked_last = True
             self._look()
-            return False
-        return True
+        return not self._is_busy()
 
     def close(self) -> None:
-        """A call that hangs is not waited for."""
+        """Leave what is not sent to other workers; a call that hangs is not waited for."""
         self._queued.clear()
         self.calls.close(wait=False)
 
     # on the loop
 
+    def _is_busy(self) -> bool:
+        return self._looking or self._sending or bool(self._queued)
+
     def _look(self) -> None:
-        self._busy = True
+        self._looking = True
         self._look_at = time.monotonic() + (LOOK_EVERY_S if self._services.local else REMOTE_LOOK_EVERY_S)
-        self.calls.call(self._find_due, self._found)
+        self._services.offload.call(self._find_due, self._found)
 
     def _found(self, due: list[_Due] | None, problem: Exception | None) -> None:
-        self._busy = False
+        self._looking = False
         if due is None:
             self._services.say.trouble("looking for messages to send", problem)
         else:
@@ -196,14 +196,14 @@ class Notifying:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._busy or not self._queued:
+        if self._sending or not self._queued:
             return
-        self._busy = True
+        self._sending = True
         some = [self._queued.popleft() for _ in range(min(AT_ONCE, len(self._queued)))]
         self.calls.call(partial(self._send, some), self._was_sent)
 
     def _was_sent(self, sent: list[Sent] | None, problem: Exception | None) -> None:
-        self._busy = False
+        self._sending = False
         if problem is not None:
             self._services.say.trouble("sending messages", problem)
         for each in sent or ():
@@ -212,7 +212,7 @@ class Notifying:
                 self._services.say.trouble("noting which messages are sent", each.problem)
         self._go_on()
 
-    # on the thread
+    # off the loop, if the store is remote
 
     def _find_due(self) -> list[_Due]:
         """Return the messages that nobody is at work on, once what they are about has happened."""
@@ -262,6 +262,8 @@ class Notifying:
             self._store.remove(opened.name, opened.tries)
             return None
         return _Due(message, event, sinks, opened.tries)
+
+    # on the thread
 
     def _send(self, due: Sequence[_Due]) -> list[Sent]:
         """Claim and send messages at the same time."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from runtime.client.tasks.make import submitter
 from runtime.errors import RequestRefused
 from runtime.queues.base import Queue
-from runtime.tasks.model import new_token
+from runtime.records.base import RecordStore
+from runtime.tasks.history import Record
+from runtime.tasks.model import Task, new_token
 from runtime.tasks.notifications import Notification
 from runtime.tasks.sinks import NO_SINKS, TaskSink, make_sinks
 from runtime.values import dataclass
@@ -37,7 +39,31 @@ class Hearers:
             queue.records.open_notifications().write(message)
 
 
-NOBODY = Hearers()
+NOBODY: Final = Hearers()
+
+
+def read_untold(records: RecordStore, task: Task | None, record: Record | None) -> tuple[str, ...]:
+    """Return a line for each message about the end of a task that a sink did not get."""
+    if task is None or record is None or not task.notify:
+        return ()
+    message = Notification(
+        experiment=record.experiment, sinks=task.notify, task=record.task_id, generation=record.generation
+    )
+    store, then = records.open_notifications(), "given up"
+    told = store.find_told(message.experiment, message.name)
+    if told is None:
+        tries = max((each.tries for each in store.find_open() if each.name == message.name), default=None)
+        if tries is None:
+            return ()
+        if not tries:
+            return ("the message about its end is not sent yet: a worker of its queue sends it",)
+        told, then = store.read_tries(message.name, tries), "a worker of its queue tries again"
+    after = "1 try" if told.tries == 1 else f"{told.tries} tries"
+    return tuple(
+        f"notification {number} ({task.notify[number].kind}) was not sent: {why}; {then} after {after}"
+        for number, why in sorted(told.problems.items())
+        if number < len(task.notify)
+    )
 
 
 def read_hearers(notify: Any, on: str | Sequence[str] | None, settings: Mapping[str, Any]) -> Hearers:
