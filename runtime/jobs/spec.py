@@ -582,8 +582,7 @@ def spec_schema() -> dict[str, Any]:
     """The JSON Schema that editors check job files with."""
     schema = {"title": "research-runtime job", **json_schema(JobSpec)}
     job = {"type": "string", "pattern": f"^(({'|'.join(When)}):)?j-\\S+$", "examples": ["j-91c0…", "any:j-91c0…"]}
-    schema["anyOf"] = [{"required": [name]} for name in ("command", "call")]
-    fields = schema["properties"]
+    schema["anyOf"], fields = [{"required": ["command"]}, {"required": ["call"]}], schema["properties"]
     fields["resources"]["properties"]["gpus"]["anyOf"].insert(0, {"type": "number", "exclusiveMinimum": 0})
     fields["notify"] |= named_schema(fields["notify"]["items"])
     fields["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime import faults
 from runtime.errors import RuntimeFailure
 from runtime.records.base import RecordStore, Totals
-from runtime.records.totals import open_tasks
+from runtime.records.totals import FEW_OF_ONE, open_tasks
 from runtime.tasks.history import Settlement
 from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
 from runtime.tasks.sinks import TaskSink
@@ -101,10 +101,14 @@ class Watching:
     records: RecordStore
     _still: dict[str, _Still] = field(default_factory=dict)
 
-    def find_complete(self, experiment: str) -> Totals | None:
-        """Return the exact totals of an experiment without an open task; None while it has one."""
+    def find_complete(self, experiment: str, *, last: bool = False) -> Totals | None:
+        """Return the exact totals of an experiment without an open task; None while it has one.
+
+        The `last` look of a worker that leaves counts, if that takes few requests.
+        """
         hint, now = self.records.totals(experiment), time.monotonic()
-        if not hint.exact and not self._is_count_due(experiment, hint, now):
+        few = last and hint.submitted <= FEW_OF_ONE
+        if not (hint.exact or few or self._is_count_due(experiment, hint, now)):
             return None
         totals = hint if hint.exact else self.records.totals(experiment, exact=True)
         return totals if totals.submitted and not open_tasks(totals) else None
@@ -243,7 +247,7 @@ class Notifying:
         if message is None:
             return None
         if message.task is None:
-            totals = self._watching.find_complete(message.experiment)
+            totals = self._watching.find_complete(message.experiment, last=self._looked_last)
             if totals is None:
                 if age > WATCHED_FOR:
                     self._store.remove(opened.name, opened.tries)
