@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime import faults
-from runtime.errors import RuntimeFailure
+from runtime.errors import RuntimeFailure, may_pass
 from runtime.records.base import RecordStore, Totals
 from runtime.records.totals import FEW_OF_ONE, open_tasks
 from runtime.tasks.history import Settlement
 from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
 from runtime.tasks.sinks import TaskSink
+from runtime.terminal import Log
 from runtime.values import dataclass, field
 from runtime.worker.offload import Offload
 from runtime.worker.services import Services
@@ -82,7 +83,7 @@ class Sent:
     new: frozenset[int] = frozenset()
     """The sinks that got it in this try."""
     problem: Exception | None = None
-    """Why that could not be noted in the store."""
+    """Why it could not be claimed, or noted in the store."""
 
 
 @dataclass(slots=True)
@@ -128,10 +129,19 @@ class Watching:
 
 
 def write_ahead(settlements: Iterable[Settlement], records: RecordStore, queue: str) -> None:
-    """Keep the messages about these ends before they are recorded. Costs nothing for tasks that nobody wants to hear of."""
+    """Keep the messages about these ends before they are recorded. Costs nothing for tasks that nobody wants to hear of.
+
+    A store that is away for a moment refuses the records as well, and all of it is tried again. One that refuses messages
+    alone keeps no record waiting.
+    """
     for settlement in settlements:
         if settlement.lease.task.notify and (message := find_notification(settlement, queue)) is not None:
-            records.open_notifications().write(message)
+            try:
+                records.open_notifications().write(message)
+            except RuntimeFailure as problem:
+                if may_pass(problem):
+                    raise
+                Log(__name__).warning("a message about `%s` cannot be kept: %s", message.task, problem.message)
             faults.reach("worker.notification_written")
 
 
@@ -271,11 +281,21 @@ class Notifying:
 
     def _send(self, due: Sequence[_Due]) -> list[Sent]:
         """Claim and send messages at the same time."""
+        from runtime.records.notifications import Told
         from runtime.shim.notify import Sending, send_together
 
-        claimed = [(each, told) for each in due if (told := self._claim(each)) is not None]
+        claimed: list[tuple[_Due, Told]] = []
+        refused: list[Sent] = []
+        for each in due:
+            try:
+                told = self._claim(each)
+            except RuntimeFailure as problem:
+                refused.append(Sent(each.message, Told(), False, problem=problem))
+                continue
+            if told is not None:
+                claimed.append((each, told))
         if not claimed:
-            return []
+            return refused
         faults.reach("worker.notification_claimed")
         sending: list[Sending] = []
         for each, told in claimed:
@@ -292,7 +312,7 @@ class Notifying:
                 sending.append(one)
         send_together(sending)
         faults.reach("worker.notification_sent")
-        return [self._conclude(each, told) for each, told in claimed]
+        return refused + [self._conclude(each, told) for each, told in claimed]
 
     def _claim(self, due: _Due) -> Told | None:
         """Claim the next try of a message. Returns what earlier tries came to; None if it is another sender's, or sent."""

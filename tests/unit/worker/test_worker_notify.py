@@ -17,11 +17,13 @@ import pytest
 
 import runtime
 from runtime.client.tasks.notify import read_untold
+from runtime.errors import StoreUnavailable
 from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
 from runtime.records.base import RecordStore
-from runtime.records.memory import MemoryRecords
+from runtime.records.memory import MemoryBlobs, MemoryRecords
 from runtime.records.notifications import Told
+from runtime.records.store import BlobRecords
 from runtime.shim import notify
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.sinks import TaskSink
@@ -319,6 +321,45 @@ def test_task_without_sinks_leaves_nothing_in_the_store(bench: Bench) -> None:
         bench.run(queue)
 
         assert [key for key in records.blobs.list_keys("") if key.startswith("notif")] == []
+
+
+class NoMessages(MemoryBlobs):
+    """A store that takes everything but messages."""
+
+    def put(self, key: str, data: bytes) -> None:
+        if key.startswith("notify/"):
+            raise StoreUnavailable("no permission", retryable=False)
+        super().put(key, data)
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.startswith("notify/"):
+            raise StoreUnavailable("no permission", retryable=False)
+        return super().create(key, data)
+
+
+def test_store_that_refuses_messages_keeps_no_task_from_its_record(bench: Bench, receiver: Receiver) -> None:
+    with closing(BlobRecords(NoMessages())) as records:
+        queue = MemoryQueue(records)
+        task = bench.function("give", 7, notify=(HOOK,))
+        queue.put([task])
+
+        bench.run(queue)
+
+        assert bench.record(task, records=records).value == 7
+    assert receiver.bodies == []
+    [said] = bench.events("trouble")
+    assert (said["what"], said["problem"]) == ("noting which messages are sent", "no permission")
+
+
+def test_workers_beside_each_other_send_each_message_once(bench: Bench, stored: None, receiver: Receiver) -> None:
+    tasks = [bench.function("give", number, notify=(HOOK,)) for number in range(24)]
+    bench.put(*tasks)
+
+    with bench.running(), bench.running(), bench.running():
+        assert wait_until(lambda: all(told(bench.records, task) is not None for task in tasks))
+
+    assert sorted(body["task"] for body in receiver.bodies) == sorted(task.id for task in tasks)
+    assert left(bench.records) == []
 
 
 # experiments
