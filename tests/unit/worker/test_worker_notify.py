@@ -18,6 +18,7 @@ import pytest
 import runtime
 from runtime.client.tasks.notify import read_untold
 from runtime.errors import StoreUnavailable
+from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
 from runtime.records.base import RecordStore
@@ -421,3 +422,34 @@ def test_sinks_of_tasks_and_of_the_experiment_hear_each_of_their_own(bench: Benc
 
     heard = [body.get("task", "all") for body in receiver.bodies]
     assert (len(heard), heard.count("all"), len({body["id"] for body in receiver.bodies})) == (3, 1, 3)
+
+
+def test_queue_on_pubsub_tells_of_tasks_and_of_their_experiment(
+    receiver: Receiver, tmp_path: Path, pubsub_emulator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from google.cloud import pubsub_v1
+
+    topic, subscription = "projects/lab/topics/told", "projects/lab/subscriptions/told"
+    (tmp_path / "records").mkdir()
+    outputs = StackOutputs(
+        stack="dev",
+        records=RecordsOutput(url=f"file:{tmp_path}/records"),
+        queues={"default": PubSubQueueOutput(topic=topic, subscription=subscription)},
+    )
+    (tmp_path / "dev.json").write_text(encode_outputs(outputs))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("RUNTIME_OUTPUTS", str(tmp_path / "dev.json"))
+    with pubsub_v1.PublisherClient() as publisher, pubsub_v1.SubscriberClient() as subscriber:
+        publisher.create_topic(name=topic)
+        subscriber.create_subscription(request={"name": subscription, "topic": topic, "ack_deadline_seconds": 600})
+
+    work = [{"command": ["true"], "key": "a"}, {"command": ["false"], "key": "b"}]
+    terms: dict[str, Any] = {"notify": "env://TEST_HOOK", "notify_on": "failed,complete"}
+    runtime.submit(work, experiment="told", snapshot=False, max_failures=1, **terms)
+    runtime.run_worker(options=runtime.WorkerOptions(idle_timeout="1s", max_consecutive_failures=0))
+
+    heard = {"task" in body: body for body in receiver.bodies}
+    assert (len(receiver.bodies), heard[True]["state"], heard[True]["reason"]) == (2, "failed", "app_failed")
+    assert heard[False]["counts"] == {"failed": 1, "succeeded": 1}
+    assert not list((tmp_path / "records" / "notify").iterdir())
