@@ -51,6 +51,8 @@ class Project:
     """Dotenv files loaded before that; variables that are already set stay."""
     targets: Mapping[str, Any] = field(default_factory=dict)
     """Named places to launch, as written."""
+    notify: Mapping[str, Any] = field(default_factory=dict)
+    """Named sinks of messages about the ends of jobs and tasks, as written."""
     limits: Limits = Limits()
     snapshot: bool = True
     """Whether tasks carry the code of the folder that they are submitted from."""
@@ -244,6 +246,7 @@ _LISTS: Final = ("workflow_packages", "env_files", "snapshot_secrets")
 _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "snapshot": (bool, "true or false"),
     "targets": (dict, "a table for each target"),
+    "notify": (dict, "a table for each sink"),
     "limits": (dict, "a table"),
 }
 

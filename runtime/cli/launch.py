@@ -278,7 +278,9 @@ def build_request(
         _put(written, path, _read_yaml(value))
     source = f"`{file}`" if file else "this command line"
     if "command" not in written:
-        parse_spec({**written, "command": ["true"]}, source=source)  # faults of the other fields are reported first
+        parse_spec(
+            {**written, "command": ["true"], "notify": []}, source=source
+        )  # faults of the other fields are reported first
         raise RequestRefused(
             "there is nothing to run: no command, and no job file that has one",
             hint="runtime launch --on local -- python train.py",

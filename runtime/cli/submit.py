@@ -124,6 +124,17 @@ def submit(
         list[str] | None,
         Option(metavar="EXPERIMENT/TAG:TAG", help="An artifact that attempts find in artifacts/TAG; may repeat."),
     ] = None,
+    notify: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME|REFERENCE|TOPIC",
+            help="Who hears of the tasks' ends: a sink of the project, a webhook's secret, a topic; may repeat.",
+        ),
+    ] = None,
+    notify_on: Annotated[
+        str | None,
+        Option("--notify-on", metavar="failed,…", help="Which ends; `complete` is one message when all have ended."),
+    ] = None,
     outputs: Annotated[
         list[str] | None, Option(metavar="URL", help="A file that proves a task done; may repeat.")
     ] = None,
@@ -155,6 +166,7 @@ def submit(
       runtime submit --capture out/model:model -- python train.py      saved each minute, and found by the next attempt
       runtime submit --reuse sweep/model:base -- python eval.py artifacts/base
       runtime submit --no-snapshot -- python /srv/job.py    runs what the worker finds there
+      runtime submit --notify oncall --notify-on failed,complete -- python train.py
       runtime submit --environment uv.lock -- python train.py
       runtime submit --environment frozen --with numpy==2.1 my.project train
       runtime submit --wait my.project evaluate && echo ok
@@ -213,15 +225,19 @@ def submit(
     if dry_run:
         if wants.reuse:
             raise RequestRefused("`--dry-run` cannot say which version `--reuse` finds", hint="leave one of them out")
+        from runtime.client.tasks.notify import read_hearers
         from runtime.config import load_settings
         from runtime.records.memory import MemoryRecords
 
         settings = load_settings()
         code = _take_code(wanted, None, settings)
+        hearers = read_hearers(notify or None, notify_on, settings.project.notify)
+        options = replace(options, notify=hearers.of_tasks)
         options = wants.add_to(options, MemoryRecords(), None)
         options = replace(options, environment=asked.take(None, settings, code).id)
         return _print_tasks(request.make_tasks(options, code), output)
-    return _submit(request, options, wants, wanted, asked, queue, stack, skip_existing, wait, output)
+    told = notify or None, notify_on
+    return _submit(request, options, wants, wanted, asked, told, queue, stack, skip_existing, wait, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +354,7 @@ def _note_misplaced(args: Sequence[str]) -> None:
     ours = {
         *("--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--snapshot", "--no-snapshot"),
         *("--dry-run", "--from", "--key", "--secret", "--no-secrets", "--grid-seed", "--environment", "--with"),
-        *("--capture", "--capture-every", "--reuse"),
+        *("--capture", "--capture-every", "--reuse", "--notify", "--notify-on"),
     }
     for arg in args:
         if (name := arg.partition("=")[0]) in ours:
@@ -411,6 +427,7 @@ def _submit(
     wants: ArtifactOptions,
     wanted: Path | bool | None,
     asked: PackageOptions,
+    told: tuple[list[str] | None, str | None],
     queue: str | None,
     stack: str | None,
     skip_existing: bool,
@@ -418,6 +435,7 @@ def _submit(
     output: Output,
 ) -> int:
     from runtime.client.identify import recall_last, remember_last
+    from runtime.client.tasks.notify import read_hearers
     from runtime.client.tasks.submit import check_priority, submit_tasks
     from runtime.stack.open import open_stack
 
@@ -426,6 +444,9 @@ def _submit(
         if new := opened.describe_new(target):
             note(f"note: {new}")
         check_priority(options.priority, target.name, target.traits)
+        hearers = read_hearers(*told, opened.settings.project.notify)
+        hearers.check(opened.check_secrets)
+        options = replace(options, notify=hearers.of_tasks)
         options = wants.add_to(options, target.records, recall_last(opened.settings.data_dir, opened.name))
         code = _take_code(wanted, target.records, opened.settings)
         packages = asked.take(target.records, opened.settings, code)
@@ -460,6 +481,8 @@ def _submit(
                     f"interrupted: {count_noun(dealt_with, 'task')} dealt with and safe; run the same command again to go on"
                 )
                 return INTERRUPTED
+        if done.count:
+            hearers.watch(target, options.experiment)
         done = replace(done, stack=opened.name, snapshot=code.snapshot, environment=packages.id)
         remember_last(opened.settings.data_dir, opened.name, done.experiment)
         _say_submitted(done, request.source is not None, code, packages)

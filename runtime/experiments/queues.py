@@ -32,6 +32,7 @@ TERMS: Final = (
     *("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot"),
     *("environment", "with_packages"),
     *("capture", "capture_every", "reuse"),
+    *("notify", "notify_on"),
 )
 """Fields of tasks; `time_limit` is the job file's word for `timeout`."""
 

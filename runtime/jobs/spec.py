@@ -16,12 +16,12 @@ from typing import Any, Final
 from runtime.errors import RequestRefused
 from runtime.jobs.artifacts import check_artifacts
 from runtime.jobs.call import Call, check_json
-from runtime.jobs.notices import Notify
 from runtime.jobs.params import ParamValues, read_values
 from runtime.jobs.sizes import Range
 from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
 from runtime.shim.words import NOTIFY
+from runtime.tasks.sinks import Sink, named_schema
 from runtime.units import format_duration, format_size
 from runtime.values import dataclass, field, replace
 
@@ -468,7 +468,7 @@ class JobSpec:
     """How often a change is saved while an attempt runs."""
     reuse: Mapping[str, str] = field(default_factory=dict)
     """Tag → an artifact that each attempt finds in `artifacts/TAG`: JOB/TAG, EXPERIMENT/TAG, a path, an address or an id."""
-    notify: tuple[Notify, ...] = ()
+    notify: tuple[Sink, ...] = ()
     """Who hears of the job's end: a webhook, a topic or a command each."""
     after: tuple[str, ...] = ()
     """Jobs that have to succeed first; `any:JOB` has to end, `notok:JOB` to end otherwise."""
@@ -568,10 +568,10 @@ def spec_schema() -> dict[str, Any]:
     """The JSON Schema that editors check job files with."""
     schema = {"title": "research-runtime job", **json_schema(JobSpec)}
     job = {"type": "string", "pattern": f"^(({'|'.join(When)}):)?j-\\S+$", "examples": ["j-91c0…", "any:j-91c0…"]}
-    schema["anyOf"] = [{"required": [name]} for name in ("command", "call")]
-    resources = schema["properties"]["resources"]["properties"]
-    resources["gpus"]["anyOf"].insert(0, {"type": "number", "exclusiveMinimum": 0})
-    schema["properties"]["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
+    schema["anyOf"], fields = [{"required": ["command"]}, {"required": ["call"]}], schema["properties"]
+    fields["resources"]["properties"]["gpus"]["anyOf"].insert(0, {"type": "number", "exclusiveMinimum": 0})
+    fields["notify"] |= named_schema(fields["notify"]["items"])
+    fields["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
     return schema
 
 

@@ -21,6 +21,7 @@ from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.records.artifacts import ArtifactStore
+    from runtime.records.notifications import NotificationStore
 
 INLINE_BYTES: Final = 64 * 1024
 """Logs and values up to this size lie in the record itself."""
@@ -244,6 +245,9 @@ class FileStore(Protocol):
 
     def open_artifacts(self) -> ArtifactStore:
         """The artifacts of tasks, and those that people put."""
+
+    def open_notifications(self) -> NotificationStore:
+        """The messages about ends that are to be sent, and those that were."""
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         """Add to an attempt's long log and return its URL."""

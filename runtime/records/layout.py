@@ -23,6 +23,7 @@ EXPERIMENT: Final = r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json"
 PART: Final = r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent)"
 COUNTER: Final = r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d{13})-s(\d+)-f(\d+)-c(\d+)-x(\d+)"
 WORKER: Final = re.compile(r"workers/[\w.~+@=%-]+\.json", re.ASCII)
+NOTIFICATION: Final = r"notify/(t-[A-Za-z0-9]{1,62}\.g\d+|e-[0-9a-f]{16}\.[0-9a-f]{16})(?:\.try(\d{1,3}))?\.json"
 BLOB: Final = re.compile(r"[a-z]+/[0-9a-f]{64}")
 ORDER: Final = re.compile(r"((?:merged-)?[0-9a-f]{16})\.json")
 MERGED: Final = "merged-"
@@ -81,6 +82,15 @@ def mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
 def closed_key(mark_key: str) -> str:
     """The object that keeps a closed mark closed, however late a process puts the mark back."""
     return f"closed/{mark_key.removeprefix('marks/').removesuffix('.json')}"
+
+
+def notification_key(name: str, number: int | None = None) -> str:
+    """The message to be sent, or its try of that number."""
+    return f"notify/{name}.json" if number is None else f"notify/{name}.try{number}.json"
+
+
+def told_key(experiment: str, name: str) -> str:
+    return f"notified/{experiment_digest(experiment)}/{name}.json"
 
 
 def order_key(queue: str, name: str) -> str:

@@ -29,6 +29,7 @@ from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.records.artifacts import ArtifactStore
+    from runtime.records.notifications import NotificationStore
 
 ORDERS_APART: Final = 64
 """Up to this many orders of a queue lie there as they were given; beyond, they are merged."""
@@ -276,6 +277,11 @@ class BlobRecords(BlobTotals, RecordStore):
         from runtime.records.artifacts import ArtifactStore  # Few tasks have any.
 
         return ArtifactStore(self.blobs)
+
+    def open_notifications(self) -> NotificationStore:
+        from runtime.records.notifications import NotificationStore  # Few tasks have any.
+
+        return NotificationStore(self.blobs)
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         key = log_key(task_id, token)

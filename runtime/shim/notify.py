@@ -5,6 +5,7 @@ A shim claims each message in the record root, sends it, and marks it as sent. A
 """
 
 import base64
+import functools
 import hashlib
 import http.client
 import io
@@ -25,7 +26,7 @@ from runtime.shim.words import CLAIMS, HOST, SetupFailed, Taken, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
+    from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 NOTIFY_S = 30.0
 """How long a message may take, with all tries; those of a job are sent at the same time."""
@@ -137,12 +138,9 @@ def _send_all(order, record, event, urls):
     for number, sink in enumerate(order["notify"]["sinks"]):
         if wants(sink, event) and _claim(record, event, number, began):
             reach("shim.notice_claimed")
-            sending.append(Sending(order, record.folder, sink, number, event, urls))
-    for each in sending:
-        each.start()
-    until = time.monotonic() + NOTIFY_S + 2.0
-    for each in sending:
-        each.join(max(0.0, until - time.monotonic()))
+            find_url = functools.partial(_find_url, order, sink, urls)
+            sending.append(Sending(sink, number, event, find_url, record.folder))
+    for each in send_together(sending):
         if each.problem:
             say("notification %d was not sent: %s" % (each.number, each.problem))
             record.write_common(claim_name(event, each.number), make_claim(event, each.number, began, each.problem))
@@ -167,52 +165,68 @@ def _claim(record, event, number, began):
 
 
 class Sending(threading.Thread):
-    """Sends one message."""
+    """Sends one message; it may hang for longer than its sender waits."""
 
-    def __init__(self, order, folder, sink, number, event, urls):
+    def __init__(self, sink, number, event, find_url, folder=None, quiet=False):
+        # type: (Mapping[str, Any], int, Mapping[str, Any], Callable[[], str], Optional[str], bool) -> None
         threading.Thread.__init__(self)
         self.daemon = True
-        self.urls = urls
-        self.order, self.folder, self.sink, self.number, self.event = order, folder, sink, number, event
+        self.sink, self.number, self.event, self.find_url, self.folder = sink, number, event, find_url, folder
+        self.quiet = quiet
         self.problem = "no answer within %d s" % NOTIFY_S
 
     def run(self):
         try:
-            deliver(self.sink, self.event, self._find_url, self.folder)
+            deliver(self.sink, self.event, self.find_url, self.folder, self.quiet)
             self.problem = ""
         except Undelivered as problem:
             self.problem = str(problem)
         except Exception as problem:
             self.problem = type(problem).__name__  # its text may have the address
 
-    def _find_url(self):
-        """The URL of the webhook: from the file that the launch left, by this machine's own account, or from a variable."""
-        name = self.sink["webhook"]
-        if name in self.urls:
-            return self.urls[name]
-        if name in (self.order.get("secrets") or {}):
-            raise Undelivered("the file with its URL was gone when its shim began")
-        if name in (self.order.get("machine_secrets") or {}):
-            from runtime.shim.machine_secrets import read_secrets
 
-            try:
-                return read_secrets({name: self.order["machine_secrets"][name]})[name]
-            except SetupFailed as problem:
-                raise Undelivered(str(problem))
-        return os.environ.get(name, "")
+def send_together(sending: "Sequence[Sending]") -> "Sequence[Sending]":
+    """Send messages at the same time, and return them once all are sent or their time is over."""
+    for each in sending:
+        each.start()
+    until = time.monotonic() + NOTIFY_S + 2.0
+    for each in sending:
+        each.join(max(0.0, until - time.monotonic()))
+    return sending
+
+
+def _find_url(order, sink, urls):
+    """The URL of the webhook: from the file that the launch left, by this machine's own account, or from a variable."""
+    name = sink["webhook"]
+    if name in urls:
+        return urls[name]
+    if name in (order.get("secrets") or {}):
+        raise Undelivered("the file with its URL was gone when its shim began")
+    if name in (order.get("machine_secrets") or {}):
+        from runtime.shim.machine_secrets import read_secrets
+
+        try:
+            return read_secrets({name: order["machine_secrets"][name]})[name]
+        except SetupFailed as problem:
+            raise Undelivered(str(problem))
+    return os.environ.get(name, "")
 
 
 def deliver(
-    sink: "Mapping[str, Any]", event: "Mapping[str, Any]", find_url: "Callable[[], str]", folder: "Optional[str]" = None
+    sink: "Mapping[str, Any]",
+    event: "Mapping[str, Any]",
+    find_url: "Callable[[], str]",
+    folder: "Optional[str]" = None,
+    quiet: bool = False,
 ) -> None:
-    """Send a message to its sink. A command runs in `folder`. Raises `Undelivered`."""
+    """Send a message to its sink. A command runs in `folder`; what it prints is dropped if `quiet`. Raises `Undelivered`."""
     body = json.dumps(event, sort_keys=True).encode("utf-8")
     if "webhook" in sink:
         post(find_url().strip(), body)
     elif "topic" in sink:
         _publish(sink["topic"], body, event)
     else:
-        _run(sink["command"], body, folder)
+        _run(sink["command"], body, folder, subprocess.DEVNULL if quiet else 2)
 
 
 def post(url: str, body: bytes, headers: "Optional[Mapping[str, str]]" = None) -> None:
@@ -271,20 +285,31 @@ def _publish(topic, body, event):
         token = Google(TOPIC_SCOPE).credentials()
     except Exception:
         raise Undelivered("this machine has no credentials of Google")
-    attributes = {"event": event["id"], "job": event["job"], "state": event["state"]}
+    attributes = {name: event[name] for name in ("job", "task", "experiment", "state") if name in event}
+    attributes["event"] = event["id"]
     message = {"data": base64.b64encode(body).decode("ascii"), "attributes": attributes}
     text = json.dumps({"messages": [message]}).encode("utf-8")
     post("%spubsub.googleapis.com/v1/%s:publish" % (server, topic), text, {"Authorization": "Bearer " + token})
 
 
-def _run(words, body, folder):
+def _run(words, body, folder, output):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIME_")}
+    # A worker holds signals back from its threads, and a child would inherit that for good.
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         child = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=2, cwd=folder, env=environment, start_new_session=True
+            words,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
         )
     except OSError as problem:
         raise Undelivered("its command cannot be started: %s" % os.strerror(problem.errno or 0))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     try:
         child.communicate(body, timeout=NOTIFY_S)
     except subprocess.TimeoutExpired:

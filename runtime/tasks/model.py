@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
+from runtime.tasks.sinks import NO_SINKS, TaskSink, check_sinks
 from runtime.values import dataclass, field, replace
 
 SCHEMA: Final = 1
@@ -30,7 +31,8 @@ NO_OUTPUTS: Final = ()
 
 FIELDS: Final = frozenset(
     {"id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures", "outputs"}
-    | {"snapshot", "folder", "environment", "secrets", "artifacts", "key", "priority", "submitted_by", "submitted_at"}
+    | {"snapshot", "folder", "environment", "secrets", "artifacts", "notify", "key", "priority"}
+    | {"submitted_by", "submitted_at"}
 )
 ENTRY_FIELDS: Final = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
 
@@ -131,6 +133,8 @@ class Terms:
     secrets: tuple[str, ...] | None = None
     """Names of the stack's secrets that attempts get; None stands for those that the stack gives to each attempt."""
     artifacts: Artifacts = NO_ARTIFACTS
+    notify: tuple[TaskSink, ...] = NO_SINKS
+    """Who hears of the task's end."""
     priority: int = 0
     submitted_by: str | None = None
     submitted_at: datetime | None = None
@@ -174,6 +178,7 @@ def make_task(
         environment=terms.environment,
         secrets=terms.secrets,
         artifacts=terms.artifacts,
+        notify=terms.notify,
         key=key,
         priority=terms.priority,
         submitted_by=terms.submitted_by,
@@ -335,6 +340,8 @@ def check_terms(terms: Terms) -> None:
         _check_secrets(terms.secrets)
     if terms.artifacts is not NO_ARTIFACTS:
         check_artifacts(terms.artifacts)
+    if terms.notify is not NO_SINKS:
+        check_sinks(terms.notify)
     if terms.submitted_by is not None:
         check_text("submitted_by", terms.submitted_by)
     at = terms.submitted_at

@@ -44,6 +44,7 @@ from runtime.tasks.model import (
     show_value,
     task_id,
 )
+from runtime.tasks.sinks import NO_SINKS, read_sinks, sink_fields
 from runtime.units import format_time, parse_size, parse_time
 
 
@@ -83,6 +84,8 @@ def task_fields(task: Task) -> dict[str, Any]:
         fields["secrets"] = list(task.secrets)
     if task.artifacts is not NO_ARTIFACTS and (artifacts := artifacts_fields(task.artifacts)):
         fields["artifacts"] = artifacts
+    if task.notify:
+        fields["notify"] = [sink_fields(sink) for sink in task.notify]
     if task.key is not None:
         fields["key"] = task.key
     if task.priority:
@@ -122,6 +125,7 @@ def _is_usual(task: Task) -> bool:
         and task.environment is None
         and task.secrets is None
         and task.artifacts is NO_ARTIFACTS
+        and task.notify is NO_SINKS
         and task.not_before is None
         and task.expires_at is None
         and not task.outputs
@@ -305,6 +309,7 @@ def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
         environment=values.get("environment", defaults.environment),
         secrets=values.get("secrets", defaults.secrets),
         artifacts=values.get("artifacts", defaults.artifacts),
+        notify=values.get("notify", defaults.notify),
         key=key,
         priority=values.get("priority", defaults.priority),
         submitted_by=values.get("submitted_by", defaults.submitted_by),
@@ -440,5 +445,6 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "outputs": _read_list,
     "secrets": _read_list,
     "artifacts": read_artifacts,
+    "notify": read_sinks,
     "submitted_at": _read_time,
 }

@@ -42,6 +42,8 @@ class Outbox:
         """By token: ends refused alone by a service that did not say that another try may help."""
         self.to_say: dict[str, Callable[[], None]] = {}
         """By token: logs an end once it is recorded."""
+        self.to_tell: list[Settlement] = []
+        """Recorded ends that somebody wants to hear of."""
         self.handed = 0
         """Ends settled in all."""
         self.succeeded = self.failed = 0
@@ -139,6 +141,8 @@ class Outbox:
             elif record.token == settlement.lease.token:
                 if say is not None:
                     say()
+                if settlement.lease.task.notify:
+                    self.to_tell.append(settlement)
                 self.succeeded += record.state is TaskState.SUCCEEDED
                 self.failed += record.state is TaskState.FAILED
                 services.metrics.task_recorded(record.state)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -30,6 +30,7 @@ from runtime.worker.slots import Slot, describe_slots
 if TYPE_CHECKING:
     from runtime.queues.base import Refused
     from runtime.tasks.history import Record
+    from runtime.tasks.notifications import Notification
     from runtime.tasks.verdict import GiveUp
     from runtime.worker.attempts.model import Ended
     from runtime.worker.notices import Notice
@@ -287,6 +288,18 @@ class Reporter:
         text = f"{_describe(task)} ended second, result discarded: {fate}"
         self._line("lost", "result_discarded", text, **_facts(task), next=fate)
 
+    def told(self, message: Notification, sent: Sequence[int], problems: Mapping[int, str], *, final: bool) -> None:
+        """Log which sinks got a message, and why the others did not."""
+        about = f"experiment {message.experiment}" if message.task is None else _short(message.task)
+        facts = {"task": message.task, "experiment": message.experiment}
+        if sent and not self._crowded:
+            text = f"told {_name_sinks(message, sent)} of the end of {about}"
+            self._line("worker", "notification_sent", text, **facts, sinks=list(sent))
+        for number, why in sorted(problems.items()):
+            then = "given up" if final else "tried again later"
+            text = f"could not tell {_name_sinks(message, [number])} of the end of {about}: {why}; {then}"
+            self._line("trouble", "notification_failed", text, **facts, sink=number, problem=why, next=then)
+
     # summing up
 
     def tick(self, *, last: bool = False) -> None:
@@ -386,6 +399,11 @@ def _dead_letter(task: Task) -> str:
 
 def _describe(task: Task) -> str:
     return f"{_short(task.id)} {_one_line(describe_entry(task.entry, width=48))}"
+
+
+def _name_sinks(message: Notification, numbers: Sequence[int]) -> str:
+    """Name sinks by kind and number, never by their address."""
+    return ", ".join(f"{message.sinks[number].kind} {number}" for number in numbers)
 
 
 def _short(task_id: str) -> str:

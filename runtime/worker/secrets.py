@@ -67,6 +67,13 @@ class AttemptSecrets:
             lambda values, problem: then(self._keep(names, values, problem, asked_at)),
         )
 
+    def read(self, name: str) -> str:
+        """Read the value of one secret now, on any thread. Raises `RuntimeFailure`, whose text has no value."""
+        try:
+            return next(iter(self._read((name,)).values()))
+        except Exception as problem:
+            raise _without_values(problem, (name,)) from None
+
     def close(self) -> None:
         """Forget all values. A call that hangs is not waited for."""
         self._kept.clear()

@@ -18,6 +18,7 @@ from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.verdict import backoff, failed_instead
 from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing
+from runtime.worker.notifying import write_ahead
 from runtime.worker.outbox import REFUSALS, End, Outbox, Stuck
 from runtime.worker.services import Services
 
@@ -98,10 +99,15 @@ class Settling:
             faults.reach("worker.before_commit")
             self._under_way, self._last_began = self._under_way + 1, now
             services.offload.call(
-                lambda: services.queue.settle(settlements, claim_next=room),
+                lambda: self._settle(settlements, room),
                 lambda settled, problem: self._settled(settlements, room, settled, problem),
                 awaited=True,
             )
+
+    def _settle(self, settlements: Sequence[Settlement], claim_next: int = 0) -> Settled:
+        queue = self._services.queue
+        write_ahead(settlements, queue.records, queue.name)
+        return queue.settle(settlements, claim_next=claim_next)
 
     def _settled(
         self, settlements: list[Settlement], claimed: int, settled: Settled | None, problem: Exception | None
@@ -180,7 +186,7 @@ class Settling:
             now = self._services.clock.now()
             instead = failed_instead(one, problem, what, worker=self._services.name, now=now)
             try:
-                handed.replaced.append((one, instead, queue.settle([instead])))
+                handed.replaced.append((one, instead, self._settle([instead])))
             except Exception as again:
                 if not try_again(one, again, hopeless):
                     handed.dropped.append((one.lease, again))
@@ -188,7 +194,7 @@ class Settling:
         for one in ended:
             try:
                 if isinstance(one, Settlement):
-                    handed.settled.append((one, queue.settle([one])))
+                    handed.settled.append((one, self._settle([one])))
                     continue
                 if one.lease.token in announced:
                     queue.records.retract_started(one.lease.task, one.lease.token)

@@ -33,6 +33,7 @@ from runtime.worker.dispatch import Dispatch
 from runtime.worker.ending import AttemptLogs, Ending
 from runtime.worker.leasing import Leasing
 from runtime.worker.metrics import open_metrics
+from runtime.worker.notifying import Notifying
 from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions, WorkerResult, new_worker_name
 from runtime.worker.orders import Orders
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from runtime.worker.notices import Notice
     from runtime.worker.secrets import AttemptSecrets
 
+GRACE_FOR_MESSAGES_S: Final = 40.0
+"""How long a worker that has nothing else to do stays to send messages: a little longer than one try takes."""
 LINGER_S: Final = 0.0005
 """A pause of the loop before it looks for ended attempts, so that it goes round once for many and not for each."""
 _SIGINFO_BYTES: Final = 128
@@ -132,6 +135,7 @@ class Worker:
                 pool.close()
                 loop.upkeep.report_in(left=True)
                 loop.environments.close()
+                loop.notifying.close()
                 services.offload.close()
                 loop.captures.close()
                 if services.secrets is not None:
@@ -215,7 +219,8 @@ class Loop:
         logs = AttemptLogs(services)
         self._ending = Ending(services, self.outbox, self._dispatch, self._preparing, logs, self.captures)
         self.upkeep = Upkeep(services, self.outbox, orders, self._dispatch, logs)
-        self._drain = Drain(services, self.outbox, self._dispatch, self._leasing, self._settling)
+        self.notifying = Notifying(services)
+        self._drain = Drain(services, self.outbox, self._dispatch, self._leasing, self._settling, self.notifying)
         if services.offload.fd is not None:
             selector.register(services.offload.fd, selectors.EVENT_READ, services.offload.collect)
         if services.secrets is not None:
@@ -223,9 +228,9 @@ class Loop:
             assert calls.fd is not None
             selector.register(calls.fd, selectors.EVENT_READ, calls.collect)
         self.environments = self._preparing.environments
-        calls = self.environments.calls
-        assert calls.fd is not None
-        selector.register(calls.fd, selectors.EVENT_READ, calls.collect)
+        for calls in (self.environments.calls, self.notifying.calls):
+            assert calls.fd is not None
+            selector.register(calls.fd, selectors.EVENT_READ, calls.collect)
         selector.register(
             services.leaving.wake_fd, selectors.EVENT_READ, lambda: os.read(services.leaving.wake_fd, 4096)
         )
@@ -234,7 +239,7 @@ class Loop:
         leaving, say, pool = self._services.leaving, self._services.say, self._services.pool
         outbox, dispatch, preparing = self.outbox, self._dispatch, self._preparing
         leasing, settling, ending = self._leasing, self._settling, self._ending
-        upkeep, drain, captures = self.upkeep, self._drain, self.captures
+        upkeep, drain, captures, notifying = self.upkeep, self._drain, self.captures, self.notifying
         ended: list[Ended] = []
         while True:
             now = time.monotonic()
@@ -258,6 +263,10 @@ class Loop:
             say.tick()
             upkeep.do_what_is_due(now)
             captures.tend(now)
+            if outbox.to_tell:
+                told, outbox.to_tell = outbox.to_tell, []
+                notifying.tell(told)
+            notifying.look_when_due(now)
             if leaving.reason is None:
                 leasing.fetch(now)
                 preparing.look_up()
@@ -268,7 +277,7 @@ class Loop:
             upkeep.note_busy()
 
     def _patience(self, now: float) -> float:
-        until = min(self.upkeep.next_at(), self._settling.next_at(), self.captures.next_at())
+        until = min(self.upkeep.next_at(), self._settling.next_at(), self.captures.next_at(), self.notifying.next_at())
         deadline = self._services.pool.next_deadline()
         if deadline is not None:
             until = min(until, deadline)
@@ -308,10 +317,17 @@ class Drain:
     """The time between the decision to leave and the end: nothing starts, and running attempts are asked to end."""
 
     def __init__(
-        self, services: Services, outbox: Outbox, dispatch: Dispatch, leasing: Leasing, settling: Settling
+        self,
+        services: Services,
+        outbox: Outbox,
+        dispatch: Dispatch,
+        leasing: Leasing,
+        settling: Settling,
+        notifying: Notifying,
     ) -> None:
         self._services = services
         self._outbox = outbox
+        self._notifying = notifying
         self._dispatch = dispatch
         self._leasing = leasing
         self._settling = settling
@@ -373,7 +389,10 @@ class Drain:
             if asked < 3 and any(stuck.times <= REFUSALS for stuck in outbox.stuck.values()):
                 return False
             services.say.unhanded(len(outbox.stuck))
-        return True
+            return True
+        # A machine that is about to go leaves the rest to other workers.
+        patience_s = min(GRACE_FOR_MESSAGES_S, self._give_up_at - now) if asked else GRACE_FOR_MESSAGES_S
+        return asked > 1 or self._notifying.is_over(now, patience_s=patience_s)
 
 
 class SignalReader:

@@ -28,6 +28,7 @@ def test_nearest_file_upward_is_read_and_pyprojects_without_our_table_are_passed
     (tmp_path / "pyproject.toml").write_text(
         '[tool.runtime]\nstack = "dev"\nworkflow_packages = ["rslp"]\nworkflow_setup = "rslp:setup"\n'
         'env_files = [".env"]\n[tool.runtime.targets.gpu]\nkind = "slurm"\n'
+        '[tool.runtime.notify.oncall]\ncommand = ["tell"]\n'
     )
 
     assert load_project(inner) == Project(
@@ -38,6 +39,7 @@ def test_nearest_file_upward_is_read_and_pyprojects_without_our_table_are_passed
         workflow_setup="rslp:setup",
         env_files=(".env",),
         targets={"gpu": {"kind": "slurm"}},
+        notify={"oncall": {"command": ["tell"]}},
     )
 
 
@@ -60,7 +62,8 @@ def test_misspelt_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["stack = 3", "stack = ''", "workflow_packages = 'rslp'", "env_files = [1]", "targets = 'x'"]
+    "line",
+    ["stack = 3", "stack = ''", "workflow_packages = 'rslp'", "env_files = [1]", "targets = 'x'", "notify = ['x']"],
 )
 def test_value_of_the_wrong_type_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "runtime.toml").write_text(line + "\n")

@@ -19,13 +19,13 @@ from runtime.jobs import ledger
 from runtime.jobs.hosts.base import AccessDenied, Files
 from runtime.jobs.ledger import JobStatus, job_folder
 from runtime.jobs.lock import Lock, LockHeld
-from runtime.jobs.notices import Notify
 from runtime.jobs.plan import owner_name
 from runtime.jobs.secret_schemes import COMMON_SCHEMES
 from runtime.jobs.spec import SecretRef, parse_spec
 from runtime.reasons import EndReason
 from runtime.shim.notify import Undelivered, claim_name, deliver, find_event, make_claim, sent_name, wants
 from runtime.shim.words import CLAIMS, NOTIFY
+from runtime.tasks.sinks import Sink
 from runtime.values import dataclass
 
 QUIET_S: Final = 120.0
@@ -156,7 +156,7 @@ def _find_url(job: JobHandle, number: int, settings: Settings) -> str:
     """Read the URL of a webhook with the rights of this user. Raises `Undelivered`."""
     from runtime.client.jobs.secrets import read_values
 
-    sinks: tuple[Notify, ...] = parse_spec(_read(job, "spec.json"), source=f"job `{job.id}`").notify
+    sinks: tuple[Sink, ...] = parse_spec(_read(job, "spec.json"), source=f"job `{job.id}`").notify
     source = sinks[number].webhook if number < len(sinks) else None
     if source is None:
         raise Undelivered("its spec names no webhook")

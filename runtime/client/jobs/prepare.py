@@ -22,6 +22,7 @@ from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
 from runtime.snapshots.own_files import list_own_places
 from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, make_snapshot
+from runtime.tasks.sinks import put_named
 from runtime.units import count_noun
 from runtime.values import MISSING, dataclass, fields, replace
 
@@ -74,6 +75,8 @@ class Request:
         self._job, self.source = job if isinstance(job, JobSpec) else expand(job), source
         self._specs: dict[str, JobSpec] = {}
         self._sources: Sources | None = None
+        self._sinks: Mapping[str, Any] = {}
+        """Those of the settings, for the names in `notify`."""
 
     def settle(self, spec: JobSpec, target: Target, settings: Settings) -> tuple[JobSpec, tuple[Reused, ...]]:
         """Return the spec with ids of versions for the sources in `reuse`, the same on every target, and the versions."""
@@ -85,8 +88,15 @@ class Request:
             self._sources = Sources(settings)
         return self._sources.settle(spec, target.stack)
 
+    def take_sinks(self, settings: Settings) -> None:
+        """Have the sinks of these settings stand in place of their names."""
+        if isinstance(self._job, Mapping):
+            self._job = _with_sinks(self._job, settings.project.notify)
+        self._sinks = settings.project.notify
+
     def choose_targets(self, names: Sequence[str], settings: Settings) -> list[Target]:
         """Return the targets to try in order: `names`, or else the job's own choice. Raises `NotPossible` for none."""
+        self.take_sinks(settings)
         wanted = names or _chosen_by(self._job)
         try:
             if wanted:
@@ -120,13 +130,14 @@ class Request:
         if _chosen_by(written):
             written = {**written, "placement": {**written["placement"], "on": []}}
         try:
-            spec = parse_spec(_merge(target.defaults, written), source=source)
+            defaults = _with_sinks(target.defaults, self._sinks)
+            spec = parse_spec(_merge(defaults, written), source=source)
         except InvalidSpec:
             self._read_plain()  # raises if the job is wrong without the defaults
             raise
         # A value that equals the field's own default leaves the place open; job ids of earlier versions depend on it.
-        left = _drop_equal(written, target.defaults, spec_fields(spec))
-        return spec if left == written else parse_spec(_merge(target.defaults, left), source=source)
+        left = _drop_equal(written, defaults, spec_fields(spec))
+        return spec if left == written else parse_spec(_merge(defaults, left), source=source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +162,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     if isinstance(request, JobSpec):
         request = Request(request)
     launcher, base = get_launcher(target.kind), options.base or Path.cwd()
+    request.take_sinks(settings)
     spec = request.spec_on(target)
     if options.hold:
         spec = check_held(spec)
@@ -244,6 +256,10 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def _with_sinks(written: Mapping[str, Any], sinks: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**written, "notify": put_named(written["notify"], sinks)} if written.get("notify") else written
 
 
 def _drop_equal(

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.identify import FindsTasks
+from runtime.client.tasks.notify import read_untold
 from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
 from runtime.client.tasks.status import ExperimentStatus, last_line, purged, queue_of
 from runtime.errors import NotPossible, RuntimeFailure
@@ -53,6 +54,8 @@ class Facts:
     """When the queue will hand it out, if it knows."""
     queue_problem: str | None = None
     undecodable: bool = False
+    untold: tuple[str, ...] = ()
+    """Messages about its end that were not sent, for people to read."""
 
     @property
     def task(self) -> Task | None:
@@ -87,7 +90,9 @@ def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
         cancel_ordered_at=covered.ordered_at if covered and not named else None,
         undecodable=standing.task is None and isinstance(records, FindsTasks),
     )
-    return facts if standing.state.terminal else _with_queue(stack, facts)
+    if standing.state.terminal:
+        return replace(facts, untold=read_untold(records, standing.task, standing.record))
+    return _with_queue(stack, facts)
 
 
 def _is_covered(records: RecordStore, control: Control, standing: Standing) -> bool:
@@ -123,6 +128,11 @@ def _with_queue(stack: Stack, facts: Facts) -> Facts:
 
 
 def explain(facts: Facts) -> Explanation:
+    found = _explain(facts)
+    return replace(found, evidence=(*found.evidence, *facts.untold))
+
+
+def _explain(facts: Facts) -> Explanation:
     standing = facts.standing
     if standing.state is TaskState.LEASED:
         return _leased(facts)

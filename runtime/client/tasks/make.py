@@ -178,7 +178,8 @@ def _make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: 
     if isinstance(work, Task):
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
-        if work.submitted_at and work.submitted_by and work.snapshot and (work.environment or not options.environment):
+        coded = work.snapshot and (work.environment or not options.environment)
+        if work.submitted_at and work.submitted_by and coded and (work.notify or not options.notify):
             return work
         return replace(
             work,
@@ -187,6 +188,7 @@ def _make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: 
             snapshot=work.snapshot or options.snapshot,
             folder=work.folder if work.snapshot else options.folder,
             environment=work.environment or options.environment,
+            notify=work.notify or options.notify,
         )
     if type(work) is dict or isinstance(work, Mapping):
         task = parse_task(work if type(work) is dict else dict(work), defaults=options)

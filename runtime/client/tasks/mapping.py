@@ -157,6 +157,8 @@ def map_tasks(
     priority: int = 0,
     resources: Resources | Mapping[str, Any] | None = None,
     secrets: Sequence[str] | None = None,
+    notify: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    notify_on: str | Sequence[str] | None = None,
     snapshot: str | Path | bool | None = None,
     poll: timedelta = timedelta(seconds=2),
 ) -> MappedTasks:
@@ -197,6 +199,8 @@ def map_tasks(
         priority=priority,
         resources=resources,
         secrets=secrets,
+        notify=notify,
+        notify_on=notify_on,
         snapshot=module_folder(function) if snapshot is None else snapshot,
     )
     return MappedTasks(submission, placed, ordered=ordered, keep_going=keep_going, poll=poll)

@@ -195,6 +195,7 @@ def content_of(task: Task) -> tuple[object, ...]:
         task.environment,
         task.secrets,
         task.artifacts,
+        task.notify,
         task.extra,
     )
 

@@ -174,6 +174,8 @@ def submit(
     capture: Mapping[str, str] | None = None,
     capture_every: Span | None = None,
     reuse: Mapping[str, str] | None = None,
+    notify: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    notify_on: str | Sequence[str] | None = None,
     snapshot: str | Path | bool | None = None,
     environment: str | Path | bool | None = None,
     with_packages: Sequence[str] = (),
@@ -187,6 +189,7 @@ def submit(
     seconds, or text such as "2h". `secrets` are names of the stack's secrets that attempts get: by default those that the
     stack gives to each attempt, with an empty list none. `capture` names files and folders by tag that attempts save while
     they run, each `capture_every`, and `reuse` artifacts that they find in `artifacts/<tag>` (docs/artifacts.md).
+    `notify` names who hears of the end of each task, or with `notify_on="complete"` of all of them (docs/notifications.md).
 
     The code of the folder it is called from goes with the work as it is now, and is what attempts run: that of the
     project around the working directory, or around a function's module if that lies elsewhere. `snapshot` names another
@@ -265,6 +268,13 @@ def submit(
 
             terms["artifacts"] = make_artifacts(capture, capture_every, reuse, target.records, experiment)
         check_secrets = kept.stack.check_secrets if kept else None
+        hearers = None
+        if notify is not None or notify_on is not None:
+            from runtime.client.tasks.notify import read_hearers
+
+            hearers = read_hearers(notify, notify_on, settings.project.notify)
+            hearers.check(check_secrets)
+            terms["notify"] = hearers.of_tasks
         said: dict[str, Any] = {
             "stack": kept.stack.name if kept else None,
             "snapshot": code.snapshot,
@@ -288,6 +298,8 @@ def submit(
                 check_secrets=check_secrets,
             )
             done = replace(sent, **said)
+        if hearers is not None and done.count:
+            hearers.watch(target, experiment)
         if done.new:
             _say_skew(target.records)
         return done

@@ -33,6 +33,7 @@ from runtime.reasons import EndReason
 from runtime.snapshots.environment import fetch_packages
 from runtime.tasks.history import Mark, Record, Settlement
 from runtime.tasks.model import CommandEntry, Resources, Task, TaskState, WorkflowEntry
+from runtime.tasks.sinks import TaskSink
 from runtime.tasks.wire import decode_task
 
 Run = Callable[..., tuple[int, str, str]]
@@ -612,3 +613,64 @@ def test_submission_through_pubsub_publishes_each_task_once(
             left = []
     assert left == []
     assert sorted(task.entry.command[1] for task in received if isinstance(task.entry, CommandEntry)) == list("1234")
+
+
+# who hears
+
+
+@pytest.fixture
+def sinks(tmp_path: Path) -> None:
+    text = (
+        '[notify.oncall]\nwebhook = "env://HOOK"\non = "failed"\n[notify.log]\ntopic = "projects/our-lab/topics/ends"\n'
+    )
+    (tmp_path / "runtime.toml").write_text(text)
+
+
+def test_submitted_tasks_carry_their_sinks_and_the_store_the_others(run: Run, queue: SqliteQueue, sinks: None) -> None:
+    code, _, _ = run(
+        "--notify", "oncall", "--notify", "file:///etc/hook", "--notify-on", "failed,complete", "--", "true"
+    )
+
+    assert code == 0
+    [lease] = queue.lease(1, worker="w", ttl=timedelta(minutes=1))
+    assert lease.task.notify == (
+        TaskSink(webhook="env://HOOK", on=("failed",)),
+        TaskSink(webhook="file:///etc/hook", on=("failed",)),
+    )
+    store = queue.records.open_notifications()
+    [opened] = store.find_open()
+    message = store.read(opened.name)
+    assert message is not None
+    assert (message.experiment, message.task, [sink.webhook for sink in message.sinks]) == (
+        "default",
+        None,
+        ["env://HOOK", "file:///etc/hook"],
+    )
+
+
+def test_dry_run_shows_the_sinks_of_tasks_and_writes_none(run: Run, tmp_path: Path, sinks: None) -> None:
+    _, out, _ = run("--dry-run", "--notify", "log", "--notify", "oncall", "--", "true")
+
+    assert json.loads(out)["notify"] == [
+        {"topic": "projects/our-lab/topics/ends"},
+        {"webhook": "env://HOOK", "on": ["failed"]},
+    ]
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--notify", "oncal"], "error: no sink named `oncal` in the project's settings\n  known sinks: log, oncall"),
+        (["--notify", "log", "--notify-on", "done"], "error: `done` is no valid notify_on"),
+        (["--notify-on", "failed"], "error: `notify_on` says when, and nobody is named"),
+        (["--notify", "https://hooks.example/canary-4711"], "error: `notify` has a `webhook` that is no reference"),
+        (["--notify", "hooks.example/canary-4711"], "error: `notify` is neither the name of a sink"),
+        (["--notify", "secret-manager://hook"], "error: stack `local` exports no `secrets`"),
+    ],
+)
+@pytest.mark.usefixtures("sinks")
+def test_sink_that_no_worker_can_send_to_is_refused(run: Run, options: list[str], said: str) -> None:
+    code, _, err = run(*options, "--", "true")
+
+    assert (code, said in err, "canary-4711" in err) == (2, True, False), err

@@ -221,3 +221,54 @@ def test_dry_run_names_the_reference_and_reads_no_value(
     said = "".join(capsys.readouterr())
     assert f"env://{NAME}" in said
     assert SECRET not in said
+
+
+NAMED = """
+[notify.oncall]
+webhook = "env://NOTIFY_TEST_URL"
+on = "failed"
+
+[targets.quiet]
+kind = "local"
+defaults = {notify = ["oncall"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("notify", "on"),
+    [
+        ("oncall", "failed"),
+        (["oncall"], "failed"),
+        ([{"sink": "oncall", "on": "succeeded"}], "succeeded"),
+        (None, "failed"),
+    ],
+)
+def test_job_names_a_sink_of_the_projects_settings(
+    notify: Any, on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv(NAME, SECRET)
+    (tmp_path / "runtime.toml").write_text(NAMED)
+    fields = {"command": ["true"], "code": {"mode": "none"}, **({"notify": notify} if notify else {})}
+    (tmp_path / "job.yaml").write_text(json.dumps(fields))
+    target = "local" if notify else "quiet"
+
+    assert main(["launch", "-f", "job.yaml", "--on", target, "--dry-run", "-o", "json"]) == 0
+
+    [plan] = json.loads(capsys.readouterr().out)
+    assert plan["spec"]["notify"] == [{"webhook": f"env://{NAME}", "on": on}]
+
+
+def test_job_that_names_no_sink_of_the_settings_is_refused_with_the_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
+    (tmp_path / "runtime.toml").write_text(NAMED)
+
+    assert main(["launch", "--on", "local", "--set", "notify=oncal", "--dry-run", "--", "true"]) == 2
+
+    said = capsys.readouterr().err
+    assert "no sink named `oncal` in the project's settings" in said
+    assert "known sinks: oncall" in said

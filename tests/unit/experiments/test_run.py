@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -600,3 +601,20 @@ def test_packed_call_of_a_packed_call_goes_through(lab: Any, worker: Callable[[]
     worker()
 
     assert runtime.map(lambda n: n + 1, [1], target="queue:").results(timeout=PATIENCE_S) == [2]
+
+
+def test_calls_of_a_queue_tell_a_sink_of_the_settings_of_their_ends_and_that_all_have_ended(
+    lab: Any, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    Path("runtime.toml").write_text(f'[notify.log]\ncommand = ["sh", "-c", "cat >> {told}; echo >> {told}"]\n')
+    calls = runtime.map(lab.double, [1, 2], target="queue:", notify="log", notify_on=["succeeded", "complete"])
+
+    runtime.run_worker(options=runtime.WorkerOptions(idle_timeout="0.1s"))
+
+    assert calls.results(timeout=PATIENCE_S) == [2, 4]
+    heard = [json.loads(line) for line in told.read_text().splitlines() if line]
+    assert sorted("task" in each for each in heard) == [False, True, True]
+    assert [each["counts"] for each in heard if "counts" in each] == [{"succeeded": 2}]
+    with pytest.raises(UnknownName, match="no sink named `lag`"):
+        runtime.map(lab.double, [3], target="queue:", notify="lag")

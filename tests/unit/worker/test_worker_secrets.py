@@ -24,8 +24,10 @@ from runtime.reasons import EndReason
 from runtime.stack import google_api
 from runtime.tasks.history import Lease
 from runtime.tasks.model import CommandEntry, FunctionEntry, Task, TaskState
+from runtime.tasks.sinks import TaskSink
 from runtime.tasks.wire import decode_task
 from runtime.testing import sample_task
+from runtime.values import replace
 from runtime.worker.attempts.model import Order
 from runtime.worker.options import WorkerOptions
 from runtime.worker.reporter import Reporter
@@ -35,6 +37,7 @@ from runtime.worker.worker import Worker
 from tests.fakes.faults import Request, Response
 from tests.fakes.google import GoogleServer
 from tests.services_support import wait_until
+from tests.unit.shim.test_shim_notify import Receiver
 from tests.unit.worker.worker_bench import ROOT, Bench, bench, open_pair_with_folder, start_command
 
 __all__ = ["bench"]
@@ -568,3 +571,21 @@ def test_worker_of_a_stack_without_secrets_loads_no_code_for_them(bench: Bench) 
 
     assert done.stdout.strip() == "0 []"
     assert bench.record(task).state is TaskState.SUCCEEDED
+
+
+def test_webhook_whose_url_is_a_secret_of_the_stack_hears_of_its_task(given: SecretBench) -> None:
+    with Receiver() as receiver:
+        given.google.put_secret("dev-wandb", f"{receiver.url}/hooks".encode())
+        told = replace(given.task("digest", "X"), notify=(TaskSink(webhook="secret-manager://wandb"),))
+        never = replace(given.task("digest", "Y"), notify=(TaskSink(webhook="secret-manager://deploy"),))
+        given.put(told, never)
+        with given.worker():
+            given.ended(never)
+            assert wait_until(lambda: bool(receiver.bodies) and bool(given.bench.events("notification_failed")))
+
+    assert [body["task"] for body in receiver.bodies] == [told.id]
+    [event] = given.bench.events("notification_failed")
+    assert (event["task"], event["problem"]) == (
+        never.id,
+        "secret `deploy` cannot be given to attempts: workers of stack `dev` may not read it",
+    )
