@@ -56,6 +56,7 @@ class Size(int):
 
 NO_FIELD: Final = "is no field here"
 """The message about a key that its class does not have."""
+RENAME: Final = "name the file by a path that is UTF-8, such as a link to it"
 UNREADABLE: Final = object()
 """In the place of a value with a problem that is reported already."""
 
@@ -203,6 +204,7 @@ def read_record(kind: type[T], value: object) -> tuple[T | None, list[Problem]]:
     """`value` as a `kind`, and its problems; None if it has any."""
     reader = Reader()
     found = reader.read(kind, value, "")
+    reader.problems += find_unencodable(value)
     return (None if reader.problems else cast(T, found)), reader.problems
 
 
@@ -249,6 +251,23 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(item, f"{path}[{index}]")
     else:
         yield path, value
+
+
+def find_unencodable(value: Any, path: str = "") -> Iterator[Problem]:
+    """Yield a problem for each text in `value`, and each name, that no UTF-8 file can hold: bytes of a command line, mostly."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from find_unencodable(str(key), path or "the request")
+            yield from find_unencodable(item, join(path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from find_unencodable(item, f"{path}[{index}]")
+    elif isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as problem:
+            near = value[max(0, problem.start - 20) : problem.end]
+            yield Problem(path=path, message=f"holds bytes that are no UTF-8, near {near!r}", hint=RENAME)
 
 
 @functools.cache
