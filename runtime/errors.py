@@ -205,6 +205,13 @@ class StoreUnavailable(InfrastructureFailure):
     pass
 
 
+class ObjectGone(StoreUnavailable):
+    """A bucket answers that it has no such object; asking again would not help."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"`{url}` is gone", retryable=False)
+
+
 class StoreBroken(StoreUnavailable):
     """The file under a store is damaged, was replaced or is gone: nothing can be read or written until a person acts."""
 

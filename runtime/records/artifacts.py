@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from runtime.errors import InfrastructureFailure, NotPossible
+from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone
 from runtime.records.blobs import Blobs
 from runtime.shim.tree import Below, NameRefused
 from runtime.tasks.artifacts import Version
@@ -109,6 +109,9 @@ def decode_manifest(data: bytes) -> Manifest:
         raise ValueError(f"it has {format_size(len(data))}")
     try:
         said = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("its manifest is no JSON") from None
+    try:
         entries = {name: _decode_entry(about) for name, about in said["files"].items()}
         saved_at, left_out = float(said.get("at", 0)), said.get("left_out")
     except (AttributeError, KeyError, TypeError, RecursionError) as problem:
@@ -178,7 +181,7 @@ class ArtifactStore:
     ) -> None:
         """Make the files of a version in an existing, empty folder; a single file lies there under its own name.
 
-        `cache` keeps files of a store that is no folder of this machine.
+        `cache` keeps files of a store that is no folder of this machine. `progress` is called with the size of each file.
         Raises `ArtifactDamaged`, `StoreUnavailable`, `Stopped`, and `OSError` for a folder that cannot take them.
         """
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".restoring-") as stage, Below(str(folder)) as below:
@@ -189,7 +192,7 @@ class ArtifactStore:
                     self._restore_one(version, name, entry, below, Path(stage) / "one", cache)
                 except NameRefused as problem:
                     raise ArtifactDamaged(version, str(problem)) from None
-                if progress is not None:
+                if progress is not None and entry.sha256 is not None:
                     progress(entry.size)
 
     def _restore_one(
@@ -204,14 +207,14 @@ class ArtifactStore:
             below.make(local)
         else:
             if cache is None or self._blobs.path(_content_key(version.owner, entry.sha256)) is not None:
-                self._fetch(version, entry, stage)
+                self._fetch(version, name, entry, stage)
             else:
-                cache.fetch(entry.sha256, stage, lambda to: self._fetch(version, entry, to))
+                cache.fetch(entry.sha256, stage, lambda to: self._fetch(version, name, entry, to))
             stage.chmod(entry.mode)
             folder, last = below.clear(local)
             os.rename(stage, last, dst_dir_fd=folder)
 
-    def _fetch(self, version: Version, entry: Entry, to: Path) -> None:
+    def _fetch(self, version: Version, name: str, entry: Entry, to: Path) -> None:
         assert entry.sha256 is not None
         key = _content_key(version.owner, entry.sha256)
         path, download = self._blobs.path(key), getattr(self._blobs, "download", None)
@@ -220,15 +223,18 @@ class ArtifactStore:
                 with path.open("rb") as source:
                     shutil.copyfileobj(source, opened, _PIECE)
             elif download is not None:
-                download(key, opened)
+                try:
+                    download(key, opened)
+                except ObjectGone:
+                    raise ArtifactDamaged(version, f"file `{name}` of it is gone") from None
             elif (data := self._blobs.get(key)) is not None:
                 opened.write(data)
             else:
-                raise ArtifactDamaged(version, "a file of it is gone")
+                raise ArtifactDamaged(version, f"file `{name}` of it is gone")
             opened.flush()
             opened.seek(0)
             if hash_pieces(iter(lambda: opened.read(_PIECE), b"")) != entry.sha256:
-                raise ArtifactDamaged(version, "a file of it has other bytes than it names")
+                raise ArtifactDamaged(version, f"file `{name}` of it has other bytes than it names")
 
     def sweep(self, owner: str, keep: Collection[Version]) -> None:
         """Remove the bytes of an owner that no version in `keep` names, of which none may be saved any more."""
