@@ -230,20 +230,25 @@ def _write_png(
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure, axes = pyplot.subplots(figsize=(8, 5), dpi=120, layout="constrained")
-        for curve in curves:
-            xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
-            few = "o" if len(xs) < 3 or not joined else None
-            axes.plot(xs, ys, label=curve.label, marker=few, markersize=4, linestyle="-" if joined else "none")
-        if bars:
-            axes.bar([name for name, _ in bars], [number for _, number in bars])
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
-        axes.set_title(title)
-        axes.grid(alpha=0.3)
-        if len(curves) > 1:
-            axes.legend()
         try:
+            for curve in curves:
+                xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
+                few = "o" if len(xs) < 3 or not joined else None
+                axes.plot(xs, ys, label=curve.label, marker=few, markersize=4, linestyle="-" if joined else "none")
+            if bars:
+                axes.bar([name for name, _ in bars], [number for _, number in bars])
+            axes.set_xlabel(x_label)
+            axes.set_ylabel(y_label)
+            axes.set_title(title)
+            axes.grid(alpha=0.3)
+            if len(curves) > 1:
+                axes.legend()
             figure.savefig(path, format="png")
+        except (ArithmeticError, ValueError) as problem:  # matplotlib's ticks, beyond what a float spans
+            raise NotPossible(
+                f"`{y_label}` cannot be drawn as a picture: its numbers are too large or too far apart",
+                hint="`-o csv` prints them, and without `--png` they are drawn here",
+            ) from problem
         except OSError as problem:
             said = (problem.strerror or str(problem)).lower()
             raise NotPossible(f"cannot write `{path}`: {said}", hint="name another file") from problem

@@ -173,6 +173,18 @@ def test_plot_as_a_picture_writes_a_png(bench: Bench, run: Run, tmp_path: Path, 
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_plot_of_numbers_too_far_apart_for_a_picture_is_refused_and_leaves_no_file(
+    bench: Bench, run: Run, tmp_path: Path
+) -> None:
+    put(bench, tmp_path, {"0.1": [1.7e308, -1.7e308]})
+
+    code, out, err = run("plot", "sweep", "loss", "--png", "loss.png")
+
+    assert (code, out) == (2, "")
+    assert err.startswith("error: `loss` cannot be drawn as a picture: its numbers are too large or too far apart\n")
+    assert not (tmp_path / "loss.png").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
