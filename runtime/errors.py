@@ -68,7 +68,7 @@ def _cut(line: str) -> str:
     return f"{line[:half]} [{len(line) - 2 * half} more letters] {line[-half:]}"
 
 
-def explain_briefly(problem: Exception) -> str:
+def explain_briefly(problem: BaseException) -> str:
     """Its first line, without facts and hint."""
     return problem.message if isinstance(problem, RuntimeFailure) else f"{type(problem).__name__}: {problem}"
 

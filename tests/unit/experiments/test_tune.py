@@ -239,6 +239,8 @@ def test_another_sampler_is_made_for_each_seed(lab: Any) -> None:
         lambda: runtime.log(1, 0.1),
         lambda: runtime.uniform(1, 1),
         lambda: runtime.uniform(0, float("inf")),
+        lambda: runtime.uniform(0, 10**400),
+        lambda: runtime.uniform(-1e308, 1e308),
         lambda: runtime.uniform("0", 1),  # type: ignore[arg-type]
         lambda: runtime.integer(0, 8, log=True),
         lambda: runtime.integer(0.5, 8),  # type: ignore[arg-type]
@@ -250,6 +252,7 @@ def test_another_sampler_is_made_for_each_seed(lab: Any) -> None:
         lambda: runtime.choice(object()),
         lambda: runtime.choice(10**5000),
         lambda: runtime.choice(float("nan")),
+        lambda: runtime.choice("a\udcff", "b"),
     ],
 )
 def test_variable_that_cannot_be_searched_is_refused(make: Callable[[], Any]) -> None:
@@ -265,6 +268,9 @@ def test_variable_that_cannot_be_searched_is_refused(make: Callable[[], Any]) ->
         ({"space": {**SPACE, "k": (1, 2)}}, r"`\(1, 2\)` is no valid value of `k` in the space"),
         ({"space": {**SPACE, 3: 1}}, "no valid name in the space"),
         ({"space": [1]}, "no valid space"),
+        ({"space": {"a\udcff": runtime.uniform(0, 1)}}, "no valid name in the space"),
+        ({"minimise": "loss"}, "no keyword named `minimise` of `runtime.tune`"),
+        ({"target": "local", "maximise": "reward"}, "no keyword named `maximise`"),
         ({"minimize": "a", "maximize": "b"}, "`minimize` and `maximize` contradict each other"),
         ({"minimize": ""}, "`minimize` is '', expected the name of a number"),
         ({"n": 0}, "`0` is no valid n"),
@@ -277,6 +283,21 @@ def test_variable_that_cannot_be_searched_is_refused(make: Callable[[], Any]) ->
 def test_study_that_cannot_be_made_is_refused(lab: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestRefused, match=said):
         runtime.tune(parabola, given.pop("space", SPACE), **given)
+
+
+def test_trial_that_exits_fails_and_the_others_go_on(lab: Any) -> None:
+    def exits(run: Any, variant: Any) -> float:
+        if run.index == 1:
+            sys.exit("no such data set")
+        return float(variant["x"])
+
+    study = runtime.tune(exits, SPACE, n=3)
+
+    assert [(each.state.value, each.error) for each in study.trials] == [
+        ("succeeded", None),
+        ("failed", "SystemExit: no such data set"),
+        ("succeeded", None),
+    ]
 
 
 def test_field_that_no_task_has_is_refused(lab: Any) -> None:
