@@ -168,6 +168,16 @@ class Run(object):
         self._reports.add(numbers, step, of)
 
 
+def to_number(name: str, value: "Any") -> float:
+    """The number to keep, infinite beyond the range of floats. Raises what `float` does, with the number's name."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+    except (TypeError, ValueError) as problem:
+        raise type(problem)("`%s` is %.100r, which is no number" % (name, value)) from None
+
+
 class ReportFile(object):
     """Adds lines to the file of an attempt's reports; made on first use, and kept open."""
 
@@ -177,19 +187,19 @@ class ReportFile(object):
 
     def add(self, numbers: "Dict[str, Any]", step: "Optional[float]" = None, of: "Optional[float]" = None) -> None:
         """Add a line by one write, so that those of several processes do not mix. Raises `ValueError` for a name that is
-        taken, and what `float` raises for a value that is no number."""
+        taken, and `TypeError` or `ValueError` for a value that is no number."""
         import json
         import time
 
-        line = {name: float(number) for name, number in numbers.items()}
+        line = {name: to_number(name, number) for name, number in numbers.items()}
         for name in OF_LINES:
             if name in line:
                 raise ValueError("no metric can be called `%s`, which each report has for itself" % name)
         line["at"] = round(time.time(), 3)
         if step is not None:
-            line["step"] = float(step)
+            line["step"] = to_number("step", step)
         if of is not None:
-            line["of"] = float(of)
+            line["of"] = to_number("of", of)
         if self._opened < 0:
             os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
             self._opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
