@@ -66,13 +66,15 @@ def plot(
 
     Up to eight of them have a curve each; of more, those whose last number is the least, the median and the greatest. With
     `--vs` it is the last number of every one, over a parameter: points for numbers, and the median for each text.
-    Runs of a job that go on are shown too, tasks once they have ended.
+    Runs of a job that go on are shown too, tasks once they have ended. `value.loss` is the number in what they returned,
+    which only `--vs` draws.
 
     \b
     Examples:
       runtime plot sweep loss
       runtime plot j-91c0 accuracy --x time
       runtime plot sweep loss --vs lr
+      runtime plot fit-search value.loss --vs lr
       runtime plot sweep loss --png loss.png
       runtime plot sweep loss -o csv > loss.csv
     """
@@ -126,7 +128,7 @@ def _show_curves(sources: Sequence[Source], metric: str, x: Axis | None, title: 
     if not courses:
         raise NotPossible(
             f"the course of `{metric}` was not kept, only its last number",
-            hint=f"runtime results {title} --columns {metric}",
+            hint=f"`--vs PARAM` draws it over a parameter, and `runtime results {title} --columns {metric}` lists it",
         )
     axis = name_axis([course for _, course in courses], x)
     curves = [make_curve(source, course, axis) for source, course in courses]
