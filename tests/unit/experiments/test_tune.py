@@ -18,6 +18,7 @@ from runtime.client.tasks.cancel import cancel_experiment
 from runtime.errors import InvalidValue, MissingExtra, QueueUnavailable, RequestRefused, UnknownName, WorkFailed
 from runtime.experiments.trials import TrialState
 from runtime.experiments.tune import OtherStudy
+from runtime.experiments.tune_jobs import StudyDamaged
 from runtime.experiments.tune_queues import QueuePlace
 from runtime.faults import FaultReached, arm
 from runtime.queues.memory import MemoryQueue
@@ -350,6 +351,25 @@ def test_other_study_under_the_same_name_is_refused(lab: Any, worker: Callable[[
             runtime.tune(function, n=2, target=kind, name="fit", **given)
         assert refused.value.what == what
         assert refused.value.hint == 'give the new study a name of its own: name="fit-2"'
+
+
+@pytest.mark.parametrize("file", ["1.json", "study.json"])
+@pytest.mark.parametrize("harm", ["cut off", "other", "gone"])
+def test_study_with_a_damaged_note_names_it_and_starts_nothing(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, harm: str
+) -> None:
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
+    runtime.tune(lab.loss, SPACE, n=3, target="local", name="fit")
+    note = tmp_path / "data" / "studies" / "local" / "fit" / file
+    note.unlink() if harm == "gone" else note.write_text('{"it' if harm == "cut off" else "[]")
+    before = calls_made(tmp_path)
+
+    with pytest.raises(StudyDamaged) as refused:
+        runtime.tune(lab.loss, SPACE, n=4, target="local", name="fit")
+
+    said = "is gone" if harm == "gone" else "is damaged"
+    assert refused.value.message == f"study `fit` cannot go on: its note `{note}` {said}"
+    assert calls_made(tmp_path) == before
 
 
 def test_experiment_of_other_tasks_is_no_study(lab: Any) -> None:
