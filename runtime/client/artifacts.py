@@ -29,6 +29,7 @@ from runtime.values import dataclass
 
 MOST_URL_BYTES: Final = 64 << 30
 _URL: Final = re.compile(r"(https?|gs|s3)://.+")
+SOURCE: Final = "EXPERIMENT/TAG, TASK/TAG, an address, or a path that begins with `.`, `/` or `~`"
 TAG: Final = "up to 64 letters, digits and _.-, such as model"
 
 
@@ -257,9 +258,9 @@ def _find_whole(store: ArtifactStore, version: Version) -> Manifest | None:
 
 
 def make_artifacts(
-    capture: Mapping[str, str] | None,
+    capture: Mapping[str, object] | None,
     every: Span | None,
-    reuse: Mapping[str, str] | None,
+    reuse: Mapping[str, object] | None,
     records: RecordStore,
     experiment: str,
     *,
@@ -277,21 +278,27 @@ def make_artifacts(
     return Artifacts({tag: _relative(path) for tag, path in (capture or {}).items()}, span, named)
 
 
-def _relative(path: str) -> str:
+def _relative(path: object) -> str:
     """A path below the current folder as an attempt has it."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidValue("capture", f"{path!r:.100}", "a path below the current folder, such as out/model")
     here = working_folder()
     named = here / Path(path).expanduser()
     found = os.path.relpath(named, here)
     if found.startswith("../"):  # the same folder may have two names
         found = os.path.relpath(os.path.realpath(named), os.path.realpath(here))
     if found in (".", "..") or found.startswith("../"):
-        raise InvalidValue("capture", path, "a path below the current folder, such as out/model")
+        raise InvalidValue("capture", os.fspath(path), "a path below the current folder, such as out/model")
     return found
 
 
-def resolve_reuse(source: str, tag: str, records: RecordStore, experiment: str, *, last: str | None = None) -> str:
+def resolve_reuse(source: object, tag: str, records: RecordStore, experiment: str, *, last: str | None = None) -> str:
     """The id of the version that a source stands for now."""
     _check_tag(tag)
+    if isinstance(source, os.PathLike):
+        return put_artifact(Path(source).expanduser(), tag, experiment, records).version
+    if not isinstance(source, str):
+        raise InvalidValue("reuse", f"{source!r:.100}", SOURCE)
     if _URL.fullmatch(source):
         with _downloaded(source) as path:
             return put_artifact(path, tag, experiment, records).version
@@ -301,8 +308,7 @@ def resolve_reuse(source: str, tag: str, records: RecordStore, experiment: str, 
         return source
     owner, slash, theirs = source.rpartition("/")
     if not slash or not owner:
-        allowed = "EXPERIMENT/TAG, TASK/TAG, an address, or a path that begins with `.`, `/` or `~`"
-        raise InvalidValue("reuse", source, allowed)
+        raise InvalidValue("reuse", source, SOURCE)
     found = find_artifact(owner, theirs, records, last=last)
     if found.state == "saved":
         raise NotPossible(

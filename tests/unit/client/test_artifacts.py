@@ -246,3 +246,18 @@ def test_reuse_of_an_address_that_does_not_answer_says_what_the_machine_said(ben
         resolve_reuse(address, "m", bench.records, "new")
 
     assert refused.value.message == f"`{address}` cannot be read: Connection refused"
+
+
+def test_artifacts_of_python_take_paths_and_refuse_other_kinds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bench.folder)
+    (bench.folder / "base").write_text("x")
+
+    made = make_artifacts({"m": Path("out")}, None, {"b": Path("base")}, bench.records, "new")
+
+    assert made.capture == {"m": "out"}
+    assert made.reuse == {"b": list_artifacts("new", bench.records)[0].version}
+    for given in ({"m": None}, {"m": 3}):
+        with pytest.raises(InvalidValue, match="no valid capture"):
+            make_artifacts(given, None, None, bench.records, "new")
+        with pytest.raises(InvalidValue, match="no valid reuse"):
+            make_artifacts(None, None, given, bench.records, "new")
