@@ -77,8 +77,8 @@ def cancel(
         chosen = [identify(text, records, last=last) for text in what]
         for one in chosen:
             if one.kind is Kind.EXPERIMENT and not yes:
-                left = open_tasks(Tally(records).count(one.name))
-                confirm(f"cancel experiment `{one.name}` with {count_noun(left, 'unfinished task')}", yes=yes)
+                if left := open_tasks(Tally(records).count(one.name)):
+                    confirm(f"cancel experiment `{one.name}` with {count_noun(left, 'unfinished task')}", yes=yes)
         done = [cancel_one(opened, one, now=datetime.now(UTC)) for one in chosen]
         note_skew(records)
     print_list(done, COLUMNS, output)
