@@ -253,21 +253,38 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def find_unencodable(value: Any, path: str = "") -> Iterator[Problem]:
+def find_unencodable(value: Any) -> Iterator[Problem]:
     """Yield a problem for each text in `value`, and each name, that no UTF-8 file can hold: bytes of a command line, mostly."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from find_unencodable(str(key), path or "the request")
-            yield from find_unencodable(item, join(path, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from find_unencodable(item, f"{path}[{index}]")
-    elif isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as problem:
-            near = value[max(0, problem.start - 20) : problem.end]
-            yield Problem(path=path, message=f"holds bytes that are no UTF-8, near {near!r}", hint=RENAME)
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+        return  # as nearly always, and in a fraction of the time
+    except (RecursionError, TypeError, ValueError):
+        pass
+    left, seen = [("", value)], set[int]()
+    while left:
+        path, each = left.pop()
+        if isinstance(each, str):
+            if not each.isascii() and (problem := _check_utf8(path, each)):
+                yield problem
+        elif isinstance(each, Mapping | list | tuple) and id(each) not in seen:
+            seen.add(id(each))  # it may contain itself
+            if isinstance(each, Mapping):
+                inner = [
+                    part for key, item in each.items() for part in ((path, str(key)), (join(path, str(key)), item))
+                ]
+            else:
+                inner = [(f"{path}[{index}]", item) for index, item in enumerate(each)]
+            left.extend(reversed(inner))
+
+
+def _check_utf8(path: str, text: str) -> Problem | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        near = text[max(0, problem.start - 20) : problem.end]
+        message = f"holds bytes that are no UTF-8, near {near!r}"
+        return Problem(path=path or "the request", message=message, hint=RENAME)
+    return None
 
 
 @functools.cache
