@@ -68,7 +68,7 @@ def _cut(line: str) -> str:
     return f"{line[:half]} [{len(line) - 2 * half} more letters] {line[-half:]}"
 
 
-def explain_briefly(problem: Exception) -> str:
+def explain_briefly(problem: BaseException) -> str:
     """Its first line, without facts and hint."""
     return problem.message if isinstance(problem, RuntimeFailure) else f"{type(problem).__name__}: {problem}"
 
@@ -203,6 +203,13 @@ class QueueUnavailable(InfrastructureFailure):
 
 class StoreUnavailable(InfrastructureFailure):
     pass
+
+
+class ObjectGone(StoreUnavailable):
+    """A bucket answers that it has no such object; asking again would not help."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"`{url}` is gone", retryable=False)
 
 
 class StoreBroken(StoreUnavailable):

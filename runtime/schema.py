@@ -56,6 +56,7 @@ class Size(int):
 
 NO_FIELD: Final = "is no field here"
 """The message about a key that its class does not have."""
+RENAME: Final = "name the file by a path that is UTF-8, such as a link to it"
 UNREADABLE: Final = object()
 """In the place of a value with a problem that is reported already."""
 
@@ -203,6 +204,7 @@ def read_record(kind: type[T], value: object) -> tuple[T | None, list[Problem]]:
     """`value` as a `kind`, and its problems; None if it has any."""
     reader = Reader()
     found = reader.read(kind, value, "")
+    reader.problems += find_unencodable(value)
     return (None if reader.problems else cast(T, found)), reader.problems
 
 
@@ -249,6 +251,40 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(item, f"{path}[{index}]")
     else:
         yield path, value
+
+
+def find_unencodable(value: Any) -> Iterator[Problem]:
+    """Yield a problem for each text in `value`, and each name, that no UTF-8 file can hold: bytes of a command line, mostly."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+        return  # as nearly always, and in a fraction of the time
+    except (RecursionError, TypeError, ValueError):
+        pass
+    left, seen = [("", value)], set[int]()
+    while left:
+        path, each = left.pop()
+        if isinstance(each, str):
+            if not each.isascii() and (problem := _check_utf8(path, each)):
+                yield problem
+        elif isinstance(each, Mapping | list | tuple) and id(each) not in seen:
+            seen.add(id(each))  # it may contain itself
+            if isinstance(each, Mapping):
+                inner = [
+                    part for key, item in each.items() for part in ((path, str(key)), (join(path, str(key)), item))
+                ]
+            else:
+                inner = [(f"{path}[{index}]", item) for index, item in enumerate(each)]
+            left.extend(reversed(inner))
+
+
+def _check_utf8(path: str, text: str) -> Problem | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        near = text[max(0, problem.start - 20) : problem.end]
+        message = f"holds bytes that are no UTF-8, near {near!r}"
+        return Problem(path=path or "the request", message=message, hint=RENAME)
+    return None
 
 
 @functools.cache

@@ -32,7 +32,7 @@ COLUMNS: Columns = {
     "STATE": "state",
     "FILES": "files",
     "SIZE": lambda one: format_size(one.size_bytes),
-    "SAVED": lambda one: format_time(one.saved_at),
+    "SAVED": lambda one: one.saved_at and format_time(one.saved_at),
 }
 
 JOB_COLUMNS: Columns = {
@@ -65,7 +65,7 @@ def list_(
     """List the artifacts of a task or a job, or of an experiment with all its tasks.
 
     `final` is what the attempt that succeeded left, `saved` the newest version so far of a task or run that has not
-    succeeded, and `put` came from `runtime artifacts put`.
+    succeeded, and `put` came from `runtime artifacts put`. What a task that succeeded left is `damaged` if it cannot be read.
 
     \b
     Examples:
@@ -89,6 +89,9 @@ def list_(
     with open_stack(stack) as opened:
         found = list_artifacts(what, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
         print_list(found, COLUMNS, output)
+        for each in found:
+            if each.state == "damaged":
+                note(f"`{each.tag}` of `{each.task}`: {each.left_out}")
         if not found:
             note(f"nothing of {what} has an artifact; `runtime submit --capture PATH:TAG` saves them")
 
@@ -159,8 +162,11 @@ def put(
       runtime submit --reuse sweep/base:base -- python train.py --from artifacts/base
     """
     from runtime.client.artifacts import put_artifact
+    from runtime.errors import InvalidValue
     from runtime.stack.open import open_stack
 
+    if not path:
+        raise InvalidValue("path", path, "a file or a folder; `.` is the current one")
     place = Path(path).expanduser()
     with open_stack(stack) as opened:
         info = put_artifact(place, tag or place.resolve().name, experiment, opened.records)

@@ -76,8 +76,8 @@ def cancel(
         last = recall_last(opened.settings.data_dir, opened.name)
         chosen = [identify(text, records, last=last) for text in what]
         for one in chosen:
-            if one.kind is Kind.EXPERIMENT and not yes:
-                left = open_tasks(Tally(records).count(one.name))
+            asks = one.kind is Kind.EXPERIMENT and not yes
+            if asks and (left := open_tasks(Tally(records).count(one.name))):
                 confirm(f"cancel experiment `{one.name}` with {count_noun(left, 'unfinished task')}", yes=yes)
         done = [cancel_one(opened, one, now=datetime.now(UTC)) for one in chosen]
         note_skew(records)

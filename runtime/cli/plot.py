@@ -66,13 +66,15 @@ def plot(
 
     Up to eight of them have a curve each; of more, those whose last number is the least, the median and the greatest. With
     `--vs` it is the last number of every one, over a parameter: points for numbers, and the median for each text.
-    Runs of a job that go on are shown too, tasks once they have ended.
+    Runs of a job that go on are shown too, tasks once they have ended. `value.loss` is the number in what they returned,
+    which only `--vs` draws.
 
     \b
     Examples:
       runtime plot sweep loss
       runtime plot j-91c0 accuracy --x time
       runtime plot sweep loss --vs lr
+      runtime plot fit-search value.loss --vs lr
       runtime plot sweep loss --png loss.png
       runtime plot sweep loss -o csv > loss.csv
     """
@@ -126,7 +128,7 @@ def _show_curves(sources: Sequence[Source], metric: str, x: Axis | None, title: 
     if not courses:
         raise NotPossible(
             f"the course of `{metric}` was not kept, only its last number",
-            hint=f"runtime results {title} --columns {metric}",
+            hint=f"`--vs PARAM` draws it over a parameter, and `runtime results {title} --columns {metric}` lists it",
         )
     axis = name_axis([course for _, course in courses], x)
     curves = [make_curve(source, course, axis) for source, course in courses]
@@ -232,20 +234,25 @@ def _write_png(
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure, axes = pyplot.subplots(figsize=(8, 5), dpi=120, layout="constrained")
-        for curve in curves:
-            xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
-            few = "o" if len(xs) < 3 or not joined else None
-            axes.plot(xs, ys, label=curve.label, marker=few, markersize=4, linestyle="-" if joined else "none")
-        if bars:
-            axes.bar([name for name, _ in bars], [number for _, number in bars])
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
-        axes.set_title(title)
-        axes.grid(alpha=0.3)
-        if len(curves) > 1:
-            axes.legend()
         try:
+            for curve in curves:
+                xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
+                few = "o" if len(xs) < 3 or not joined else None
+                axes.plot(xs, ys, label=curve.label, marker=few, markersize=4, linestyle="-" if joined else "none")
+            if bars:
+                axes.bar([name for name, _ in bars], [number for _, number in bars])
+            axes.set_xlabel(x_label)
+            axes.set_ylabel(y_label)
+            axes.set_title(title)
+            axes.grid(alpha=0.3)
+            if len(curves) > 1:
+                axes.legend()
             figure.savefig(path, format="png")
+        except (ArithmeticError, ValueError) as problem:  # matplotlib's ticks, beyond what a float spans
+            raise NotPossible(
+                f"`{y_label}` cannot be drawn as a picture: its numbers are too large or too far apart",
+                hint="`-o csv` prints them, and without `--png` they are drawn here",
+            ) from problem
         except OSError as problem:
             said = (problem.strerror or str(problem)).lower()
             raise NotPossible(f"cannot write `{path}`: {said}", hint="name another file") from problem

@@ -43,10 +43,11 @@ class ArtifactInfo:
     key: str | None
     """The key of that task."""
     state: str
-    """`final` of a task that succeeded, `put`, or `saved` of any other task: its newest version so far."""
+    """`final` of a task that succeeded, `put`, or `saved` of any other task: its newest version so far. `damaged` is a final
+    one that cannot be read; it has no files, and `left_out` says why."""
     files: int
     size_bytes: int
-    saved_at: datetime
+    saved_at: datetime | None
     version: str
     """Its id, which never stands for other bytes."""
     left_out: str | None = None
@@ -117,12 +118,23 @@ def _newest(
     store: ArtifactStore, versions: list[Version], listed: ListedTask | None, state: str
 ) -> ArtifactInfo | None:
     """The newest version that can be read; of a final one there is no other."""
+    task, key = (listed.task_id, listed.task.key if listed.task else None) if listed else (None, None)
     for version in reversed(versions):
         try:
             manifest = store.find(version)
-        except ArtifactDamaged:
+        except ArtifactDamaged as problem:
             if state == "final":
-                raise
+                return ArtifactInfo(
+                    tag=version.tag,
+                    task=task,
+                    key=key,
+                    state="damaged",
+                    files=0,
+                    size_bytes=0,
+                    saved_at=None,
+                    version=version.id,
+                    left_out=problem.message,
+                )
             continue
         if manifest is None or manifest.absent:
             if state == "final":
@@ -130,8 +142,8 @@ def _newest(
             continue
         return ArtifactInfo(
             tag=version.tag,
-            task=listed.task_id if listed else None,
-            key=listed.task.key if listed and listed.task else None,
+            task=task,
+            key=key,
             state=state,
             files=sum(entry.sha256 is not None for entry in manifest.entries.values()),
             size_bytes=manifest.size,
@@ -143,16 +155,21 @@ def _newest(
 
 
 def find_artifact(text: str, tag: str, records: RecordStore, *, last: str | None = None) -> ArtifactInfo:
-    """Find the one artifact of that tag. Raises `UnknownName`, and `ManyArtifacts` if several tasks have one."""
+    """Find the one artifact of that tag. Raises `UnknownName`, `ManyArtifacts` if several tasks have one, and
+    `ArtifactDamaged`."""
     _check_tag(tag)
     listed = list_artifacts(text, records, last=last)
     found = [each for each in listed if each.tag == tag]
     if not found:
         raise UnknownName("artifact", tag, sorted({each.tag for each in listed}), where=f"of `{text}`")
     # What somebody put comes before what tasks have.
-    if (put := [each for each in found if each.task is None]) or len(found) == 1:
-        return (put or found)[0]
-    raise ManyArtifacts(text, tag, found)
+    put = [each for each in found if each.task is None]
+    if not put and len(found) > 1:
+        raise ManyArtifacts(text, tag, found)
+    chosen = (put or found)[0]
+    if chosen.state == "damaged":
+        open_version(chosen, records)  # raises what is wrong with it
+    return chosen
 
 
 # bringing home
@@ -187,8 +204,8 @@ def bring_home(
 ) -> Path:
     """Bring a version home as `get_artifact` does."""
     target = to.absolute()
-    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
-        raise NotPossible(f"`{to}` is there already and is not empty", hint="name another folder, or move it away")
+    if os.path.lexists(target) and (target.is_symlink() or not target.is_dir() or any(target.iterdir())):
+        raise NotPossible(f"`{to}` is there already and is no empty folder", hint="name another, or move it away")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -220,8 +237,9 @@ def put_artifact(path: Path, tag: str, experiment: str, records: RecordStore) ->
     """Save a file or folder of this machine under an experiment. The same bytes again are the same version."""
     _check_tag(tag)
     check_new_experiment(experiment)
-    if not path.exists():
-        raise NotPossible(f"there is no `{path}`", hint="name a file or a folder")
+    if not (path.is_file() or path.is_dir()):
+        problem = f"`{path}` is neither a file nor a folder" if path.exists() else f"there is no `{path}`"
+        raise NotPossible(problem, hint="name a file or a folder")
     store = records.open_artifacts()
     versions = store.versions(_owner(experiment), tag)
     attempt = versions[-1].attempt + 1 if versions else 1
@@ -252,9 +270,9 @@ def _find_whole(store: ArtifactStore, version: Version) -> Manifest | None:
 
 
 def make_artifacts(
-    capture: Mapping[str, str] | None,
+    capture: Mapping[str, object] | None,
     every: Span | None,
-    reuse: Mapping[str, str] | None,
+    reuse: Mapping[str, object] | None,
     records: RecordStore,
     experiment: str,
     *,
@@ -272,20 +290,26 @@ def make_artifacts(
     return Artifacts({tag: relative_path(path, here) for tag, path in (capture or {}).items()}, span, named)
 
 
-def relative_path(path: str, here: Path) -> str:
+def relative_path(path: object, here: Path) -> str:
     """A path below the folder `here` as an attempt that starts there has it."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidValue("capture", f"{path!r:.100}", "a path below the current folder, such as out/model")
     named = here / Path(path).expanduser()
     found = os.path.relpath(named, here)
     if found.startswith("../"):  # the same folder may have two names
         found = os.path.relpath(os.path.realpath(named), os.path.realpath(here))
     if found in (".", "..") or found.startswith("../"):
-        raise InvalidValue("capture", path, "a path below the current folder, such as out/model")
+        raise InvalidValue("capture", os.fspath(path), "a path below the current folder, such as out/model")
     return found
 
 
-def resolve_reuse(source: str, tag: str, records: RecordStore, experiment: str, *, last: str | None = None) -> str:
+def resolve_reuse(source: object, tag: str, records: RecordStore, experiment: str, *, last: str | None = None) -> str:
     """The id of the version that a source stands for now."""
     _check_tag(tag)
+    if isinstance(source, os.PathLike):
+        return put_artifact(Path(source).expanduser(), tag, experiment, records).version
+    if not isinstance(source, str):
+        raise InvalidValue("reuse", f"{source!r:.100}", SOURCES)
     if is_address(source):
         with _downloaded(source) as path:
             return put_artifact(path, tag, experiment, records).version
@@ -422,7 +446,11 @@ def _download(url: str, to: Path) -> str:
                     if wanted is not None and int(wanted) != size:
                         raise InfrastructureFailure(f"`{url}` was cut off", hint="try again", retryable=True)
             except (OSError, ValueError) as problem:
-                raise InfrastructureFailure(f"`{url}` cannot be read: {problem}", hint="check the address") from None
+                # `urllib` wraps what the machine said.
+                reason = getattr(problem, "reason", None)
+                said = reason if isinstance(reason, OSError) else problem
+                why = getattr(said, "strerror", None) or said
+                raise InfrastructureFailure(f"`{url}` cannot be read: {why}", hint="check the address") from None
         opened.flush()
         opened.seek(0)
         return hash_pieces(iter(lambda: opened.read(1 << 20), b""))

@@ -15,6 +15,7 @@ from runtime.client.tasks.results import TaskResult
 from runtime.client.tasks.standing import read_standing
 from runtime.errors import NotPossible, UnknownName
 from runtime.records.base import RecordStore
+from runtime.shim.call import to_number
 from runtime.values import dataclass
 
 MOST_SHOWN: Final = 8
@@ -25,7 +26,7 @@ LABEL: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A task or run that reported the metric, with the function that reads its course."""
+    """A task or run that reported or returned the metric, with the function that reads its course."""
 
     label: str
     last: float
@@ -47,8 +48,9 @@ def sources_of_tasks(records: RecordStore, rows: Iterable[TaskResult], metric: s
     """Yield the tasks that reported the metric; courses of others are read when they are asked for."""
     found = _Names()
     for row in rows:
-        found.see(row.metrics)
-        if metric in row.metrics:
+        numbers = {**_returned(row.value), **row.metrics}
+        found.see(numbers)
+        if metric in numbers:
             label = row.key or row.task[:14]
 
             def read(task: str = row.task) -> Course | None:
@@ -57,7 +59,7 @@ def sources_of_tasks(records: RecordStore, rows: Iterable[TaskResult], metric: s
                 summed = parse_sum(data) if data is not None else None
                 return summed.courses.get(metric) if summed else None
 
-            yield Source(_label(label, row.params), row.metrics[metric], row.params, read)
+            yield Source(_label(label, row.params), numbers[metric], row.params, read)
     found.check(metric)
 
 
@@ -66,19 +68,29 @@ def sources_of_runs(jobs: Sequence[JobHandle], metric: str) -> Iterator[Source]:
     found = _Names()
     for job in jobs:
         for row in read_run_results(job):
-            found.see(row.metrics)
-            if metric in row.metrics:
-                yield _source_of_run(job, row, metric, several=len(jobs) > 1)
+            numbers = {**_returned(row.value), **row.metrics}
+            found.see(numbers)
+            if metric in numbers:
+                yield _source_of_run(job, row, metric, numbers[metric], several=len(jobs) > 1)
     found.check(metric)
 
 
-def _source_of_run(job: JobHandle, row: RunResult, metric: str, *, several: bool) -> Source:
+def _source_of_run(job: JobHandle, row: RunResult, metric: str, last: float, *, several: bool) -> Source:
     def read() -> Course | None:
         _, summed = read_sums(job.files, job.id, {row.index: row.attempts}).get(row.index, (row.attempts, None))
         return summed.courses.get(metric) if summed else None
 
     name = f"{job.id[:10]} {row.index}" if several else str(row.index)
-    return Source(_label(name, row.params), row.metrics[metric], row.params, read)
+    return Source(_label(name, row.params), last, row.params, read)
+
+
+def _returned(value: object) -> dict[str, float]:
+    """The numbers of a returned value, by the names of their columns in results. They have no course."""
+    parts = {
+        "value": value,
+        **({f"value.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {}),
+    }
+    return {name: to_number(name, each) for name, each in parts.items() if type(each) in (int, float)}
 
 
 class _Names:

@@ -89,9 +89,9 @@ def get_task_id(text: str, records: RecordStore, *, last: str | None = None) -> 
     found = identify(text, records, last=last)
     if found.kind is Kind.TASK:
         return found.name
-    hint = f"`runtime status {found.name}`" + (
-        "; `--failed` lists its failed tasks" if found.kind is Kind.EXPERIMENT else ""
-    )
+    hint = f"`runtime status {found.name}`"
+    if found.kind is Kind.EXPERIMENT:
+        hint += f" shows its tasks; `runtime retry --failed {found.name}` runs all that failed again"
     raise NotPossible(f"`{text}` is the {found.kind} `{found.name}`, expected a task", hint=hint)
 
 

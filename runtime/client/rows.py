@@ -111,6 +111,8 @@ def parse_condition(text: str) -> Condition:
     matched = _CONDITION.fullmatch(text)
     if matched is None:
         raise InvalidValue("where", text, "a column, one of < <= > >= = !=, and a value, such as loss<0.3")
+    if matched[2][0] in "<>" and _read_number(matched[3]) is None:
+        raise InvalidValue("where", text, f"a number behind `{matched[2]}`, such as loss<0.3")
     return Condition(matched[1], matched[2], matched[3])
 
 

@@ -112,6 +112,7 @@ def run_experiment(
     """
     use_gpu = bool(more.pop(_MISSPELT, use_gpu))
     _check_keywords(more)
+    _check_kinds(method_call, mode, variant, time_in_mins)
     kept = copy.deepcopy(dict(variant or {}))
     _check_variant(kept)
     target = _choose_target(mode, use_gpu=use_gpu, slurm_config_name=slurm_config_name, ssh_host=ssh_host)
@@ -172,6 +173,17 @@ def _check_keywords(more: Mapping[str, Any]) -> None:
         if name not in _LEFT_OUT and name not in taken:
             own = {*inspect.signature(run_experiment).parameters} - {"more"}
             raise UnknownName("keyword", name, own | {*_LEFT_OUT} | taken, where="of `run_experiment`")
+
+
+def _check_kinds(method_call: object, mode: object, variant: object, minutes: object) -> None:
+    if not callable(method_call):
+        raise InvalidValue("function", method_call, "a function of `doodad_config` and `variant`")
+    if type(mode) is not str or not mode:
+        raise InvalidValue("mode", mode, f"a text: `{LOCAL}`, `{HERE_NO_DOODAD}` or the name of a target")
+    if variant is not None and not isinstance(variant, Mapping):
+        raise InvalidValue("variant", f"{variant!r:.100}", "a dictionary")
+    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0):
+        raise InvalidValue("time_in_mins", f"{minutes!r:.100}", "a number above 0")
 
 
 def _check_variant(variant: Mapping[str, Any]) -> None:

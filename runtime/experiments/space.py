@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from runtime.errors import InvalidValue, RequestRefused
+from runtime.schema import find_unencodable
 from runtime.shim.call import is_json
 from runtime.values import dataclass
 
@@ -75,10 +76,19 @@ def choice(*values: Any) -> Choice:
 def _real(name: str, low: float, high: float, *, log: bool) -> Real:
     each: Any
     for each in (low, high):
-        if isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each):
-            raise InvalidValue(f"end of `runtime.{name}`", each, "a finite number")
+        if isinstance(each, bool) or not isinstance(each, int | float) or not _is_finite(each):
+            raise InvalidValue(f"end of `runtime.{name}`", show(each), "a finite number")
     _check_ends(name, low, high, log=log)
+    if not math.isfinite(float(high) - float(low)):
+        raise InvalidValue(f"range of `runtime.{name}`", f"{low}, {high}", "ends less than 1.79e308 apart")
     return Real(float(low), float(high), log)
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def _check_ends(name: str, low: float, high: float, *, log: bool) -> None:
@@ -92,14 +102,14 @@ def _check_ends(name: str, low: float, high: float, *, log: bool) -> None:
 
 def _check_plain(value: Any, where: str) -> str:
     try:
-        if is_json(value):
+        if is_json(value) and not any(find_unencodable(value)):
             return spell(value)
     except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
         pass
     raise InvalidValue(
         f"value of {where}",
         show(value),
-        "a value of JSON: a finite number, a text, True, False, None, or a list or dictionary with texts as keys of them",
+        "a value of JSON: a finite number, a text of UTF-8, True, False, None, or a list or dictionary with texts as keys of them",
         hint="name it by a text, and let the function make it",
     )
 
@@ -151,7 +161,7 @@ def read_space(space: Mapping[str, Any]) -> Space:
     if not isinstance(space, Mapping):
         raise InvalidValue("space", f"{space!r:.100}", 'a dictionary, such as {"lr": runtime.log(1e-5, 1e-1)}')
     for name in space:
-        if type(name) is not str or not name:
+        if type(name) is not str or not name or any(find_unencodable(name)):
             raise InvalidValue("name in the space", repr(name), "a text")
     variables = {name: each for name, each in sorted(space.items()) if isinstance(each, Variable)}
     constants = {name: each for name, each in sorted(space.items()) if name not in variables}

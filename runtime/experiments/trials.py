@@ -80,7 +80,7 @@ def end_trial(trial: Trial, take: Callable[[], Any], objective: Objective) -> Tr
         return _ended(trial, TrialState.CANCELLED, "it was cancelled")
     except NoNumber as problem:
         return _ended(trial, TrialState.FAILED, str(problem))
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         return _ended(trial, TrialState.FAILED, explain_briefly(problem))
     return Trial(number=trial.number, params=trial.params, value=value, state=TrialState.SUCCEEDED)
 

@@ -6,13 +6,14 @@ counts. So the program that tunes may be killed at any moment or run twice: made
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from runtime.client.functions import name_function
 from runtime.client.values import End
-from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused
+from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused, UnknownName
 from runtime.experiments.run import HERE, QUEUE, RunHere, check_call, refuse_fields
 from runtime.experiments.sampling import MakesSampler, ask, load_optuna
 from runtime.experiments.space import Space, read_space, spell
@@ -23,6 +24,7 @@ from runtime.terminal import Log
 FIRST_LOOK_S: Final = 0.02
 LAST_LOOK_S: Final = 1.0
 MOST_TRIALS: Final = 100_000
+KEYWORDS: Final = ("maximize", "minimize", "name", "parallel", "sampler", "seed", "target")
 
 
 class Place(Protocol):
@@ -104,6 +106,7 @@ def tune(
     without optuna.
     """
     load_optuna()
+    _check_spelling(fields)
     found, objective = read_space(space), read_objective(minimize, maximize)
     for word, value, most in (("n", n, MOST_TRIALS), ("parallel", parallel, MOST_TRIALS)):
         if type(value) is not int or not 1 <= value <= most:
@@ -132,6 +135,13 @@ def tune(
     finally:
         place.close()
     return Study(name=name, trials=tuple(trials), space=found, objective=objective)
+
+
+def _check_spelling(fields: Mapping[str, Any]) -> None:
+    """Raise `UnknownName` for a keyword of `tune` under a wrong name, which would pass for a field of a job."""
+    for word in fields:
+        if difflib.get_close_matches(word, KEYWORDS, n=1, cutoff=0.8):
+            raise UnknownName("keyword", word, KEYWORDS, where="of `runtime.tune`")
 
 
 def _open(
@@ -215,7 +225,7 @@ class Here:
         try:
             value = self._function(run, dict(variant))
             self._ended[number] = End(take=lambda: value)
-        except Exception as raised:
+        except (Exception, SystemExit) as raised:
             problem = raised
 
             def take() -> Any:

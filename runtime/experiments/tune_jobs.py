@@ -7,7 +7,7 @@ before the job is launched. The study's own note has the call and its code, so t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final
 
 from runtime.client.jobs.calls import fields_of_call
@@ -17,7 +17,7 @@ from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request, prepar
 from runtime.client.jobs.targets import OpenTarget, find_target, make_context, open_target
 from runtime.client.values import End
 from runtime.config import load_settings
-from runtime.errors import RequestRefused
+from runtime.errors import RequestRefused, StoreBroken
 from runtime.experiments.jobs import JobCalls
 from runtime.experiments.space import spell
 from runtime.experiments.tune import check_same, warn_of_code
@@ -31,6 +31,18 @@ from runtime.values import replace
 
 FOLDER: Final = "studies"
 _STUDY: Final = "study.json"
+_TRIAL: Final = {"item", "job"}
+
+
+class StudyDamaged(StoreBroken):
+    """A note of a study is gone or cannot be read, so what was asked for one of its trials is not known."""
+
+    def __init__(self, name: str, file: str, *, gone: bool) -> None:
+        super().__init__(
+            f"study `{name}` cannot go on: its note `{file}` " + ("is gone" if gone else "is damaged"),
+            facts=["the results of its jobs are where they were"],
+            hint=f'bring the note back, or give the study another name: name="{name}-2"',
+        )
 
 
 class JobPlace:
@@ -61,12 +73,13 @@ class JobPlace:
     def read(self) -> Sequence[Mapping[str, Any]]:
         first = self._prepare(0, {})  # refuses what can be refused before anything is written
         code = first.snapshot
-        if self._notes.read(f"{self._name}/{_STUDY}") is None:
+        begun = self._list_trials()
+        if self._notes.read(f"{self._name}/{_STUDY}") is None and not begun:
             if code is not None:
                 self._notes.create(f"{self._name}/{code.id.removeprefix('sha256:')}.tar", code.archive)
             note = {"told": self._told, "call": self._fields["call"], "code": code.id if code else None}
             self._notes.create(f"{self._name}/{_STUDY}", json.dumps(note).encode())
-        study = json.loads(self._notes.read(f"{self._name}/{_STUDY}") or b"{}")
+        study = self._decode(_STUDY, self._notes.read(f"{self._name}/{_STUDY}"), {"told", "call", "code"})
         check_same(self._name, study["told"], self._told)
         self._adopt(study, code)
         return self._read_trials()
@@ -88,21 +101,36 @@ class JobPlace:
             )
         self._options = replace(self._options, snapshot=Snapshot(archive=archive))
 
+    def _list_trials(self) -> list[str]:
+        return [name for name in self._notes.names(self._name) if name.removesuffix(".json").isdecimal()]
+
     def _read_trials(self) -> list[Mapping[str, Any]]:
-        names = [name for name in self._notes.names(self._name) if name.removesuffix(".json").isdecimal()]
+        names = self._list_trials()
         read = self._notes.read_many(f"{self._name}/{name}" for name in names)
-        notes = {int(name.rpartition("/")[2].removesuffix(".json")): json.loads(read[name]) for name in read}
+        notes: dict[int, dict[str, Any]] = {}
+        for number in range(len(names)):
+            notes[number] = self._decode(f"{number}.json", read.get(self._note(number)), _TRIAL)
         if notes:
             self._place = open_target(self._target, make_context(self._settings))
             outcomes = ledger.read_outcomes(self._place.files)
             self._ended = {number: note["job"] for number, note in notes.items() if note["job"] in outcomes}
         return [notes[number]["item"] for number in range(len(notes))]
 
+    def _decode(self, file: str, data: bytes | None, keys: Set[str]) -> dict[str, Any]:
+        """A note of this study. Raises `StudyDamaged` for one that is gone, cut off or something else."""
+        try:
+            found = json.loads(data or b"")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not keys <= found.keys():
+            raise StudyDamaged(self._name, f"{self._notes.root}/{self._name}/{file}", gone=data is None)
+        return found
+
     def start(self, number: int, variant: Mapping[str, Any]) -> Mapping[str, Any]:
         name, prepared = self._note(number), self._prepare(number, variant)
         note: dict[str, Any] = {"item": dict(variant), "job": prepared.plan.job.id}
         if not self._notes.create(name, json.dumps(note).encode()):
-            stands = json.loads(self._notes.read(name) or b"{}")
+            stands = self._decode(f"{number}.json", self._notes.read(name), _TRIAL)
             if spell(stands["item"]) != spell(note["item"]):
                 prepared = self._prepare(number, stands["item"])
             note = stands

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from runtime.errors import InfrastructureFailure, NotPossible
+from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone
 from runtime.records.blobs import Blobs
 from runtime.shim.tree import Below, NameRefused
 from runtime.shim.versions import (
@@ -114,6 +114,9 @@ def decode_manifest(data: bytes) -> Manifest:
         raise ValueError(f"it has {format_size(len(data))}")
     try:
         said = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("its manifest is no JSON") from None
+    try:
         entries = {name: _decode_entry(about) for name, about in said["files"].items()}
         saved_at, left_out = float(said.get("at", 0)), said.get("left_out")
     except (AttributeError, KeyError, TypeError, RecursionError) as problem:
@@ -186,7 +189,7 @@ class ArtifactReader:
     ) -> None:
         """Make the files of a version in an existing, empty folder; a single file lies there under its own name.
 
-        `cache` keeps files of a store that is no folder of this machine.
+        `cache` keeps files of a store that is no folder of this machine. `progress` is called with the size of each file.
         Raises `ArtifactDamaged`, `StoreUnavailable`, `Stopped`, and `OSError` for a folder that cannot take them.
         """
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".restoring-") as stage, Below(str(folder)) as below:
@@ -197,7 +200,7 @@ class ArtifactReader:
                     self._restore_one(version, name, entry, below, Path(stage) / "one", cache)
                 except NameRefused as problem:
                     raise ArtifactDamaged(version, str(problem)) from None
-                if progress is not None:
+                if progress is not None and entry.sha256 is not None:
                     progress(entry.size)
 
     def _restore_one(
@@ -212,15 +215,15 @@ class ArtifactReader:
             below.make(local)
         else:
             if cache is None or self._readable.path(_content_key(version.owner, entry.sha256)) is not None:
-                self.fetch(version, entry, stage)
+                self.fetch(version, name, entry, stage)
             else:
-                cache.fetch(entry.sha256, stage, lambda to: self.fetch(version, entry, to))
+                cache.fetch(entry.sha256, stage, lambda to: self.fetch(version, name, entry, to))
             stage.chmod(entry.mode)
             folder, last = below.clear(local)
             os.rename(stage, last, dst_dir_fd=folder)
 
-    def fetch(self, version: Version, entry: Entry, to: Path) -> None:
-        """Save the bytes of a file of a version as `to`. Raises `ArtifactDamaged`."""
+    def fetch(self, version: Version, name: str, entry: Entry, to: Path) -> None:
+        """Save the bytes of a version's file `name` as `to`. Raises `ArtifactDamaged`."""
         assert entry.sha256 is not None
         key = _content_key(version.owner, entry.sha256)
         path, download = self._readable.path(key), getattr(self._readable, "download", None)
@@ -229,15 +232,18 @@ class ArtifactReader:
                 with path.open("rb") as source:
                     shutil.copyfileobj(source, opened, _PIECE)
             elif download is not None:
-                download(key, opened)
+                try:
+                    download(key, opened)
+                except ObjectGone:
+                    raise ArtifactDamaged(version, f"file `{name}` of it is gone") from None
             elif (data := self._readable.get(key)) is not None:
                 opened.write(data)
             else:
-                raise ArtifactDamaged(version, "a file of it is gone")
+                raise ArtifactDamaged(version, f"file `{name}` of it is gone")
             opened.flush()
             opened.seek(0)
             if hash_pieces(iter(lambda: opened.read(_PIECE), b"")) != entry.sha256:
-                raise ArtifactDamaged(version, "a file of it has other bytes than it names")
+                raise ArtifactDamaged(version, f"file `{name}` of it has other bytes than it names")
 
 
 class ArtifactStore(ArtifactReader):

@@ -28,6 +28,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible, StoreBroken, StoreUnavailable, Untrusted
 from runtime.owners import check_trusted, close_file, make_folders
 from runtime.records.beside import check_beside, take_names
+from runtime.records.disk import is_full, tell_free
 from runtime.records.filelock import NOTE_AFTER_S, PATIENCE_S, LockBusy, take_lock
 from runtime.tasks.model import TaskState
 
@@ -409,7 +410,9 @@ def explain_sqlite(path: Path, problem: sqlite3.DatabaseError) -> Infrastructure
     code = getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return damaged(path, str(problem))
-    if code == sqlite3.SQLITE_FULL:
+    facts: list[str] = []
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_full(path.parent)):
+        facts.append(f"free: {tell_free(path.parent)}")
         hint: str | None = "free some space on its disk"
     elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         hint = f"you need to read and write it, what is beside it and its folder: ls -ld {path.parent} {path}*"
@@ -417,6 +420,7 @@ def explain_sqlite(path: Path, problem: sqlite3.DatabaseError) -> Infrastructure
         hint = None
     return StoreUnavailable(
         f"the task file `{path}` cannot be used: {problem}",
+        facts=facts,
         hint=hint,
         retryable=code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR),
     )

@@ -10,6 +10,7 @@ Only `.result()` of the job's owner loads a pickle.
 
 import importlib
 import io
+import itertools
 import os
 import sys
 
@@ -168,6 +169,16 @@ class Run(object):
         self._reports.add(numbers, step, of)
 
 
+def to_number(name: str, value: "Any") -> float:
+    """The number to keep, infinite beyond the range of floats. Raises what `float` does, with the number's name."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+    except (TypeError, ValueError) as problem:
+        raise type(problem)("`%s` is %.100r, which is no number" % (name, value)) from None
+
+
 class ReportFile(object):
     """Adds lines to the file of an attempt's reports; made on first use, and kept open."""
 
@@ -177,19 +188,19 @@ class ReportFile(object):
 
     def add(self, numbers: "Dict[str, Any]", step: "Optional[float]" = None, of: "Optional[float]" = None) -> None:
         """Add a line by one write, so that those of several processes do not mix. Raises `ValueError` for a name that is
-        taken, and what `float` raises for a value that is no number."""
+        taken, and `TypeError` or `ValueError` for a value that is no number."""
         import json
         import time
 
-        line = {name: float(number) for name, number in numbers.items()}
+        line = {name: to_number(name, number) for name, number in numbers.items()}
         for name in OF_LINES:
             if name in line:
                 raise ValueError("no metric can be called `%s`, which each report has for itself" % name)
         line["at"] = round(time.time(), 3)
         if step is not None:
-            line["step"] = float(step)
+            line["step"] = to_number("step", step)
         if of is not None:
-            line["of"] = float(of)
+            line["of"] = to_number("of", of)
         if self._opened < 0:
             os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
             self._opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -203,26 +214,26 @@ class ReportFile(object):
 # values
 
 
-def is_json(value: "Any") -> bool:
-    """Whether JSON gives back an equal value of the same types: no tuple, no key that is no text, no NaN, no integer of more
-    digits than Python reads, and nothing that contains itself."""
+def is_json(value: "Any", finite: bool = True) -> bool:
+    """Whether JSON gives back an equal value of the same types: no tuple, no key that is no text, no integer of more digits
+    than Python reads, and nothing that contains itself. Python's JSON also has NaN and infinities, if not `finite`."""
     try:
-        return _is_json(value)
+        return _is_json(value, finite)
     except RecursionError:
         return False
 
 
-def _is_json(value: "Any") -> bool:
+def _is_json(value: "Any", finite: bool) -> bool:
     kind = type(value)
     if value is None or kind in (str, bool):
         return True
     if kind is int:
         return bool(value.bit_length() <= MOST_BITS)
     if kind is float:
-        return bool(value - value == 0)  # neither infinite nor NaN
+        return bool(not finite or value - value == 0)
     if kind is list:
-        return all(map(_is_json, value))
-    return kind is dict and all(type(key) is str and _is_json(each) for key, each in value.items())
+        return all(map(_is_json, value, itertools.repeat(finite)))
+    return kind is dict and all(type(key) is str and _is_json(each, finite) for key, each in value.items())
 
 
 def dump(value: "Any") -> bytes:
@@ -244,17 +255,20 @@ def dump(value: "Any") -> bytes:
 def encode_value(value: "Any") -> bytes:
     """The file of a returned value. Raises what pickling it raises."""
     try:
-        if is_json(value):
+        if is_json(value, finite=False):
             return _join("json", _write_json(value).encode("utf-8"))
     except (RecursionError, ValueError):  # too deep, half a letter, or more digits than Python writes
         pass
     return _join("pickle", dump(value), type=_name_of(type(value)))
 
 
+_SPELLED = {"None": "null", "True": "true", "False": "false", "nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
 def _write_json(value: "Any") -> str:
     if value is None or type(value) in (bool, int, float):
         text = repr(value)
-        return {"None": "null", "True": "true", "False": "false"}.get(text, text)
+        return _SPELLED.get(text, text)
     import json
 
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -54,6 +54,7 @@ _NETWORKS = re.compile(
     "|error sending request|CondaHTTPError"
 )
 """What managers say of an index that does not answer; it counts only if no lock file names the index."""
+_REASON = re.compile("ERROR: (?!ResolutionImpossible)")
 _NAMES_INDEX = re.compile(r"(?m)^\s*(-i|-f|--index-url|--extra-index-url|--find-links)\b")
 _UNSET = re.compile(
     "VIRTUAL_ENV$|CONDA_PREFIX$|PYTHON(HOME|PATH|SAFEPATH|NOUSERSITE|STARTUP|USERBASE|PLATLIBDIR)$|__PYVENV_LAUNCHER__$"
@@ -278,7 +279,7 @@ def _build_environment(made, python, lock, place, gives_up, log):
                 )
                 log("$ %s\n%s" % (" ".join(words), said and said + "\n"))
                 if code != 0:
-                    text = "%s failed: %s" % (" ".join(_name(words)), "\n".join(said.splitlines()[-10:]))
+                    text = "%s failed: %s" % (" ".join(_name(words)), tell_end(said))
                     away = _NETWORKS.search(said) and not names_index
                     # A manager that was killed, such as for memory, says nothing about the lock file.
                     is_machines = is_base or away or not 0 < code < 128 or _MACHINES.search(said)
@@ -292,6 +293,13 @@ def _build_environment(made, python, lock, place, gives_up, log):
     except (OSError, SetupFailed):
         remove_folder(home)
         raise
+
+
+def tell_end(said):
+    """The last lines of what a manager said. The reason comes last, where pip often has something else."""
+    lines = said.splitlines()
+    reasons = [line for line in lines if _REASON.match(line)][-1:]
+    return "\n".join(lines[-10:] + [line for line in reasons if line != lines[-1]])
 
 
 def _list_steps(made, python, lock, home):

@@ -46,6 +46,13 @@ class VersionGone(NotPossible):
         super().__init__(f"there is no version `{version}`, which the task reuses as `{tag}`")
 
 
+class VersionDamaged(NotPossible):
+    """A task names a version of an artifact that the store has no longer as it was saved; no other worker finds more."""
+
+    def __init__(self, tag: str, problem: str) -> None:
+        super().__init__(f"`{tag}`, which the task reuses: {problem}")
+
+
 @dataclass(slots=True)
 class Brought:
     """The versions that an attempt begins with."""
@@ -168,14 +175,18 @@ class Captures:
             return
 
     def _bring_named(self, kept: _Kept, store: ArtifactStore, tag: str, named: str) -> None:
+        from runtime.records.artifacts import ArtifactDamaged
         from runtime.worker.content_cache import ContentCache
 
         version = Version.parse(named)
-        manifest = None if version is None else store.find(version)
-        if version is None or manifest is None:
-            raise VersionGone(tag, named)
-        cache = None if self._services.local else ContentCache.open(load_settings().cache_dir)
-        self._restore(kept, store, version, manifest, tag, cache)
+        try:
+            manifest = None if version is None else store.find(version)
+            if version is None or manifest is None:
+                raise VersionGone(tag, named)
+            cache = None if self._services.local else ContentCache.open(load_settings().cache_dir)
+            self._restore(kept, store, version, manifest, tag, cache)
+        except ArtifactDamaged as problem:
+            raise VersionDamaged(tag, problem.message) from None
 
     def _restore(
         self,

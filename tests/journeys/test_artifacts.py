@@ -129,7 +129,7 @@ def test_file_that_was_put_is_found_by_tasks_and_is_the_same_version_again(tmp_p
     assert put["version"] == again["version"] != other["version"]
     printed = {name: lab.run("logs", lab.read("results", name)[0]["task"]) for name in ("old", "new", "local")}
     assert printed == {"old": "9 artifacts\n", "new": "10 artifacts\n", "local": "10 artifacts\n"}
-    assert "is there already and is not empty" in lab.run("artifacts", "get", "inputs", "base", "step", code=2)
+    assert "is there already and is no empty folder" in lab.run("artifacts", "get", "inputs", "base", "step", code=2)
     assert "did you mean" in lab.run("artifacts", "get", "inputs", "bse", code=2)
 
 

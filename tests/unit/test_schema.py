@@ -57,3 +57,17 @@ def test_reader_without_a_required_field_has_no_value() -> None:
 
 def test_problem_is_one_printable_line() -> None:
     assert str(Problem(path="a\nb", message="is `\x1b[2J`")) == "`a\\nb` is `\\x1b[2J`"
+
+
+def test_record_with_bytes_that_are_no_utf8_names_the_fields_that_hold_them() -> None:
+    value = {"name": "a\udcff", "parts": {"\ud800": {"size": 1}}}
+
+    value["parts"]["itself"] = value  # type: ignore[index]
+
+    found, problems = read_record(Outer, value)
+
+    assert found is None
+    assert [str(each) for each in problems if "UTF-8" in each.message] == [
+        "`name` holds bytes that are no UTF-8, near 'a\\udcff'; name the file by a path that is UTF-8, such as a link to it",
+        "`parts` holds bytes that are no UTF-8, near '\\ud800'; name the file by a path that is UTF-8, such as a link to it",
+    ]

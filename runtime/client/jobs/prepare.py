@@ -16,7 +16,16 @@ from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownNam
 from runtime.jobs.call import ANY_PYTHON, Call
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
 from runtime.jobs.secret_schemes import check_schemes
-from runtime.jobs.spec import CodeMode, EnvironmentManager, InvalidSpec, JobSpec, expand, parse_spec, secret_refs
+from runtime.jobs.spec import (
+    CodeMode,
+    Environment,
+    EnvironmentManager,
+    InvalidSpec,
+    JobSpec,
+    expand,
+    parse_spec,
+    secret_refs,
+)
 from runtime.jobs.spec_fields import held_ids, job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
@@ -164,6 +173,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     launcher, base = get_launcher(target.kind), options.base or Path.cwd()
     request.take_sinks(settings)
     spec = request.spec_on(target)
+    check_environment(spec.environment)
     if options.hold:
         spec = check_held(spec)
     if spec.call:
@@ -205,6 +215,16 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
         )
     refuse_secrets(plan, source=request.source)
     return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot, reused=reused)
+
+
+def check_environment(environment: Environment) -> None:
+    """Raise `NotPossible` for a lock file and the like that nothing would install."""
+    about = {"lock": environment.lock, "extras": environment.extras, "python": environment.python}
+    if environment.manager is EnvironmentManager.NONE and (named := [name for name, value in about.items() if value]):
+        raise NotPossible(
+            f"`environment.{named[0]}` needs an `environment.manager`, and there is none",
+            hint="environment.manager: uv for a uv.lock, pip for a list of requirements, or conda",
+        )
 
 
 HELD_FOR: Final = timedelta(hours=8)

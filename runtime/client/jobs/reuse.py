@@ -37,7 +37,7 @@ from runtime.values import dataclass, replace
 class Bytes(Protocol):
     """Where the files of a version lie, while it is open."""
 
-    def fetch(self, version: Version, entry: Entry, to: Path) -> None:
+    def fetch(self, version: Version, name: str, entry: Entry, to: Path) -> None:
         """Save the bytes of a file, verified."""
 
     def find(self, version: Version, entry: Entry, files: Files) -> str | None:
@@ -60,7 +60,7 @@ class _Here:
     def __init__(self, places: Mapping[str, Path], shown: str) -> None:
         self._places, self._shown = places, shown
 
-    def fetch(self, version: Version, entry: Entry, to: Path) -> None:
+    def fetch(self, version: Version, name: str, entry: Entry, to: Path) -> None:
         assert entry.sha256 is not None
         try:
             found, _ = copy_file(str(self._places[entry.sha256]), str(to))
@@ -211,15 +211,17 @@ def store_reused(reused: tuple[Reused, ...], folder: str, files: Files, progress
             continue
         there = set(files.names(f"{folder}/data"))
         entries = {
-            entry.sha256: entry for entry in each.manifest.entries.values() if entry.sha256 not in (None, *there)
+            entry.sha256: (name, entry)
+            for name, entry in each.manifest.entries.items()
+            if entry.sha256 not in (None, *there)
         }
         if entries:
-            size = format_size(sum(entry.size for entry in entries.values()))
+            size = format_size(sum(entry.size for _, entry in entries.values()))
             progress(f"bringing `{each.tag}`, which it reuses: {count_noun(len(entries), 'file')}, {size}")
         with each.open() as found, tempfile.TemporaryDirectory(prefix="runtime-reuse-") as stage:
-            for sha256, entry in sorted(entries.items(), key=lambda one: str(one[0])):
-                name, known = f"{folder}/data/{sha256}", found.find(each.version, entry, files)
-                if known is None or not files.link(known, name):
-                    found.fetch(each.version, entry, Path(stage) / "one")
-                    files.upload(name, Path(stage) / "one")
+            for sha256, (name, entry) in sorted(entries.items(), key=lambda one: str(one[0])):
+                place, known = f"{folder}/data/{sha256}", found.find(each.version, entry, files)
+                if known is None or not files.link(known, place):
+                    found.fetch(each.version, name, entry, Path(stage) / "one")
+                    files.upload(place, Path(stage) / "one")
         files.write(f"{folder}/{each.tag}.json", each.manifest.encode())

@@ -277,13 +277,13 @@ def _queued(facts: Facts) -> Explanation:
     if delayed is not None:
         sentence, more = delayed
         if not facts.live:
-            more = (*more, f"no live worker serves queue `{facts.queue}` to take it then")
+            more = (*more, f"no live worker serves queue `{facts.queue}` to take it then", *_declined_before(facts))
         step = None if facts.live else f"runtime worker --queue {facts.queue}"
         return Explanation(sentence, (*more, *evidence), step)
     if not facts.live:
         return Explanation(
             f"{name} waits because no live worker serves queue `{facts.queue}`",
-            (*_last_workers(facts), *evidence),
+            (*_last_workers(facts), *_declined_before(facts), *evidence),
             f"runtime worker --queue {facts.queue}",
         )
     evidence = [*(f"worker `{worker}` declined it: {why}" for worker, why in facts.declined.items()), *evidence]
@@ -439,6 +439,13 @@ def _last_workers(facts: Facts) -> list[str]:
     if not gone:
         return [f"no worker of queue `{facts.queue}` was seen in the last day"]
     return [line for worker in gone[:3] for line in _worker_lines(worker, facts.now)]
+
+
+def _declined_before(facts: Facts) -> list[str]:
+    """What workers that are gone said when they gave the task back: the next one may say the same."""
+    ours = facts.standing.task_id
+    reasons = {worker.declined[ours]: worker for worker in facts.workers if not worker.live and ours in worker.declined}
+    return [f"worker `{worker.worker}`, which is gone, declined it: {why}" for why, worker in reasons.items()][:3]
 
 
 def _worker_lines(worker: WorkerStatus | None, now: datetime) -> list[str]:

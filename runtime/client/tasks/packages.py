@@ -67,7 +67,7 @@ def read_lock(path: Path, extra: Sequence[str] = ()) -> Packages:
             )
         _check_uv(path, text)
         project = path.with_name("pyproject.toml")
-        settings = _read(project)
+        settings = _read(project, f"what `{path.name}` is a lock of,")
         for url in re.findall(r"[a-z+]+://[^\s\"']+", settings):
             _check_url(str(project), url)
         return Packages(manager="uv", python=_minor(), files={path.name: text, project.name: settings})
@@ -81,15 +81,16 @@ def read_lock(path: Path, extra: Sequence[str] = ()) -> Packages:
     return Packages(manager="pip", python=_minor(), files={LOCK_OF["pip"]: _with(lines, extra)})
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, what: str = "the lock file") -> str:
     found = read_file(str(path))
     if found is None:
-        raise NotPossible(f"cannot read the lock file `{path}`: no such file", hint=f"--environment takes {ALLOWED}")
+        problem = "it is no regular file" if path.exists() else "no such file"
+        raise NotPossible(f"cannot read {what} `{path}`: {problem}", hint=f"--environment takes {ALLOWED}")
     check_size(str(path), found[1])
     try:
-        return found[1].decode()
+        return found[1].decode("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError:
-        raise NotPossible(f"cannot read the lock file `{path}`: it is no text in UTF-8") from None
+        raise NotPossible(f"cannot read {what} `{path}`: it is no text in UTF-8") from None
 
 
 def _check_uv(path: Path, text: str) -> None:

@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
-from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
+from runtime.errors import InvalidValue, MissingExtra, ObjectGone, StoreUnavailable
 from runtime.records.blobs import BlobInfo
 from runtime.terminal import Log
 
@@ -167,7 +167,7 @@ class BucketBlobs:
             return b""
 
     def download(self, key: str, to: BinaryIO) -> None:
-        """Write the object to an open, empty file, piece by piece. Raises `StoreUnavailable` without one."""
+        """Write the object to an open, empty file, piece by piece. Raises `ObjectGone` without one."""
 
         def try_once() -> None:
             to.seek(0)
@@ -177,7 +177,7 @@ class BucketBlobs:
         try:
             self._call(key, try_once)
         except FileNotFoundError as problem:
-            raise StoreUnavailable(f"`{self.url}/{key}` is gone", retryable=False) from problem
+            raise ObjectGone(f"{self.url}/{key}") from problem
 
     def copy(self, there: str, key: str) -> bool:
         """Have the service copy an object, over an existing one. False without an object to copy."""

@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 
 from runtime.errors import StoreUnavailable, StoreUnsafe
 from runtime.records.blobs import PAUSES_S, BlobInfo
-from runtime.units import count_noun, format_size
+from runtime.records.disk import tell_free
 
 TEMPORARY: Final = ".tmp-"
 """Begins the name of a file that is being written; a listing leaves it out."""
@@ -235,22 +235,16 @@ class FolderBlobs:
         message = f"record folder `{self.root}` failed: {said}"
         facts = [f"at `{path}`, which was left as it was"]
         if problem.errno in _FULL:
-            facts.append(f"free: {self._free_space()}")
-            return StoreUnavailable(message, facts=facts, hint="make room there; the work goes on by itself")
+            facts.append(f"free: {tell_free(self.root)}")
+            return StoreUnavailable(
+                message, facts=facts, hint="make room there; workers go on by themselves, and a command is run again"
+            )
         if problem.errno in _NOT_ALLOWED:
             hint = f"give user {os.getuid()} write access to `{self.root}`"
             return StoreUnavailable(message, facts=facts, hint=hint, retryable=False)
         if isinstance(problem, FileNotFoundError) and not os.path.isdir(self.root):
             return _no_folder(self.root)
         return StoreUnavailable(message, facts=facts, hint="is the disk or its server well? `dmesg` may say")
-
-    def _free_space(self) -> str:
-        try:
-            found = os.statvfs(self.root)
-        except OSError:
-            return "unknown"
-        size, files = found.f_bavail * found.f_frsize, found.f_favail
-        return f"{format_size(size)} and {count_noun(files, 'file')}"
 
 
 def _no_folder(root: Path) -> StoreUnavailable:

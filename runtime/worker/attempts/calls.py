@@ -77,7 +77,7 @@ def _call(request: dict[str, Any], argv: list[str] | None) -> Any:
         run.variant = args[0] if args else None
         args = [run, *args]
     value = function(*args, **kwargs)
-    if call.is_json(value) and not (isinstance(value, dict) and list(value) == [PICKLE]):
+    if call.is_json(value, finite=False) and not (isinstance(value, dict) and list(value) == [PICKLE]):
         return value
     import base64
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from runtime.shim.call import PROGRAM, Run
+from runtime.shim.call import PROGRAM, Run, to_number
 from runtime.worker.attempts import child, scratch
 
 TYPE_CHECKING = False
@@ -96,17 +96,19 @@ class Attempt(Run):
     def progress(self, done: float, total: float | None = None, text: str | None = None, **numbers: float) -> None:
         """Report how far the attempt is; cheap enough for every step. Also keeps numbers, as `report` does."""
         self._keep(numbers, done, total)
-        self._execution.note_progress(float(done), None if total is None else float(total), text)
+        self._execution.note_progress(
+            to_number("done", done), None if total is None else to_number("total", total), text
+        )
 
     def report(self, step: float | None = None, **numbers: float) -> None:
         """Keep numbers, at a step if there is one: the record has the last, least and greatest number of each name."""
         self._keep(numbers, step)
-        self._execution.note_progress(None if step is None else float(step))
+        self._execution.note_progress(None if step is None else to_number("step", step))
 
     def _keep(self, numbers: dict[str, float], step: float | None = None, of: float | None = None) -> None:
         if self._folders["metrics"]:
             super()._keep(numbers, step, of)
-        self.metrics.update((name, float(value)) for name, value in numbers.items())
+        self.metrics.update((name, to_number(name, value)) for name, value in numbers.items())
 
     def _read_origin(self) -> dict[str, Any]:
         return self._execution.read_origin() or super()._read_origin()

@@ -186,6 +186,18 @@ def test_plot_as_a_picture_writes_a_png(bench: Bench, run: Run, tmp_path: Path, 
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_plot_of_numbers_too_far_apart_for_a_picture_is_refused_and_leaves_no_file(
+    bench: Bench, run: Run, tmp_path: Path
+) -> None:
+    put(bench, tmp_path, {"0.1": [1.7e308, -1.7e308]})
+
+    code, out, err = run("plot", "sweep", "loss", "--png", "loss.png")
+
+    assert (code, out) == (2, "")
+    assert err.startswith("error: `loss` cannot be drawn as a picture: its numbers are too large or too far apart\n")
+    assert not (tmp_path / "loss.png").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -207,6 +219,22 @@ def test_plot_of_what_cannot_be_drawn_is_refused(
 
     assert (code, out) == (2, "")
     assert err.startswith(said)
+
+
+def test_number_that_tasks_returned_is_drawn_over_a_parameter_and_has_no_course(bench: Bench, run: Run) -> None:
+    for rate in ("0.1", "0.2"):
+        bench.put(sample_task(rate, experiment="sweep", entry=CommandEntry(("run", f"--lr={rate}"))))
+        bench.succeed(bench.lease(), value={"loss": float(rate) * 2, "name": "x", "done": True})
+
+    code, out, _ = run("plot", "sweep", "value.loss", "--vs", "lr", "-o", "json")
+    _, _, without = run("plot", "sweep", "value.loss")
+    _, _, unknown = run("plot", "sweep", "loss")
+
+    assert (code, [(row["lr"], row["value"]) for row in json.loads(out)]) == (0, [(0.1, 0.2), (0.2, 0.4)])
+    assert without.startswith(
+        "error: the course of `value.loss` was not kept, only its last number\nhint: `--vs PARAM`"
+    )
+    assert unknown.startswith("error: no metric named `loss`\n  known metrics: value.loss\n")
 
 
 def test_plot_of_an_experiment_that_reported_nothing_names_how_to_report(bench: Bench, run: Run) -> None:

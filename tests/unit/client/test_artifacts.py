@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,11 +23,11 @@ from runtime.client.artifacts import (
     split_reuse,
 )
 from runtime.client.tasks.submit import submit
-from runtime.errors import InvalidTask, InvalidValue, NotPossible, RequestRefused, UnknownName
+from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.queues.base import Queue
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.reasons import EndReason
-from runtime.records.artifacts import Writer
+from runtime.records.artifacts import ArtifactDamaged, Writer
 from runtime.records.base import RecordStore
 from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, Version
 from runtime.tasks.history import Record
@@ -191,3 +194,70 @@ def test_submit_in_python_refuses_artifacts_without_code_and_what_is_no_dictiona
             submit(work, queue=bench.queue, snapshot="sha256:0", **words)  # type: ignore[arg-type]
     done = submit(work, queue=bench.queue, capture={"m": "out"}, snapshot="sha256:0")
     assert done.new == 1
+
+
+def test_final_version_that_is_damaged_hides_no_other_in_the_list_and_is_not_brought_home(bench: Bench) -> None:
+    tasks = [bench.put("1"), bench.put("2")]
+    versions = [bench.save(task, task.id) for task in tasks]
+    for task in tasks:
+        bench.succeed(task)
+    bench.records.open_artifacts()._blobs.put(f"artifacts/{versions[0].id}.json", b'{"fi')
+
+    listed = list_artifacts("sweep", bench.records)
+
+    assert [(each.task, each.state, each.files, each.saved_at is None, each.left_out) for each in listed] == [
+        (tasks[0].id, "damaged", 0, True, f"version `{versions[0].id}` cannot be used: its manifest is no JSON"),
+        (tasks[1].id, "final", 1, False, None),
+    ]
+    for use in (
+        lambda: bench.get(tasks[0].id),
+        lambda: resolve_reuse(f"{tasks[0].id}/model", "m", bench.records, "new"),
+    ):
+        with pytest.raises(ArtifactDamaged):
+            use()
+
+
+def test_bringing_home_tells_of_each_file_and_of_no_link_or_folder(bench: Bench) -> None:
+    (bench.folder / "model").mkdir()
+    (bench.folder / "model" / "link").symlink_to("w")
+    (bench.folder / "model" / "empty").mkdir()
+    task = bench.put("1")
+    bench.save(task, "four")
+    info, told = find_artifact(task.id, "model", bench.records), list[int]()
+
+    get_artifact(info, bench.folder / "to", bench.records, progress=told.append)
+
+    assert (info.files, told) == (1, [4])
+
+
+def test_put_of_what_is_neither_a_file_nor_a_folder_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bench.folder)
+    os.mkfifo("pipe")
+    for path, problem in (("pipe", "`pipe` is neither a file nor a folder"), ("/dev/null", "`/dev/null` is neither")):
+        with pytest.raises(NotPossible, match=problem):
+            put_artifact(Path(path), "m", "new", bench.records)
+
+
+def test_reuse_of_an_address_that_does_not_answer_says_what_the_machine_said(bench: Bench) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+
+    with pytest.raises(InfrastructureFailure) as refused:
+        resolve_reuse(address, "m", bench.records, "new")
+
+    assert refused.value.message == f"`{address}` cannot be read: Connection refused"
+
+
+def test_artifacts_of_python_take_paths_and_refuse_other_kinds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bench.folder)
+    (bench.folder / "base").write_text("x")
+
+    made = make_artifacts({"m": Path("out")}, None, {"b": Path("base")}, bench.records, "new")
+
+    assert made.capture == {"m": "out"}
+    assert made.reuse == {"b": list_artifacts("new", bench.records)[0].version}
+    for given in ({"m": None}, {"m": 3}):
+        with pytest.raises(InvalidValue, match="no valid capture"):
+            make_artifacts(given, None, None, bench.records, "new")
+        with pytest.raises(InvalidValue, match="no valid reuse"):
+            make_artifacts(None, None, given, bench.records, "new")

@@ -484,6 +484,16 @@ def test_facts_of_a_task_whose_cancel_was_cut_off_before_its_record() -> None:
     assert (seen.cancelled, seen.cancel_ordered_at) == (True, None)
 
 
+def test_task_that_waits_without_workers_names_what_the_last_ones_said_when_they_gave_it_back() -> None:
+    gone = worker("w-a", silent_s=600, declined={"t-1": "the index does not answer"})
+
+    waiting, delayed = explain(facts(workers=(gone,))), explain(facts(workers=(gone,), due=NOW + timedelta(seconds=30)))
+
+    line = "worker `w-a`, which is gone, declined it: the index does not answer"
+    assert line in waiting.evidence
+    assert line in delayed.evidence
+
+
 def test_facts_name_the_workers_that_declined(bench: Bench) -> None:
     task = sample_task()
     bench.put(task)

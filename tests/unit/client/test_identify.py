@@ -144,8 +144,12 @@ def test_remembered_experiment_is_of_one_stack(tmp_path: Path) -> None:
 def test_get_task_id_of_an_experiment_says_what_it_is(bench: Bench) -> None:
     bench.put(sample_task(experiment="sweep"))
 
-    with pytest.raises(NotPossible, match="`sweep` is the experiment `sweep`, expected a task"):
+    with pytest.raises(NotPossible, match="`sweep` is the experiment `sweep`, expected a task") as refused:
         get_task_id("sweep", bench.records)
+
+    assert refused.value.hint == (
+        "`runtime status sweep` shows its tasks; `runtime retry --failed sweep` runs all that failed again"
+    )
 
 
 def test_get_experiment_of_a_task_is_refused(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Request, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.config import Project, Settings
-from runtime.errors import UnknownName
+from runtime.errors import NotPossible, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import Target, owner_name
@@ -184,6 +184,18 @@ def test_launch_of_an_array_gives_each_index_its_parameters_and_status(settings:
     assert dict(status.counts) == {JobState.SUCCEEDED: 1, JobState.FAILED: 2}
     assert [printed(job, index) for index in (5, 6, 7)] == ["0 5\n", "1 6\n", "2 7\n"]
     assert [(each.index, each.exit_code) for each in job.status(indices=True).indices] == [(5, 0), (6, 1), (7, 2)]
+
+
+@pytest.mark.parametrize("field", [{"lock": "requirements.txt"}, {"extras": ["gpu"]}, {"python": "3.11"}])
+def test_launch_with_a_lock_file_and_no_manager_is_refused(
+    settings: Settings, tree: Path, field: dict[str, object]
+) -> None:
+    with pytest.raises(NotPossible) as refused:
+        launch({"command": ["true"], "environment": field}, "local", settings=settings)
+
+    assert (
+        refused.value.message == f"`environment.{next(iter(field))}` needs an `environment.manager`, and there is none"
+    )
 
 
 def test_launch_of_ranks_runs_them_together(settings: Settings, tree: Path) -> None:

@@ -282,3 +282,23 @@ def test_stored_packages_with_other_bytes_than_their_name_says_are_not_used() ->
 
     with pytest.raises(StoreUnsafe):
         fetch_packages(packages.id, records)
+
+
+def test_lock_file_that_is_none_says_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "uv.lock").write_text("version = 1\n")
+
+    for name, said in (
+        ("folder", f"cannot read the lock file `{tmp_path}/folder`: it is no regular file"),
+        ("gone.txt", f"cannot read the lock file `{tmp_path}/gone.txt`: no such file"),
+        ("uv.lock", f"cannot read what `uv.lock` is a lock of, `{tmp_path}/pyproject.toml`: no such file"),
+    ):
+        with pytest.raises(NotPossible) as refused:
+            read_lock(tmp_path / name)
+        assert refused.value.message == said
+
+
+def test_lock_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_bytes(b"\xef\xbb\xbfidna==3.7\r\n")
+
+    assert list(read_lock(tmp_path / "requirements.txt").files.values()) == ["idna==3.7\n"]

@@ -396,6 +396,26 @@ def test_wrong_call_is_refused_with_the_next_step(
     assert said in (refused.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"method_call": None}, "`None` is no valid function"),
+        ({"mode": None}, "`None` is no valid mode"),
+        ({"mode": ""}, "`` is no valid mode"),
+        ({"variant": [1]}, "`[1]` is no valid variant"),
+        ({"time_in_mins": "x"}, "`'x'` is no valid time_in_mins"),
+        ({"time_in_mins": -1}, "`-1` is no valid time_in_mins"),
+    ],
+)
+def test_value_of_another_kind_is_refused_by_its_name(
+    project: Path, function: Any, words: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        run_experiment(**{"method_call": function, **words})
+
+    assert refused.value.message == said
+
+
 def test_generator_function_is_refused_before_it_goes_anywhere(project: Path) -> None:
     @of_script
     def steps(config: Any, variant: Any) -> Iterator[int]:

@@ -18,6 +18,7 @@ from runtime.client.tasks.cancel import cancel_experiment
 from runtime.errors import InvalidValue, MissingExtra, QueueUnavailable, RequestRefused, UnknownName, WorkFailed
 from runtime.experiments.trials import TrialState
 from runtime.experiments.tune import OtherStudy
+from runtime.experiments.tune_jobs import StudyDamaged
 from runtime.experiments.tune_queues import QueuePlace
 from runtime.faults import FaultReached, arm
 from runtime.queues.memory import MemoryQueue
@@ -239,6 +240,8 @@ def test_another_sampler_is_made_for_each_seed(lab: Any) -> None:
         lambda: runtime.log(1, 0.1),
         lambda: runtime.uniform(1, 1),
         lambda: runtime.uniform(0, float("inf")),
+        lambda: runtime.uniform(0, 10**400),
+        lambda: runtime.uniform(-1e308, 1e308),
         lambda: runtime.uniform("0", 1),  # type: ignore[arg-type]
         lambda: runtime.integer(0, 8, log=True),
         lambda: runtime.integer(0.5, 8),  # type: ignore[arg-type]
@@ -250,6 +253,7 @@ def test_another_sampler_is_made_for_each_seed(lab: Any) -> None:
         lambda: runtime.choice(object()),
         lambda: runtime.choice(10**5000),
         lambda: runtime.choice(float("nan")),
+        lambda: runtime.choice("a\udcff", "b"),
     ],
 )
 def test_variable_that_cannot_be_searched_is_refused(make: Callable[[], Any]) -> None:
@@ -265,6 +269,9 @@ def test_variable_that_cannot_be_searched_is_refused(make: Callable[[], Any]) ->
         ({"space": {**SPACE, "k": (1, 2)}}, r"`\(1, 2\)` is no valid value of `k` in the space"),
         ({"space": {**SPACE, 3: 1}}, "no valid name in the space"),
         ({"space": [1]}, "no valid space"),
+        ({"space": {"a\udcff": runtime.uniform(0, 1)}}, "no valid name in the space"),
+        ({"minimise": "loss"}, "no keyword named `minimise` of `runtime.tune`"),
+        ({"target": "local", "maximise": "reward"}, "no keyword named `maximise`"),
         ({"minimize": "a", "maximize": "b"}, "`minimize` and `maximize` contradict each other"),
         ({"minimize": ""}, "`minimize` is '', expected the name of a number"),
         ({"n": 0}, "`0` is no valid n"),
@@ -277,6 +284,21 @@ def test_variable_that_cannot_be_searched_is_refused(make: Callable[[], Any]) ->
 def test_study_that_cannot_be_made_is_refused(lab: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestRefused, match=said):
         runtime.tune(parabola, given.pop("space", SPACE), **given)
+
+
+def test_trial_that_exits_fails_and_the_others_go_on(lab: Any) -> None:
+    def exits(run: Any, variant: Any) -> float:
+        if run.index == 1:
+            sys.exit("no such data set")
+        return float(variant["x"])
+
+    study = runtime.tune(exits, SPACE, n=3)
+
+    assert [(each.state.value, each.error) for each in study.trials] == [
+        ("succeeded", None),
+        ("failed", "SystemExit: no such data set"),
+        ("succeeded", None),
+    ]
 
 
 def test_field_that_no_task_has_is_refused(lab: Any) -> None:
@@ -329,6 +351,25 @@ def test_other_study_under_the_same_name_is_refused(lab: Any, worker: Callable[[
             runtime.tune(function, n=2, target=kind, name="fit", **given)
         assert refused.value.what == what
         assert refused.value.hint == 'give the new study a name of its own: name="fit-2"'
+
+
+@pytest.mark.parametrize("file", ["1.json", "study.json"])
+@pytest.mark.parametrize("harm", ["cut off", "other", "gone"])
+def test_study_with_a_damaged_note_names_it_and_starts_nothing(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, harm: str
+) -> None:
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
+    runtime.tune(lab.loss, SPACE, n=3, target="local", name="fit")
+    note = tmp_path / "data" / "studies" / "local" / "fit" / file
+    note.unlink() if harm == "gone" else note.write_text('{"it' if harm == "cut off" else "[]")
+    before = calls_made(tmp_path)
+
+    with pytest.raises(StudyDamaged) as refused:
+        runtime.tune(lab.loss, SPACE, n=4, target="local", name="fit")
+
+    said = "is gone" if harm == "gone" else "is damaged"
+    assert refused.value.message == f"study `fit` cannot go on: its note `{note}` {said}"
+    assert calls_made(tmp_path) == before
 
 
 def test_experiment_of_other_tasks_is_no_study(lab: Any) -> None:

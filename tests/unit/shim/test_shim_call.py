@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -321,14 +322,20 @@ def test_value_that_json_gives_back_as_it_is(value: object) -> None:
     assert json.loads(encode_value(value).partition(b"\n")[2]) == value
 
 
-@pytest.mark.parametrize(
-    "value", [(1,), {1}, {1: 2}, [(1,)], float("nan"), float("-inf"), b"x", {"a": (1,)}, True.__class__, 1j]
-)
+@pytest.mark.parametrize("value", [(1,), {1}, {1: 2}, [(1,)], [math.nan, (1,)], b"x", {"a": (1,)}, True.__class__, 1j])
 def test_value_that_json_would_change_or_refuse_is_pickled(value: object) -> None:
     assert not is_json(value)
     stored = parse_stored(encode_value(value))
     assert stored.head["form"] == "pickle"
     assert repr(pickle.loads(stored.body)) == repr(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, {"loss": math.nan, "all": [1, -math.inf]}])
+def test_number_that_is_not_finite_stays_readable_in_a_value_and_is_no_json_of_a_call(value: object) -> None:
+    stored = parse_stored(encode_value(value))
+
+    assert (is_json(value), is_json(value, finite=False), stored.head["form"]) == (False, True, "json")
+    assert repr(json.loads(stored.body)) == repr(value)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x" * 10])

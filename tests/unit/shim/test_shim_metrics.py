@@ -186,3 +186,25 @@ def test_reports_of_a_file_that_is_begun_anew_go_on(tmp_path: Path) -> None:
 def test_report_of_a_taken_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"no metric can be called `{name}`"):
         ReportFile(str(tmp_path / "m")).add({name: 1})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "step", "raised", "said"),
+    [
+        ({"loss": "high"}, None, ValueError, "`loss` is 'high', which is no number"),
+        ({"loss": None}, None, TypeError, "`loss` is None, which is no number"),
+        ({"loss": 1.0}, "first", ValueError, "`step` is 'first', which is no number"),
+    ],
+)
+def test_report_of_what_is_no_number_names_it(
+    tmp_path: Path, numbers: dict[str, Any], step: Any, raised: type[Exception], said: str
+) -> None:
+    with pytest.raises(raised, match=f"^{said}$"):
+        ReportFile(str(tmp_path / "m")).add(numbers, step)
+
+
+def test_report_of_a_whole_number_beyond_all_floats_is_infinite(tmp_path: Path) -> None:
+    ReportFile(str(tmp_path / "m")).add({"most": 10**400, "least": -(10**400)}, 1)
+
+    line = json.loads((tmp_path / "m").read_text())
+    assert (line["most"], line["least"], line["step"]) == (math.inf, -math.inf, 1.0)

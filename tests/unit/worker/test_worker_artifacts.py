@@ -284,6 +284,32 @@ def test_reused_version_is_found_in_the_folder_of_artifacts(place: Place, source
     assert failed.message.endswith("which the task reuses as `base`")
 
 
+@pytest.mark.parametrize(
+    ("harm", "problem"), [("gone", "file `w` of it is gone"), ("other", "file `w` of it has other bytes than it names")]
+)
+def test_reused_version_that_is_damaged_fails_the_task_and_is_not_left_to_other_workers(
+    place: Place, source: Path, harm: str, problem: str
+) -> None:
+    first = captured(place.records, "mkdir -p out/model; echo 1 > out/model/w", "first", source)
+    place.queue.put([first])
+    place.run(idle_timeout=timedelta(seconds=1))
+    blobs = place.records.open_artifacts()._blobs
+    (content,) = blobs.list_keys(f"artifacts/{first.id}/data/")
+    blobs.delete(content) if harm == "gone" else blobs.put(content, b"2\n")
+    version = place.versions(first, "model")[-1]
+    second = captured(place.records, "true", "second", source, artifacts=Artifacts(reuse={"base": version.id}))
+    place.queue.put([second])
+
+    place.run(max_consecutive_failures=0, idle_timeout=timedelta(seconds=1))
+
+    failed = place.records.find(second.id, 1)
+    assert failed is not None
+    assert (failed.reason, failed.message) == (
+        EndReason.CONFIG_INVALID,
+        f"`base`, which the task reuses: version `{version.id}` cannot be used: {problem}",
+    )
+
+
 def test_checkpoint_folder_follows_the_task_to_another_worker(place: Place, source: Path, tmp_path: Path) -> None:
     script = f"""
     mkdir -p $RUNTIME_CHECKPOINT_DIR; cat $RUNTIME_CHECKPOINT_DIR/step 2>/dev/null && exit 0
