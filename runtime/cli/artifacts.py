@@ -41,7 +41,7 @@ JOB_COLUMNS: Columns = {
     "STATE": "state",
     "FILES": "files",
     "SIZE": lambda one: format_size(one.size_bytes),
-    "SAVED": lambda one: format_time(one.saved_at),
+    "SAVED": lambda one: one.saved_at and format_time(one.saved_at),
 }
 
 
@@ -65,7 +65,7 @@ def list_(
     """List the artifacts of a task or a job, or of an experiment with all its tasks.
 
     `final` is what the attempt that succeeded left, `saved` the newest version so far of a task or run that has not
-    succeeded, and `put` came from `runtime artifacts put`. What a task that succeeded left is `damaged` if it cannot be read.
+    succeeded, and `put` came from `runtime artifacts put`. What one that succeeded left is `damaged` if it cannot be read.
 
     \b
     Examples:
@@ -83,6 +83,9 @@ def list_(
         with named[0] as job:
             of_runs = list_of_job(job, named[1])
             print_list(of_runs, JOB_COLUMNS, output)
+            for run in of_runs:
+                if run.state == "damaged":
+                    note(f"`{run.tag}` of run {run.index}: {run.left_out}")
             if not of_runs:
                 note(f"nothing of {what} has an artifact; `runtime launch --capture PATH:TAG` saves them")
         return

@@ -38,10 +38,11 @@ class RunArtifact:
     job: str
     index: int
     state: str
-    """`final` of a run that succeeded, `saved` of any other: its newest version so far."""
+    """`final` of a run that succeeded, `saved` of any other: its newest version so far. `damaged` is a final one that cannot
+    be read."""
     files: int
     size_bytes: int
-    saved_at: datetime
+    saved_at: datetime | None
     version: str
     """Its id, which never stands for other bytes."""
     left_out: str | None = None
@@ -112,9 +113,19 @@ def _find_newest(job: JobHandle, entry: LedgerEntry, index: int, tag: str) -> Ru
     for version in reversed(versions):
         try:
             manifest = reader.find(version)
-        except ArtifactDamaged:
+        except ArtifactDamaged as problem:
             if final:
-                raise
+                return RunArtifact(
+                    tag=tag,
+                    job=job.id,
+                    index=index,
+                    state="damaged",
+                    files=0,
+                    size_bytes=0,
+                    saved_at=None,
+                    version=version.id,
+                    left_out=problem.message,
+                )
             continue
         if manifest is None:
             continue
@@ -144,13 +155,17 @@ def _owner_of_result(job: JobHandle, entry: LedgerEntry, index: int) -> tuple[st
 
 
 def find_artifact(job: JobHandle, tag: str, index: int | None = None) -> RunArtifact:
-    """Find the one artifact of that tag. Raises `UnknownName`, and `ManyRuns` if several runs have one."""
+    """Find the one artifact of that tag. Raises `UnknownName`, `ManyRuns` if several runs have one, and `ArtifactDamaged`."""
     listed = list_artifacts(job, index)
     found = [each for each in listed if each.tag == tag]
     if not found:
         raise UnknownName("artifact", tag, sorted({each.tag for each in listed}), where=f"of job `{job.id}`")
     if len(found) > 1:
         raise ManyRuns(job.id, tag, found)
+    if found[0].state == "damaged":
+        version = Version.parse(found[0].version)
+        assert version is not None
+        _open_run(job.files, version).find(version)  # raises what is wrong with it
     return found[0]
 
 
@@ -158,14 +173,18 @@ def get_artifact(job: JobHandle, info: RunArtifact, to: Path, *, progress: Calla
     """Bring a version home as `runtime.client.artifacts.get_artifact` does."""
     version = Version.parse(info.version)
     assert version is not None
-    owned = _OWNER.fullmatch(version.owner)
-    assert owned is not None
-    # A retry as a new job left the run in the folder of the earlier one.
-    reader = ArtifactReader(run_blobs(job.files, owned[1], int(owned[2])))
+    reader = _open_run(job.files, version)
     manifest = reader.find(version)
     if manifest is None:
         raise NotPossible(f"version `{version.id}` of artifact `{info.tag}` is gone", hint="a newer one may be there")
     return bring_home(reader, version, manifest, to, progress=progress)
+
+
+def _open_run(files: Files, version: Version) -> ArtifactReader:
+    """The artifacts of the run that a version is of. A retry as a new job left the run in the folder of the earlier one."""
+    owned = _OWNER.fullmatch(version.owner)
+    assert owned is not None
+    return ArtifactReader(run_blobs(files, owned[1], int(owned[2])))
 
 
 def find_final(job: JobHandle, tag: str, index: int | None = None) -> RunArtifact:

@@ -34,6 +34,7 @@ from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import InvalidSpec, JobState, parse_spec
 from runtime.jobs.spec_fields import encode_spec, spec_fields
 from runtime.launchers.slurm.bundle import export_bundle
+from runtime.records.artifacts import ArtifactDamaged
 from runtime.stack.open import open_stack
 from tests.fakes.gcs import GcsServer
 from tests.shim_support import PATIENCE_S, processes_with, shims_with, signal_all, wait_for
@@ -191,6 +192,18 @@ def test_run_of_an_array_is_named_by_its_index(here: Here) -> None:
     assert [(each.index, each.state) for each in list_artifacts(made)] == [(0, "final"), (1, "final")]
     assert [each.index for each in list_artifacts(made, 1)] == [1]
     assert (many.value.hint, read_log(job)) == (f"name the run, such as {made.id[:10]}.0", "6\n")
+
+
+def test_damaged_artifact_of_one_run_hides_no_other_and_is_named_when_it_is_asked_for(here: Here) -> None:
+    made = here.end("sh", "-c", "echo {x} > out", array={"params": {"x": [5, 6]}}, capture={"out": "out"})
+    folder = here.settings.data_dir / "jobs" / job_folder(made.id) / "runs/0/artifacts/out"
+    [version] = folder.iterdir()
+    version.write_text("no list")
+
+    assert [(each.index, each.state) for each in list_artifacts(made)] == [(0, "damaged"), (1, "final")]
+    with pytest.raises(ArtifactDamaged):
+        find_artifact(made, "out", 0)
+    assert find_artifact(made, "out", 1).state == "final"
 
 
 def test_artifact_of_a_run_that_has_not_succeeded_may_change_and_is_not_reused(here: Here) -> None:
