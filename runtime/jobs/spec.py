@@ -20,6 +20,7 @@ from runtime.jobs.params import ParamValues, read_values
 from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
 from runtime.shim.words import NOTIFY
+from runtime.tasks.container import Mount
 from runtime.units import format_duration, format_size, parse_size
 from runtime.values import dataclass, field, replace
 
@@ -127,11 +128,6 @@ class BuildOn(StrEnum):
     NODE = "node"
 
 
-class MountMode(StrEnum):
-    RO = "ro"
-    RW = "rw"
-
-
 class GangPolicy(StrEnum):
     FAIL_FAST = "fail-fast"
     """One rank's end ends the attempt of all."""
@@ -225,18 +221,6 @@ class SecretRef:
     def place(self) -> str:
         """The source without its scheme."""
         return self.source.partition("://")[2]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
-    source: str
-    """A path of the node, `claim://NAME`, or a bucket's URL"""
-    target: str
-    mode: MountMode = MountMode.RO
-
-    def __post_init__(self) -> None:
-        if not self.target.startswith("/"):
-            raise ValueError(f"has `target` {describe(self.target)}, expected an absolute path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

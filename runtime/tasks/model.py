@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
 from runtime.values import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from runtime.tasks.container import Container
 
 SCHEMA: Final = 1
 CALL_PACKED: Final = "runtime.worker.attempts.calls:call_packed"
@@ -34,6 +37,7 @@ NO_OUTPUTS: Final = ()
 FIELDS: Final = frozenset(
     {"id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures", "outputs"}
     | {"snapshot", "folder", "environment", "secrets", "artifacts", "key", "priority", "submitted_by", "submitted_at"}
+    | {"image", "mounts"}
 )
 ENTRY_FIELDS: Final = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
 
@@ -131,6 +135,8 @@ class Terms:
     """The folder of the snapshot's tree that attempts start in; None is the tree itself."""
     environment: str | None = None
     """Content id of the packages and the Python that attempts run with; None stands for the worker's own."""
+    container: Container | None = None
+    """The container that attempts run in; None runs them as processes of the worker's machine. On the wire `image` and `mounts`."""
     secrets: tuple[str, ...] | None = None
     """Names of the stack's secrets that attempts get; None stands for those that the stack gives to each attempt."""
     artifacts: Artifacts = NO_ARTIFACTS
@@ -175,6 +181,7 @@ def make_task(
         snapshot=terms.snapshot,
         folder=terms.folder,
         environment=terms.environment,
+        container=terms.container,
         secrets=terms.secrets,
         artifacts=terms.artifacts,
         key=key,
@@ -334,6 +341,10 @@ def check_terms(terms: Terms) -> None:
             f"is {show_value(terms.environment)}, expected sha256: and 64 hex digits",
             hint="`runtime submit --environment` takes a lock file, and `--dry-run` prints its id",
         )
+    if terms.container is not None:
+        from runtime.tasks.container import check_container  # few tasks have one
+
+        check_container(terms.container, terms.environment)
     if terms.secrets is not None:
         _check_secrets(terms.secrets)
     if terms.artifacts is not NO_ARTIFACTS:
