@@ -85,7 +85,7 @@ def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bo
     try:
         for name, text in packages.files.items():
             Path(folder, name).write_text(text, encoding="utf-8")
-        home: str = find_environment(packages.order(), "", folder, True, gives_up, said.append)  # type: ignore[no-untyped-call]
+        home: str = find_environment(packages.order(), "", folder, True, gives_up, said.append)
     except SetupFailed as problem:
         raise MakingFailed(problem, "".join(said)) from None
     finally:

@@ -90,6 +90,7 @@ class Worker:
                 reuse=options.reuse_process,
                 hold_fds=(*life_fds, scratch.fd),
                 adopt_orphans=options.owns_process,
+                scratch=scratch.path,
                 # The `runtime` script has no current folder on its path; `python -m` puts it first.
                 sys_path=[str(Path.cwd()), *sys.path] if options.owns_process else None,
             ),
