@@ -146,8 +146,9 @@ def _await(pid: int, execution: Execution, container: Container) -> int:
     execution.ran_user_code = True
     pause, told = 0.005, False
     while True:
-        ended, status, _ = os.wait4(pid, os.WNOHANG)
-        if ended:
+        # The engine's monitor falls to this process, and the client waits for it as long as it is not reaped.
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == pid:
             return os.waitstatus_to_exitcode(status)
         if not told and execution.is_asked_to_stop():
             told = bool(container.end([0]))
