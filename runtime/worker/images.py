@@ -1,16 +1,18 @@
 """The containers of tasks: podman or docker of this machine, with the image and the folders that a task names.
 
-An image that the engine has not is pulled once for all tasks that wait for it. A name that no registry has fails its tasks; a
-machine without an engine, or without a folder that is mounted, leaves them to other workers, and so does a registry that does
-not answer.
+An image that the engine has not is pulled once for all tasks that wait for it. A name that no registry has fails its tasks. A
+machine without an engine, without a folder that is mounted, or without a login leaves them to other workers, and so does one
+whose registry does not answer.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from runtime.shim.containers import Engine, ensure_image, find_engine
 from runtime.shim.words import HOST, ImageFailed, SetupFailed
@@ -18,6 +20,9 @@ from runtime.tasks.container import Container, plain_image, plain_mounts
 from runtime.worker.attempts.environment import CONTAINER
 from runtime.worker.making import Making
 from runtime.worker.services import HeldLease
+
+_LOGIN: Final = re.compile("unauthorized|denied|authentication required", re.IGNORECASE)
+"""Answers of registries to a machine without the right login."""
 
 
 class Unwanted(SetupFailed):
@@ -48,7 +53,9 @@ class Images(Making[Container, Engine]):
         return isinstance(problem, Unwanted)
 
     def is_of_the_machine(self, problem: Exception | None) -> bool:
-        return isinstance(problem, SetupFailed | OSError) and not isinstance(problem, ImageFailed)
+        if isinstance(problem, ImageFailed):
+            return _LOGIN.search(str(problem)) is not None
+        return isinstance(problem, SetupFailed | OSError)
 
 
 def get_image(container: Container, gives_up: Callable[[], bool]) -> Engine:
