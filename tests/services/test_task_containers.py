@@ -202,6 +202,22 @@ def test_functions_return_raise_and_leave_as_without_a_container(bench: Bench) -
     assert dict(bench.record(train).metrics) == {"loss": 0.25}
 
 
+def test_warm_process_serves_tasks_with_and_without_a_container_in_turn(bench: Bench) -> None:
+    source = bench.folder / "source"
+    source.mkdir()
+    (source / "lab_body.py").write_text(BODY)
+    snapshot = take_snapshot(source, bench.records)
+    entry = FunctionEntry("lab_body:where", (1,))
+    inside = [in_image(f"in {number}", entry, snapshot=snapshot, priority=-number) for number in (0, 2)]
+    outside = [sample_task(f"out {number}", entry=entry, snapshot=snapshot, priority=-number) for number in (1, 3)]
+    bench.put(*inside, *outside)
+
+    bench.run(reuse_process=True)
+
+    assert [bench.record(task).value for task in inside] == [[1, True, task.id] for task in inside]
+    assert [bench.record(task).value for task in outside] == [[1, False, task.id] for task in outside]
+
+
 def test_secret_is_in_the_command_and_in_nothing_that_an_engine_or_a_process_list_shows(given: SecretBench) -> None:
     canary = "canary'$(id)\\ 4711"
     given.google.put_secret("dev-hf-token", canary.encode())

@@ -181,7 +181,7 @@ class Environment:
             self._values = values
         if code_dir != self.code_dir:
             self.code_dir = code_dir
-            if code_dir and not (self.python or self.container):
+            if code_dir and not self.python:
                 first = [*([cwd] if cwd else []), *_import_folders(code_dir)]
                 self._path = [*first, *(item for item in self._path if item not in first)]
                 sys.path[:] = self._path
