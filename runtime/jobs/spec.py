@@ -121,6 +121,8 @@ class EnvironmentManager(StrEnum):
     UV = "uv"
     PIP = "pip"
     CONDA = "conda"
+    FROZEN = "frozen"
+    """The packages of the Python that launches, in their versions."""
 
 
 class BuildOn(StrEnum):
@@ -179,6 +181,7 @@ class Environment:
     lock: str | None = None
     """Lock file in the tree; the environment is keyed by its hash and made once."""
     extras: tuple[str, ...] = ()
+    """Extras of the project for uv; for a frozen list, packages with versions that come before those of the list."""
     python: str | None = None
     """Minor version of the Python that uv or pip installs for, such as 3.11; None is the lock file's, or the machine's."""
     name: str | None = None
@@ -549,13 +552,16 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
 
 
 def expand(written: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a job file with its short forms in full: a line of shell, one job in `after`, a number of GPUs."""
+    """Return the fields of a job file with its short forms in full: a line of shell, one job in `after`, a number of GPUs, a
+    manager of an environment."""
     found = dict(written)
     # A line of shell may be text; an argv is a list.
     if found.get("shell") and isinstance(found.get("command"), str):
         found["command"] = [found["command"]]
     if isinstance(found.get("after"), str):
         found["after"] = [found["after"]]
+    if isinstance(found.get("environment"), str):
+        found["environment"] = {"manager": found["environment"]}
     resources = found.get("resources")
     if isinstance(resources, Mapping) and type(resources.get("gpus")) in (int, float):
         found["resources"] = {**resources, "gpus": {"count": resources["gpus"]}}
@@ -569,6 +575,8 @@ def spec_schema() -> dict[str, Any]:
     schema["anyOf"] = [{"required": [name]} for name in ("command", "call")]
     resources = schema["properties"]["resources"]["properties"]
     resources["gpus"]["anyOf"].insert(0, {"type": "number", "exclusiveMinimum": 0})
+    managers = f"^({'|'.join(EnvironmentManager)})$"
+    schema["properties"]["environment"] |= {"type": ["string", "object"], "pattern": managers}
     schema["properties"]["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
     return schema
 
