@@ -45,6 +45,10 @@ class Container(Containers):
     def name_of(self, rank: int) -> str:
         return self.prefix
 
+    def is_shown(self, name: str) -> bool:
+        # A secret may have any other name.
+        return name in ("RUNTIME_TASK_ID", "RUNTIME_ATTEMPT_TOKEN")
+
     def inside(self, rank: int, words: list[str]) -> list[str]:
         return ["sh", "-c", BEGIN, self.scratch, *words]
 
