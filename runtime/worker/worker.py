@@ -26,7 +26,7 @@ from runtime.reasons import EndReason
 from runtime.snapshots.identity import CodeIdentity
 from runtime.worker.attempts.model import Ended, PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.scratch import open_root, remove_leftovers
+from runtime.worker.attempts.scratch import clear_left_containers, open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.captures import Captures
 from runtime.worker.dispatch import Dispatch
@@ -82,6 +82,7 @@ class Worker:
         metrics.set_slots(len(self._slots))
         life_fds = queue.join(self.name)
         scratch = open_root(self.name)
+        clear_left_containers()
         selector = selectors.DefaultSelector()
         pool = self._pool = AttemptPool(
             selector=selector,

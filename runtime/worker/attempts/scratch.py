@@ -140,6 +140,20 @@ def remove_leftovers(base: str | None = None) -> list[str]:
     return removed
 
 
+def clear_left_containers(base: str | None = None) -> None:
+    """End the containers of dead workers, so that no attempt runs beside an earlier one of its task."""
+    for entry in _entries(base or default_base()):
+        if not find_containers(entry.path):
+            continue
+        try:
+            fd = _lock(f"{entry.path}.lock")
+        except OSError:
+            continue  # its worker lives
+        if fd is not None:
+            clear_containers(entry.path)
+            os.close(fd)
+
+
 def _remove_root(path: str) -> bool:
     """Remove a worker's root and its lock; returns whether it is gone. Notes on containers that no engine removes stay, for the
     next worker."""

@@ -158,6 +158,24 @@ def test_container_of_an_order_has_normal_names_and_the_limit(monkeypatch: pytes
     }
 
 
+def test_container_of_a_dead_worker_is_removed_before_a_worker_takes_tasks_and_that_of_a_living_one_is_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", give_podman(bench.folder))
+    roots = [open_root(f"w-{name}") for name in ("living", "dead")]
+    for number, root in enumerate(roots):
+        note = Path(root.path) / f"{number:016}.77.container"
+        note.write_text(json.dumps({"engine": f"{bench.folder}/bin/docker", "names": [f"rt-{number:016}"]}))
+    os.close(roots[1].fd)
+    bench.put(sample_task("a", entry=CommandEntry(("cat", f"{bench.folder}/asked"))))
+
+    bench.run()
+    roots[0].close()
+
+    record = bench.record(sample_task("a", entry=CommandEntry(("cat", f"{bench.folder}/asked"))))
+    assert record.log == f"rm --force rt-{1:016}\n"
+
+
 def test_container_that_a_dead_worker_left_stays_noted_until_an_engine_removes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
