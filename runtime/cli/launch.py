@@ -38,6 +38,12 @@ def launch(
     file: job_options.FileOption = None,
     name: job_options.NameOption = None,
     image: job_options.ImageOption = None,
+    environment: Annotated[
+        str | None, Option(metavar="LOCK|frozen|none", help="Its packages: a lock file, or those installed here.")
+    ] = None,
+    with_packages: Annotated[
+        list[str] | None, Option("--with", metavar="NAME==VERSION", help="A package beside those; may repeat.")
+    ] = None,
     cpus: Annotated[float | None, Option(help="Of each node.")] = None,
     memory: Annotated[str | None, Option(metavar="SIZE", help="Of each node: 16GiB, 16GiB..")] = None,
     gpus: Annotated[str | None, Option(metavar="[TYPE:]N", help="Of each node; below 1 a part of one.")] = None,
@@ -110,6 +116,7 @@ def launch(
     flags = {
         "name": name,
         "image": image,
+        **read_environment(environment, with_packages),
         "resources.cpus": cpus,
         "resources.memory": memory,
         **read_gpus(gpus),
@@ -165,6 +172,20 @@ def read_artifacts(
     named, here = ArtifactOptions.read(capture, None, reuse), base or working_folder()
     captured = {tag: relative_path(path, here) for tag, path in named.capture.items()}
     return {field: by_tag for field, by_tag in (("capture", captured), ("reuse", named.reuse)) if by_tag}
+
+
+def read_environment(wanted: str | None, pins: Sequence[str] | None) -> dict[str, Any]:
+    """Return the fields of the packages: a lock file goes to the manager that reads its kind."""
+    if wanted is None and not pins:
+        return {}
+    given = {"environment.extras": list(pins)} if pins else {}
+    if wanted in (None, "frozen", "none"):
+        return {"environment.manager": wanted or "frozen", **given}
+    managers = {".lock": "uv", ".txt": "pip", ".yml": "conda", ".yaml": "conda"}
+    manager = managers.get(os.path.splitext(wanted)[1])  # noqa: PTH122
+    if manager is None:
+        raise InvalidValue("environment", wanted, "a lock file (uv.lock, requirements.txt), `frozen` or `none`")
+    return {"environment.manager": manager, "environment.lock": wanted, **given}
 
 
 def _agree() -> bool:

@@ -108,6 +108,13 @@ def submit(
     with_packages: Annotated[
         list[str] | None, Option("--with", metavar="NAME==VERSION", help="A package beside those; may repeat.")
     ] = None,
+    image: Annotated[
+        str | None, Option(metavar="REF", help="Container image that attempts run in, by podman or docker.")
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        Option(metavar="SOURCE:TARGET[:rw]", help="Of the worker's machine, inside the container; may repeat."),
+    ] = None,
     secret: Annotated[
         list[str] | None,
         Option(metavar="NAME", help="A secret of the stack for attempts, instead of its default ones; may repeat."),
@@ -154,6 +161,7 @@ def submit(
     it writes there goes with the copy, so write results to $RUNTIME_OUTPUT_DIR.
 
     They run with the packages of their worker, unless `--environment` names others: each machine installs those once.
+    With `--image` they run in a container, which podman or docker of the worker's machine starts.
 
     \b
     Examples:
@@ -169,6 +177,7 @@ def submit(
       runtime submit --notify oncall --notify-on failed,complete -- python train.py
       runtime submit --environment uv.lock -- python train.py
       runtime submit --environment frozen --with numpy==2.1 my.project train
+      runtime submit --image ghcr.io/lab/train:1.4 --mount /data/imagenet:/data -- python train.py
       runtime submit --wait my.project evaluate && echo ok
 
     Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
@@ -192,9 +201,12 @@ def submit(
     if secret and no_secrets:
         raise RequestRefused("`--secret` and `--no-secrets` contradict each other", hint="leave one of them out")
     needed = _read_resources(resources, cpus=cpus, memory=memory, gpus=gpus)
+    asked = PackageOptions(environment, tuple(with_packages or ()))
     try:
+        container, asked = asked.choose_container(image, mount)
         options = TaskOptions(
             experiment=experiment,
+            container=container,
             key=key,
             timeout=parse_duration(timeout, field="timeout") if timeout else None,
             max_failures=max_failures,
@@ -214,7 +226,6 @@ def submit(
     if snapshot is not None and no_snapshot:
         raise RequestRefused("`--snapshot` and `--no-snapshot` contradict each other", hint="leave one of them out")
     wanted = False if no_snapshot else None if snapshot is None else Path(snapshot)
-    asked = PackageOptions(environment, tuple(with_packages or ()))
     wants = ArtifactOptions.read(capture, capture_every, reuse)
     if no_snapshot and (wants.capture or wants.reuse):
         raise RequestRefused(
@@ -234,7 +245,7 @@ def submit(
         hearers = read_hearers(notify or None, notify_on, settings.project.notify)
         options = replace(options, notify=hearers.of_tasks)
         options = wants.add_to(options, MemoryRecords(), None)
-        options = replace(options, environment=asked.take(None, settings, code).id)
+        options = asked.add_to(options, asked.take(None, settings, code))
         return _print_tasks(request.make_tasks(options, code), output)
     told = notify or None, notify_on
     return _submit(request, options, wants, wanted, asked, told, queue, stack, skip_existing, wait, output)
@@ -354,6 +365,7 @@ def _note_misplaced(args: Sequence[str]) -> None:
     ours = {
         *("--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--snapshot", "--no-snapshot"),
         *("--dry-run", "--from", "--key", "--secret", "--no-secrets", "--grid-seed", "--environment", "--with"),
+        *("--image", "--mount"),
         *("--capture", "--capture-every", "--reuse", "--notify", "--notify-on"),
     }
     for arg in args:
@@ -363,6 +375,7 @@ def _note_misplaced(args: Sequence[str]) -> None:
 
 _OPTIONS = {
     "secrets": "secret",
+    "mounts": "mount",
     "timeout_s": "timeout",
     "expires_at": "expires",
     "not_before": "delay",
@@ -450,7 +463,7 @@ def _submit(
         options = wants.add_to(options, target.records, recall_last(opened.settings.data_dir, opened.name))
         code = _take_code(wanted, target.records, opened.settings)
         packages = asked.take(target.records, opened.settings, code)
-        options = replace(options, environment=packages.id)
+        options = asked.add_to(options, packages)
         tasks = request.make_tasks(options, code)
         request.note_missing(code, opened.settings.project)
         dealt_with = 0

@@ -1,4 +1,4 @@
-"""Options of `runtime submit` that go with every task: its packages and its artifacts."""
+"""Options of `runtime submit` that go with every task: its packages or its container, and its artifacts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from runtime.client.tasks.make import TaskOptions
     from runtime.config import Settings
     from runtime.records.base import RecordStore
+    from runtime.tasks.container import Container
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,23 @@ class PackageOptions:
         from runtime.client.tasks.environment import take_packages
 
         return take_packages(self.environment, records, settings, code, extra=self.extra)
+
+    def choose_container(
+        self, image: str | None, mounts: Sequence[str] | None
+    ) -> tuple[Container | None, PackageOptions]:
+        """Return the container of the tasks, and the packages beside it. Raises `InvalidTask`."""
+        if image is None and not mounts:
+            return None, self
+        from runtime.client.tasks.make import choose_container
+
+        container, environment = choose_container(image, mounts or (), self.environment, self.extra)
+        return container, replace(self, environment="none" if environment is False else environment)
+
+    def add_to(self, options: TaskOptions, packages: SubmittedPackages) -> TaskOptions:
+        try:
+            return replace(options, environment=packages.id)
+        except InvalidTask as problem:
+            raise RequestRefused(f"`--environment` {problem.problem}", hint=problem.hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from runtime.client.functions import make_call
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.environment import take_packages
-from runtime.client.tasks.make import check_argument
+from runtime.client.tasks.make import check_argument, choose_container
 from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
 from runtime.client.tasks.returned import find_ended, read_end, read_task_log
 from runtime.client.tasks.submit import submit
@@ -30,7 +30,7 @@ from runtime.tasks.model import task_id
 
 TERMS: Final = (
     *("timeout", "max_failures", "expires", "delay", "priority", "resources", "secrets", "stack", "snapshot"),
-    *("environment", "with_packages"),
+    *("environment", "with_packages", "image", "mounts"),
     *("capture", "capture_every", "reuse"),
     *("notify", "notify_on"),
 )
@@ -60,6 +60,9 @@ def start_on_queue(
     environment, extra = terms.pop("environment", None), terms.pop("with_packages", ())
     if environment is not None:
         check_argument("environment", environment)
+    image, mounts = terms.get("image"), terms.get("mounts", ())
+    if image is not None or mounts:
+        _, environment = choose_container(image, mounts, environment, extra)
     # It stays open for the calls, which end wherever the program has gone meanwhile.
     opened = open_stack(stack, queue=asked)
     code = take_code(wanted, opened.records, opened.settings, start=folder, more=more)
@@ -80,7 +83,7 @@ def start_on_queue(
                 entry = {"function": CALL_PACKED, "args": [None, call.function, digest(kept), said]}
             else:
                 entry = {"function": CALL_REQUEST, "args": [{**request, "item": item, "number": number}]}
-            key = f"{number}-{_key_of([entry, code.snapshot, packages.id, salt])}"
+            key = f"{number}-{_key_of([entry, code.snapshot, packages.id, salt, *([image] if image else [])])}"
             ids[task_id(name, key=key)] = number
             # Not part of the key: the same call from another command line is the same task.
             yield {**entry, "kwargs": {"argv": argv}, "key": key, "folder": code.folder}

@@ -18,6 +18,8 @@ from runtime.jobs.spec import LOG_LIMIT, BuildOn, CodeMode, EnvironmentManager, 
 
 ORDER_SCHEMA: Final = 1
 SNAPSHOT_FILE: Final = "snapshot.tar"
+FROZEN_LOCK: Final = ".runtime-frozen.txt"
+"""File at the root of a job's snapshot that lists every package, so that nothing is installed for the sake of one."""
 
 
 def make_order(
@@ -119,6 +121,8 @@ def environment_order(spec: JobSpec, build_on: BuildOn | None = None, *, local: 
     wanted = spec.environment
     if wanted.manager is EnvironmentManager.NONE or wanted.name is not None:
         return {}
+    if wanted.manager is EnvironmentManager.FROZEN:
+        raise NotPossible("`environment.manager: frozen` lists the packages at a launch, and this is none")
     if spec.code.mode is CodeMode.IMAGE:
         raise NotPossible(
             "`environment.manager` makes an environment of a lock file, and `code.mode: image` brings no tree to find it in",
@@ -136,6 +140,7 @@ def environment_order(spec: JobSpec, build_on: BuildOn | None = None, *, local: 
         "lock": lock,
         "extras": list(wanted.extras),
         **({"python": wanted.python} if wanted.python else {}),
+        **({"complete": True} if lock == FROZEN_LOCK else {}),
         "build_on": (wanted.build_on or build_on or BuildOn.NODE).value,
         **({"local": True} if local else {}),
     }

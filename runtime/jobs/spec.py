@@ -21,6 +21,7 @@ from runtime.jobs.sizes import Range
 from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
 from runtime.secret_signs import is_secret, looks_secret
 from runtime.shim.words import NOTIFY
+from runtime.tasks.container import Mount
 from runtime.tasks.sinks import Sink, named_schema
 from runtime.units import format_duration, format_size
 from runtime.values import dataclass, field, replace
@@ -84,16 +85,13 @@ class EnvironmentManager(StrEnum):
     UV = "uv"
     PIP = "pip"
     CONDA = "conda"
+    FROZEN = "frozen"
+    """The packages of the Python that launches, in their versions."""
 
 
 class BuildOn(StrEnum):
     SUBMIT = "submit"
     NODE = "node"
-
-
-class MountMode(StrEnum):
-    RO = "ro"
-    RW = "rw"
 
 
 class GangPolicy(StrEnum):
@@ -147,6 +145,7 @@ class Environment:
     lock: str | None = None
     """Lock file in the tree; the environment is keyed by its hash and made once."""
     extras: tuple[str, ...] = ()
+    """Extras of the project for uv; for a frozen list, packages with versions that come before those of the list."""
     python: str | None = None
     """Minor version of the Python that uv or pip installs for, such as 3.11; None is the lock file's, or the machine's."""
     name: str | None = None
@@ -189,18 +188,6 @@ class SecretRef:
     def place(self) -> str:
         """The source without its scheme."""
         return self.source.partition("://")[2]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
-    source: str
-    """A path of the node, `claim://NAME`, or a bucket's URL"""
-    target: str
-    mode: MountMode = MountMode.RO
-
-    def __post_init__(self) -> None:
-        if not self.target.startswith("/"):
-            raise ValueError(f"has `target` {describe(self.target)}, expected an absolute path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -551,13 +538,16 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
 
 
 def expand(written: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a job file with its short forms in full: a line of shell, one job in `after`, a number of GPUs."""
+    """Return the fields of a job file with its short forms in full: a line of shell, one job in `after`, a number of GPUs, a
+    manager of an environment."""
     found = dict(written)
     # A line of shell may be text; an argv is a list.
     if found.get("shell") and isinstance(found.get("command"), str):
         found["command"] = [found["command"]]
     if isinstance(found.get("after"), str):
         found["after"] = [found["after"]]
+    if isinstance(found.get("environment"), str):
+        found["environment"] = {"manager": found["environment"]}
     resources = found.get("resources")
     if isinstance(resources, Mapping) and type(resources.get("gpus")) in (int, float):
         found["resources"] = {**resources, "gpus": {"count": resources["gpus"]}}
@@ -568,8 +558,9 @@ def spec_schema() -> dict[str, Any]:
     """The JSON Schema that editors check job files with."""
     schema = {"title": "research-runtime job", **json_schema(JobSpec)}
     job = {"type": "string", "pattern": f"^(({'|'.join(When)}):)?j-\\S+$", "examples": ["j-91c0…", "any:j-91c0…"]}
-    schema["anyOf"], fields = [{"required": ["command"]}, {"required": ["call"]}], schema["properties"]
+    schema["anyOf"], fields = [{"required": [name]} for name in ("command", "call")], schema["properties"]
     fields["resources"]["properties"]["gpus"]["anyOf"].insert(0, {"type": "number", "exclusiveMinimum": 0})
+    fields["environment"] |= {"type": ["string", "object"], "pattern": f"^({'|'.join(EnvironmentManager)})$"}
     fields["notify"] |= named_schema(fields["notify"]["items"])
     fields["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
     return schema

@@ -217,14 +217,16 @@ class Attempt(object):
 
     def _get_image(self):
         """Have the engine get the image. The time limit begins after that. Raises `SetupFailed`."""
-        from runtime.shim.containers import Containers, ensure_image, find_engine
+        from runtime.shim.containers import containers_of, ensure_image, find_engine
 
         began = time.time()
         engine = find_engine(self.order["container"].get("engine"))
         ensure_image(engine, self.order["container"]["image"], lambda: self.asked.goes or self._is_unwanted())
         if self.deadline:
             self.deadline += time.time() - began
-        self.ranks.containers = Containers(self.order, self.run.job, self.run.index, self.folder, self.scratch, engine)
+        self.ranks.containers = containers_of(
+            self.order, self.run.job, self.run.index, self.folder, self.scratch, engine
+        )
 
     def _prepare(self, gives_up):
         return make_command(

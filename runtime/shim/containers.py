@@ -1,4 +1,4 @@
-"""Containers of podman or docker that the ranks of an attempt run in, on this machine.
+"""Containers of podman or docker that the ranks of an attempt run in, on this machine: of jobs, and of tasks in a worker.
 
 A container sees the attempt's folders under the paths that they have outside. The first process in it is a shell that reads
 the variables from a file, so that no argument and no configuration of a container has a secret, and runs the command as its
@@ -38,12 +38,13 @@ AGAIN_S = 0.5
 FIRST_PROCESS = """[ $$ = 1 ] || { echo "the container shares its process numbers with others"; exit 125; }
 . "$0" && true >"$0" || exit 125
 echo $$ >"${0%/*}/first.$RUNTIME_RANK"
+note=${RUNTIME_PREEMPTED_NOTE:-$0}
 "$@"
 code=$?
 if [ $code = 137 ]; then
     for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
         [ ! -r $file ] || while read -r name count; do
-            [ "$name" != oom_kill ] || [ "$count" = 0 ] || true >"${RUNTIME_PREEMPTED_NOTE%/*}/oom"
+            [ "$name" != oom_kill ] || [ "$count" = 0 ] || true >"${note%/*}/oom"
         done <$file
     done
 fi
@@ -131,11 +132,11 @@ def find_engine(wanted: "Optional[str]") -> Engine:
     return Engine(path, "%d:%d" % (os.geteuid(), os.getegid()), tuple(sorted(os.getgroups())))
 
 
-def ensure_image(engine, image, gives_up):
+def ensure_image(engine, image, gives_up, tell=say):
     """Have the engine get the image if it has it not. Raises `SetupFailed`."""
     if ask([engine.path, "image", "inspect", "--format", "{{.Id}}", image])[0] == 0:
         return
-    say("%s has no image %s yet, gets it" % (engine.name, image))
+    tell("%s has no image %s yet, gets it" % (engine.name, image))
     code, said = ask([engine.path, "pull", "--quiet", image], PULL_S, gives_up)
     if code:
         text = "%s has no image %s on %s and cannot get it: %s" % (engine.name, image, HOST, last_line(said))
@@ -143,21 +144,25 @@ def ensure_image(engine, image, gives_up):
 
 
 class Containers(object):
-    """The containers of an attempt's ranks here. `scratch` is the attempt's folder on this machine."""
+    """The containers of an attempt's ranks here. `scratch` is the attempt's folder on this machine, `noted` the file with the
+    names of its containers."""
 
     def __init__(
-        self, order: "Dict[str, Any]", job: str, index: int, folder: str, scratch: str, engine: Engine
+        self,
+        container: "Dict[str, Any]",
+        engine: Engine,
+        scratch: str,
+        noted: str,
+        prefix: str,
+        labels: "Dict[str, str]",
+        memory_bytes: "Optional[int]" = None,
     ) -> None:
-        self.order, self.folder, self.scratch, self.engine = order["container"], folder, scratch, engine
-        self.limits = order.get("limits") or {}
+        self.order, self.engine, self.scratch, self.noted = container, engine, scratch, noted
+        self.prefix, self.labels, self.memory_bytes = prefix, labels, memory_bytes
         self.before: "List[str]" = []
         """Words before the engine's, which run on this machine."""
         self.mounts: "List[Tuple[str, str, bool]]" = []
         self.workdir = scratch
-        attempt = os.path.basename(scratch).rpartition("-")[2]
-        self.prefix = "rt-%s-%d-%s-" % (os.path.basename(job)[2:], index, attempt)
-        self.labels = {"job": os.path.basename(job), "index": str(index), "attempt": attempt, "user": str(os.geteuid())}
-        self.labels["root"] = os.path.dirname(os.path.dirname(job))
         self.devices: "Optional[List[str]]" = None
         self.left = False
         self.again = 0.0
@@ -197,7 +202,7 @@ class Containers(object):
         """Note the names before anything runs, for whoever cleans up if this shim is killed. Raises `SetupFailed`."""
         note = {"engine": self.engine.path, "names": [self.name_of(rank) for rank in ranks]}
         try:
-            write_whole(os.path.join(self.folder, CONTAINERS), json.dumps(note, sort_keys=True))
+            write_whole(self.noted, json.dumps(note, sort_keys=True))
         except (IOError, OSError) as problem:
             raise SetupFailed("cannot note the containers: %s" % problem.strerror)
 
@@ -206,10 +211,8 @@ class Containers(object):
         path = os.path.join(self.scratch, "variables.%d" % rank)
         with io.open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
             opened.write(b"".join(export_line(name, value) for name, value in sorted(environment.items())))
-        ours = {name: value for name, value in environment.items() if name.startswith("RUNTIME_")}
-        lines = ["echo $$ >%s" % quote(self._pid_file(rank))] + list(self.order.get("setup") or []) + [FIND_COMMAND]
-        inner = setup_script(lines)
-        inside = ["sh", "-c", inner, "setup"] + list(words)
+        ours = {name: value for name, value in environment.items() if self.is_shown(name)}
+        inside = self.inside(rank, list(words))
         words = self.before + container_words(
             self.engine,
             self.order["image"],
@@ -218,12 +221,21 @@ class Containers(object):
             self.mounts,
             self.workdir,
             sorted(ours),
-            self.limits.get("memory_bytes"),
+            self.memory_bytes,
             chosen_cpus() if self.engine.limits_cpus else None,
             self.devices,
         )
         own = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIME_")}
         return words + ["-c", FIRST_PROCESS, path] + inside, dict(own, **ours)
+
+    def is_shown(self, name):
+        """Whether a variable is part of the container's configuration, by which its processes are found from outside."""
+        return name.startswith("RUNTIME_")
+
+    def inside(self, rank, words):
+        """The words for the container's first process: lines of shell that become the command."""
+        lines = ["echo $$ >%s" % quote(self._pid_file(rank))] + list(self.order.get("setup") or []) + [FIND_COMMAND]
+        return ["sh", "-c", setup_script(lines), "setup"] + words
 
     def _pid_file(self, rank):
         return os.path.join(self.scratch, "pid.%d" % rank)
@@ -261,7 +273,19 @@ class Containers(object):
 
     def close(self):
         if not self.left:
-            drop_file(os.path.join(self.folder, CONTAINERS))
+            drop_file(self.noted)
+
+
+def containers_of(
+    order: "Dict[str, Any]", job: str, index: int, folder: str, scratch: str, engine: Engine
+) -> Containers:
+    """The containers of an attempt of a job, whose folder in the record root is `folder`."""
+    attempt = os.path.basename(scratch).rpartition("-")[2]
+    labels = {"job": os.path.basename(job), "index": str(index), "attempt": attempt, "user": str(os.geteuid())}
+    labels["root"] = os.path.dirname(os.path.dirname(job))
+    prefix = "rt-%s-%d-%s-" % (os.path.basename(job)[2:], index, attempt)
+    limit = (order.get("limits") or {}).get("memory_bytes")
+    return Containers(order["container"], engine, scratch, os.path.join(folder, CONTAINERS), prefix, labels, limit)
 
 
 def container_words(
@@ -340,9 +364,8 @@ def remove_containers(engine, names):
     return False
 
 
-def clear_containers(folder):
-    """Remove the containers that an attempt's folder notes, if there are any."""
-    path = os.path.join(folder, CONTAINERS)
+def clear_containers(path):
+    """Remove the containers that a file notes, if there are any."""
     try:
         note = read_json(path)
         engine, names = str(note["engine"]), [name for name in note["names"] if _NAME.match(name)]

@@ -375,7 +375,7 @@ class Run(object):
         if start and start.get("host") == HOST and not is_alive(start):
             from runtime.shim.containers import clear_containers
 
-            clear_containers(self.attempt_folder(attempt))
+            clear_containers(os.path.join(self.attempt_folder(attempt), CONTAINERS))
 
     def remove_scratch(self, path):
         """Remove the folder that a note names, if it is an attempt's, and ours."""

@@ -166,6 +166,14 @@ def make_snapshot(folder: Path, rules: SnapshotRules | None = None) -> Snapshot:
     return Snapshot(archive=_pack(_read_all(folder, files)), names=tuple(each.name for each in files))
 
 
+def add_file(snapshot: Snapshot, name: str, content: bytes) -> Snapshot:
+    """Return a snapshot that was made here with one more file, which comes first in it. It has no file of that name."""
+    archive = _pack(_make_files({name: content}))
+    start = archive[: _BLOCK + len(content) + -len(content) % _BLOCK]
+    whole = start + snapshot.archive
+    return Snapshot(archive=whole + bytes(-len(whole) % _RECORD), names=(name, *snapshot.names))
+
+
 def digest_files(snapshot: Snapshot) -> dict[str, str]:
     """Return a short digest of mode and bytes, or of a link's target, of each file of a snapshot that was made here."""
     view, at, found = memoryview(snapshot.archive), 0, {}

@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
 from runtime.tasks.sinks import NO_SINKS, TaskSink, check_sinks
 from runtime.values import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from runtime.tasks.container import Container
 
 SCHEMA: Final = 1
 DEFAULT_EXPERIMENT: Final = "default"
@@ -31,7 +34,7 @@ NO_OUTPUTS: Final = ()
 
 FIELDS: Final = frozenset(
     {"id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures", "outputs"}
-    | {"snapshot", "folder", "environment", "secrets", "artifacts", "notify", "key", "priority"}
+    | {"snapshot", "folder", "environment", "image", "mounts", "secrets", "artifacts", "notify", "key", "priority"}
     | {"submitted_by", "submitted_at"}
 )
 ENTRY_FIELDS: Final = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
@@ -130,6 +133,8 @@ class Terms:
     """The folder of the snapshot's tree that attempts start in; None is the tree itself."""
     environment: str | None = None
     """Content id of the packages and the Python that attempts run with; None stands for the worker's own."""
+    container: Container | None = None
+    """The container that attempts run in; None runs them as processes of the worker's machine. On the wire `image` and `mounts`."""
     secrets: tuple[str, ...] | None = None
     """Names of the stack's secrets that attempts get; None stands for those that the stack gives to each attempt."""
     artifacts: Artifacts = NO_ARTIFACTS
@@ -176,6 +181,7 @@ def make_task(
         snapshot=terms.snapshot,
         folder=terms.folder,
         environment=terms.environment,
+        container=terms.container,
         secrets=terms.secrets,
         artifacts=terms.artifacts,
         notify=terms.notify,
@@ -336,6 +342,10 @@ def check_terms(terms: Terms) -> None:
             f"is {show_value(terms.environment)}, expected sha256: and 64 hex digits",
             hint="`runtime submit --environment` takes a lock file, and `--dry-run` prints its id",
         )
+    if terms.container is not None:
+        from runtime.tasks.container import check_container  # few tasks have one
+
+        check_container(terms.container, terms.environment)
     if terms.secrets is not None:
         _check_secrets(terms.secrets)
     if terms.artifacts is not NO_ARTIFACTS:
@@ -401,8 +411,6 @@ def check_entry(entry: Entry | None) -> None:
 
 
 _match_id = re.compile(r"t-[A-Za-z0-9]{1,62}").fullmatch
-
-
 _match_content_id = re.compile(r"sha256:[0-9a-f]{64}").fullmatch
 
 

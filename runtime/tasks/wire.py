@@ -80,6 +80,10 @@ def task_fields(task: Task) -> dict[str, Any]:
         fields["folder"] = task.folder
     if task.environment is not None:
         fields["environment"] = task.environment
+    if task.container is not None:
+        from runtime.tasks.container import container_fields
+
+        fields |= container_fields(task.container)
     if task.secrets is not None:
         fields["secrets"] = list(task.secrets)
     if task.artifacts is not NO_ARTIFACTS and (artifacts := artifacts_fields(task.artifacts)):
@@ -123,6 +127,7 @@ def _is_usual(task: Task) -> bool:
         and task.timeout is None
         and task.resources is NO_RESOURCES
         and task.environment is None
+        and task.container is None
         and task.secrets is None
         and task.artifacts is NO_ARTIFACTS
         and task.notify is NO_SINKS
@@ -284,6 +289,13 @@ def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
             extra[name] = value
     if not values and extra is None and fallback_key is None:
         return make_task(defaults, task_id(defaults.experiment, entry=entry), entry)
+    environment, container = values.get("environment", defaults.environment), defaults.container
+    if "image" in values or "mounts" in values:
+        from runtime.tasks.container import take_container
+
+        container, environment = take_container(values, container), values.get("environment")
+    elif container is not None and "environment" in values:
+        container = None
     experiment = values.get("experiment", defaults.experiment)
     check_experiment_field(experiment)
     key = values.get("key")
@@ -306,7 +318,8 @@ def _parse(fields: object, defaults: Terms, fallback_key: str | None) -> Task:
         outputs=values.get("outputs", ()),
         snapshot=values.get("snapshot", defaults.snapshot),
         folder=values.get("folder", None if "snapshot" in values else defaults.folder),
-        environment=values.get("environment", defaults.environment),
+        environment=environment,
+        container=container,
         secrets=values.get("secrets", defaults.secrets),
         artifacts=values.get("artifacts", defaults.artifacts),
         notify=values.get("notify", defaults.notify),

@@ -307,12 +307,17 @@ class Dispatch:
         )
         if task.environment is not None:
             order.env = {**order.env, **entered(held.environment, task.environment)}
+        if task.container is not None:
+            from runtime.worker.images import contained
+
+            order.env = {**order.env, **contained(held, task.resources.memory_bytes)}
+            held.fenced = False  # It sees no process but its own, and a fence would keep an engine from its work.
+        elif task.resources.memory_bytes:
+            order.memory_bytes = task.resources.memory_bytes
         if held.fenced:
             order.env = {**order.env, fence.VARIABLE: str(os.getpid())}
         if task.timeout is not None:
             order.timeout_s = task.timeout.total_seconds()
-        if task.resources.memory_bytes:
-            order.memory_bytes = task.resources.memory_bytes
         if task.snapshot is not None and not task.artifacts.named:
             order.code_dir, order.snapshot = services.trees.place(task.snapshot, held.slot), task.snapshot
             order.cwd = f"{order.code_dir}/{task.folder}" if task.folder else None

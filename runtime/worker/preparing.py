@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtime.errors import RequestRefused
 from runtime.reasons import EndReason
@@ -27,6 +27,9 @@ from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
 from runtime.worker.services import HeldLease, Services
 from runtime.worker.slots import fits
+
+if TYPE_CHECKING:
+    from runtime.worker.images import Images
 
 DECLINED_AT_MOST: Final = 20
 """Declined tasks that a worker's report names."""
@@ -63,6 +66,7 @@ class Preparing:
         self._declines: dict[str, int] = {}
         self.furnishing = Furnishing(services, outbox, dispatch, self._decline)
         self.environments = Environments(services, self._bring, self._decline, conclude)
+        self._images: Images | None = None
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
         services, holdings = self._services, self._services.holdings
@@ -95,6 +99,7 @@ class Preparing:
             and not resources.memory_bytes
             and task.secrets is None
             and task.environment is None
+            and task.container is None
             and task.artifacts is NO_ARTIFACTS
             and lease.invalid is None
         )
@@ -162,7 +167,11 @@ class Preparing:
                 if held.stop_reason is not EndReason.CANCELLED:
                     held.stop_reason = EndReason.CANCELLED
                     self._services.pool.ask_to_stop(lease.token, EndReason.CANCELLED)
-            elif self._dispatch.leave_line(held) or held.lease.task.environment is not None:
+            elif (
+                self._dispatch.leave_line(held)
+                or lease.task.environment is not None
+                or lease.task.container is not None
+            ):
                 settlement = orders.refuse(lease, self._services.clock.now())
                 if settlement is not None:
                     self._outbox.end_unstarted(held, settlement)
@@ -246,7 +255,7 @@ class Preparing:
         """Fetch the code that the task is bound to; a task without a snapshot runs this worker's code."""
         snapshot = held.lease.task.snapshot
         if snapshot is None or snapshot in self._services.trees:
-            self.environments.enter(held)
+            self._place(held)
             return
         waiting = self._awaited.setdefault(snapshot, [])
         waiting.append(held)
@@ -264,12 +273,25 @@ class Preparing:
         if folder is not None:
             self._services.trees.add(snapshot, folder, used=self._services.holdings.snapshots())
             for held in waiting:
-                self.environments.enter(held)
+                self._place(held)
             return
         reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
         now = self._services.clock.now().timestamp()
         for held in waiting:
             self._conclude(Ended(held.lease.token, -1, reason, now, now, message=f"snapshot {snapshot}: {problem}"))
+
+    def _place(self, held: HeldLease) -> None:
+        """Have the environment or the container of the task made ready."""
+        container = held.lease.task.container
+        if container is None:
+            self.environments.enter(held)
+            return
+        if self._images is None:
+            from runtime.worker.images import Images
+
+            calls = self.environments.calls
+            self._images = Images(self._services, self._bring, self._decline, self._conclude, calls)
+        self._images.enter(held, container)
 
     # the files
 

@@ -28,6 +28,7 @@ from runtime.worker.reporter import Reporter
 from runtime.worker.slots import Slot
 
 if TYPE_CHECKING:
+    from runtime.shim.containers import Engine
     from runtime.worker.secrets import AttemptSecrets
 
 _NO_HISTORY: Final = History()
@@ -60,6 +61,8 @@ class HeldLease:
     output_dir: str = ""
     environment: str = ""
     """The folder of the task's environment; empty for the worker's own."""
+    engine: Engine | None = None
+    """What runs the task's container; None without a container."""
     reports: Reports | None = None
     """The attempt's reports, once it has made any."""
     left_out: str | None = None

@@ -26,7 +26,7 @@ from runtime.reasons import EndReason
 from runtime.snapshots.identity import CodeIdentity
 from runtime.worker.attempts.model import Ended, PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.scratch import open_root, remove_leftovers
+from runtime.worker.attempts.scratch import clear_left_containers, open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.captures import Captures
 from runtime.worker.dispatch import Dispatch
@@ -85,6 +85,7 @@ class Worker:
         metrics.set_slots(len(self._slots))
         life_fds = queue.join(self.name)
         scratch = open_root(self.name)
+        clear_left_containers()
         selector = selectors.DefaultSelector()
         pool = self._pool = AttemptPool(
             selector=selector,
@@ -93,6 +94,7 @@ class Worker:
                 reuse=options.reuse_process,
                 hold_fds=(*life_fds, scratch.fd),
                 adopt_orphans=options.owns_process,
+                scratch=scratch.path,
                 # The `runtime` script has no current folder on its path; `python -m` puts it first.
                 sys_path=[str(Path.cwd()), *sys.path] if options.owns_process else None,
             ),

@@ -19,13 +19,12 @@ from runtime.jobs.spec import (
     Environment,
     JobResources,
     JobState,
-    Mount,
-    MountMode,
     Range,
     Retry,
 )
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.reasons import EndReason
+from runtime.tasks.container import Mount, MountMode
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.testing.launchers import LauncherSuite
 from tests.conformance.test_launchers import kill_job

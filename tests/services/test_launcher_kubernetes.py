@@ -47,8 +47,6 @@ from runtime.jobs.spec import (
     JobResources,
     JobSpec,
     JobState,
-    Mount,
-    MountMode,
     Range,
     Retry,
     SecretRef,
@@ -62,6 +60,7 @@ from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, enco
 from runtime.queues.pubsub.client import ensure_topics
 from runtime.reasons import EndReason
 from runtime.secret_signs import looks_secret
+from runtime.tasks.container import Mount, MountMode
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite
 from tests.fakes.gcs import GcsServer

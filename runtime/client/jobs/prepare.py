@@ -185,6 +185,10 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
         snapshot: Snapshot | None = options.snapshot
     else:
         snapshot = _take_code(spec, base, code_rules(spec, settings, target))
+    if spec.environment.manager is EnvironmentManager.FROZEN:
+        from runtime.client.jobs.frozen import freeze_environment
+
+        spec, snapshot = freeze_environment(spec, base / spec.code.path, snapshot, options)
     code, owner = snapshot.id if snapshot else None, owner_name()
     if spec.name == "last":
         allowed = "a name that is not `last`, which means the newest job"

@@ -292,7 +292,9 @@ def _queued(facts: Facts) -> Explanation:
 
 def _declined(facts: Facts, name: str, evidence: Sequence[str]) -> Explanation:
     reasons = "; ".join(sorted(set(facts.declined.values())))
-    step = "start a worker on a machine that can, or submit the task with smaller `resources`"
+    step = "start a worker on a machine that can"
+    if any(why.startswith("wants ") for why in facts.declined.values()):
+        step += ", or submit the task with smaller `resources`"
     if "secret" in reasons:
         step = (
             "`runtime doctor` on a worker's machine says what it may read; `runtime secrets check` looks at the secrets"

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtime.client.tasks.code import import_root
 from runtime.client.tasks.kept_stacks import KeptStack, borrow_stack, look_up_variable
@@ -37,6 +37,9 @@ from runtime.tasks.typed_secrets import refuse_secrets
 from runtime.tasks.wire import parse_resources, parse_task
 from runtime.units import Span, to_span
 from runtime.values import dataclass, replace
+
+if TYPE_CHECKING:
+    from runtime.tasks.container import Container
 
 OWN_CODE: Final = "worker"
 """Stands for the worker's own code in place of a content id."""
@@ -178,8 +181,11 @@ def _make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: 
     if isinstance(work, Task):
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
-        coded = work.snapshot and (work.environment or not options.environment)
-        if work.submitted_at and work.submitted_by and coded and (work.notify or not options.notify):
+        place: dict[str, Any] = {}
+        if work.environment is None and work.container is None:
+            place = {"environment": options.environment, "container": options.container}
+        complete = work.submitted_at and work.submitted_by and work.snapshot and not any(place.values())
+        if complete and (work.notify or not options.notify):
             return work
         return replace(
             work,
@@ -187,8 +193,8 @@ def _make_task_of(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: 
             submitted_by=work.submitted_by or options.submitted_by,
             snapshot=work.snapshot or options.snapshot,
             folder=work.folder if work.snapshot else options.folder,
-            environment=work.environment or options.environment,
             notify=work.notify or options.notify,
+            **place,
         )
     if type(work) is dict or isinstance(work, Mapping):
         task = parse_task(work if type(work) is dict else dict(work), defaults=options)
@@ -256,6 +262,8 @@ _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "outputs": ((tuple, list, str), "a list of paths and URLs"),
     "secrets": ((tuple, list), "a list of names of the stack's secrets"),
     "environment": ((str, Path, bool), 'a lock file, "frozen", "none" or a content id'),
+    "image": ((str,), "the name of an image, such as ghcr.io/lab/train:1.4"),
+    "mounts": ((tuple, list), "a list of mounts, such as /data/imagenet:/data"),
     "with_packages": ((tuple, list), "a list of packages with versions, such as numpy==2.1"),
     "capture": ((dict, Mapping), 'a dictionary of paths by tag, such as {"model": "out/model"}'),
     "reuse": ((dict, Mapping), 'a dictionary of artifacts by tag, such as {"base": "sweep/model"}'),
@@ -279,6 +287,19 @@ def check_argument(name: str, value: object) -> None:
     except (RecursionError, ValueError):
         shown = type(value).__name__
     raise InvalidValue(name, shown if len(shown) <= 60 else f"{shown[:59]}…", allowed)
+
+
+def choose_container(
+    image: object, mounts: object, environment: Any, extra: Sequence[str] = ()
+) -> tuple[Container | None, Any]:
+    """Return the container of tasks, and the environment to submit: in a container a project's own one does not hold."""
+    from runtime.tasks.container import make_container
+
+    if image is not None:
+        check_argument("image", image)
+    check_argument("mounts", mounts)
+    container = make_container(image, mounts)
+    return container, False if container and environment is None and not extra else environment
 
 
 def read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:

@@ -193,6 +193,7 @@ def content_of(task: Task) -> tuple[object, ...]:
         task.outputs,
         task.priority,
         task.environment,
+        task.container,
         task.secrets,
         task.artifacts,
         task.notify,

@@ -23,6 +23,7 @@ from runtime.client.tasks.make import (
     TaskOptions,
     Work,
     check_argument,
+    choose_container,
     experiment_of,
     is_one,
     make_one,
@@ -57,6 +58,7 @@ from runtime.values import dataclass, field, replace
 if TYPE_CHECKING:
     from runtime.client.values import End
     from runtime.records.blobs.bucket import BucketBlobs
+    from runtime.tasks.container import GivenMount
 
 PARALLEL: Final = 32
 """Requests to a bucket at once, to look for outputs that exist."""
@@ -179,6 +181,8 @@ def submit(
     snapshot: str | Path | bool | None = None,
     environment: str | Path | bool | None = None,
     with_packages: Sequence[str] = (),
+    image: str | None = None,
+    mounts: Sequence[GivenMount] = (),
     skip_existing: bool = False,
     progress: Progress | None = None,
 ) -> Submission:
@@ -196,7 +200,9 @@ def submit(
     folder or the content id of a snapshot; False runs whatever code the workers have.
 
     `environment` is what attempts run with: the path of a lock file, "frozen" for the packages of this Python, or "none" for
-    the workers' own, the default; `with_packages` are pins beside those. Workers make it once on each machine.
+    the workers' own, the default; `with_packages` are pins beside those. Workers make it once on each machine. `image` is
+    a container image that attempts run in instead, and `mounts` what they find of the worker's machine there, such as
+    "/data/imagenet:/data" or "/out:/out:rw".
 
     Calling it again with the same work submits nothing twice; tasks that are known keep the code they were submitted
     with.
@@ -224,6 +230,9 @@ def submit(
         check_argument("environment", environment)
     if with_packages != ():
         check_argument("with_packages", with_packages)
+    container = None
+    if image is not None or mounts:
+        container, environment = choose_container(image, mounts, environment, with_packages)
     if progress is not None:
         check_argument("progress", progress)
     experiment = check_new_experiment(experiment or experiment_of(work))
@@ -259,6 +268,7 @@ def submit(
             "snapshot": code.snapshot,
             "folder": code.folder,
             "environment": packages.id,
+            "container": container,
             "secrets": None if secrets is None else tuple(secrets),
             "submitted_by": submitter(),
             "submitted_at": now,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import posixpath
-import re
 import shlex
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-from runtime.errors import NotPossible
+from runtime.errors import InvalidTask, NotPossible
 from runtime.jobs.order import activation_lines
-from runtime.jobs.spec import EnvironmentManager, JobSpec, Mount
+from runtime.jobs.spec import EnvironmentManager, JobSpec
 from runtime.shim.containers import Engine, container_words
-
-_TAKEN: Final = ("/", "/proc", "/sys", "/dev")
-"""Folders that every container has of its own."""
+from runtime.tasks.container import plain_image, plain_mounts
 
 
 def container_order(spec: JobSpec, engine: str | None) -> dict[str, Any]:
     """The order's `container`, empty without an image. Raises `NotPossible` for an image or a mount that no engine takes."""
-    mounts = _read_mounts(spec.mounts)
+    try:
+        mounts, image = plain_mounts(spec.mounts), plain_image(spec.image) if spec.image is not None else ""
+    except InvalidTask as problem:
+        raise NotPossible(f"`{problem.field}` {problem.problem}", hint=problem.hint) from None
     if spec.image is None:
         if spec.mounts:
             first = spec.mounts[0]
@@ -33,7 +32,7 @@ def container_order(spec: JobSpec, engine: str | None) -> dict[str, Any]:
             "`environment.manager` makes an environment for the machine's own Python, and the job runs in an `image`",
             hint="build it into the image; environment.name and environment.setup work inside of it",
         )
-    order: dict[str, Any] = {"image": _check_image(spec.image)}
+    order: dict[str, Any] = {"image": image}
     if engine:
         order["engine"] = engine
     if mounts:
@@ -64,32 +63,3 @@ def show_container(order: Mapping[str, Any], job: str, root: str) -> str:
         ["GPU"] if order.get("gpus") else None,
     )
     return shlex.join([*words, "-c", "…", *order["runs"][index]["command"]]) + "\n"
-
-
-def _check_image(image: str) -> str:
-    name = image.removeprefix("docker://")
-    if name.endswith(".sif") or name.startswith(("/", ".")):
-        raise NotPossible(
-            f"`image` is `{image}`, a file, and podman and docker run images of a registry",
-            hint="name the image as registry/name:tag; .sif files run on a target of kind `slurm`",
-        )
-    if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", name):
-        raise NotPossible(f"`image` is `{image}`, no name of an image", hint="such as ghcr.io/lab/train:1.4")
-    return name
-
-
-def _read_mounts(mounts: tuple[Mount, ...]) -> list[dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for mount in mounts:
-        target = posixpath.normpath("/" + mount.target.lstrip("/"))
-        if "://" in mount.source or not mount.source.startswith("/"):
-            raise NotPossible(
-                f"`mounts` names `{mount.source}`, and a machine can mount its own folders and files only",
-                hint="name an absolute path of the machine; a bucket is read by the command itself",
-            )
-        if target in _TAKEN:
-            raise NotPossible(f"`mounts` has the target `{mount.target}`, which every container has of its own")
-        if target in found:
-            raise NotPossible(f"`mounts` has the target `{target}` twice")
-        found[target] = {"source": posixpath.normpath(mount.source), "target": target, "mode": mount.mode.value}
-    return list(found.values())

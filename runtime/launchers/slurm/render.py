@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.plan import NativePart
-from runtime.jobs.spec import JobSpec, Mount, PackPer, Priority, When, secret_refs
+from runtime.jobs.spec import JobSpec, PackPer, Priority, When, secret_refs
 from runtime.launchers.slurm.settings import GpuOption, Profile, SlurmSettings
 from runtime.launchers.slurm.states import MARK, Layout
+from runtime.tasks.container import Mount
 from runtime.units import divide, format_duration
 from runtime.values import dataclass
 

@@ -169,7 +169,7 @@ class Child:
     def _run(self, execution: Execution, started: float, unprepared: str | None) -> None:
         details: dict[str, Any] | None = None
         value = ""
-        functions = False
+        functions = in_container = False
         self._command_rss_bytes = 0
         try:
             if unprepared is not None:
@@ -180,7 +180,12 @@ class Child:
             if body.get("artifacts"):
                 execution.keeps_tree = True
                 trees.take_artifacts(body["artifacts"], f"{execution.scratch_dir}.artifacts", execution.fields[10])
-            if "command" in body:
+            if self.environment.container:
+                from runtime.worker.attempts import contained
+
+                in_container = True
+                value = contained.run(execution, self.environment, body)
+            elif "command" in body:
                 self._run_command(execution, body["command"])
             elif self.environment.python:
                 value = self._call_elsewhere(execution, body)
@@ -200,10 +205,18 @@ class Child:
             # This process was forked by the attempt and has returned from the user's code: it is no attempt.
             entries.flush()
             os._exit(1 if details else 0)
-        self._finish(execution, details, value, started, functions=functions)
+        measured = not in_container and (self._functions_run == 1 or (functions and not self._reuse))
+        self._finish(execution, details, value, started, functions=functions, measured=measured)
 
     def _finish(
-        self, execution: Execution, details: dict[str, Any] | None, value: str, started: float, *, functions: bool
+        self,
+        execution: Execution,
+        details: dict[str, Any] | None,
+        value: str,
+        started: float,
+        *,
+        functions: bool,
+        measured: bool,
     ) -> None:
         fresh = functions and not self._reuse
         self.control.mark_over()
@@ -220,7 +233,7 @@ class Child:
         execution.send_progress()
         ended = time.time()
         # Several functions in one process have no peaks of their own.
-        peak = self._command_rss_bytes or (_max_rss_bytes() if fresh or self._functions_run == 1 else 0)
+        peak = self._command_rss_bytes or (_max_rss_bytes() if measured else 0)
         payload = b""
         imported = self.environment.list_imported() if fresh else ()
         if details is not None or value or execution.metrics or execution.progressed or imported:

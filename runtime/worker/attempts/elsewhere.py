@@ -1,7 +1,7 @@
-"""Calls of functions and workflows in another Python than the worker's: that of the task's environment.
+"""Calls of functions and workflows in another Python than the worker's: that of the task's environment or container.
 
 That Python runs `runtime.shim.call`, which needs nothing but its standard library, and leaves what the function returned or
-raised in a file. This process reads that file, and loads no pickle from it. Loaded only for attempts in an environment.
+raised in a file. This process reads that file, and loads no pickle from it. Loaded only for such attempts.
 """
 
 # pathlib is too large for the processes that load this.
@@ -37,17 +37,28 @@ class Call:
         self._folder, self._body = folder, body
         self._is_call = body.get("function") in (CALL_PACKED, CALL_REQUEST)
         self.argv = [python, os.path.abspath(program.__file__), f"{folder}/call.json"]
+        self.mounts: list[dict[str, str]] = []
+        """Folders of the worker's machine that the call needs in a container."""
 
-    def write(self) -> None:
-        """Write the request. Raises `Failed` if it cannot be made, or the Python is gone."""
-        if not os.path.exists(self.argv[0]):
+    def write(self, *, inside: str = "") -> None:
+        """Write the request. Raises `Failed` if it cannot be made, or the Python is gone.
+
+        `inside` is the folder that the call starts in if it is made in a container.
+        """
+        if not inside and not os.path.exists(self.argv[0]):
             raise Failed("setup_failed", f"the environment of the task is gone: no `{self.argv[0]}`")
         request = self._make_request()
         # Modules of ours come last, so that those of the code and of the environment stand before them.
-        scratch.make_folder(f"{self._folder}/own")
-        os.symlink(_PACKAGE, f"{self._folder}/own/runtime")
+        own = f"{self._folder}/own/runtime"
+        if inside:
+            scratch.make_folder(own)
+            self.mounts.append({"source": _PACKAGE, "target": own, "mode": "ro"})
+            self.argv[1] = f"{own}/shim/call.py"
+        else:
+            scratch.make_folder(os.path.dirname(own))
+            os.symlink(_PACKAGE, own)
         python_path = os.environ.get("PYTHONPATH", "")
-        here = os.getcwd()
+        here = inside or os.getcwd()
         request.update(
             attempt=self._folder,
             folder=here,

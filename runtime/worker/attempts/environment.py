@@ -39,6 +39,9 @@ _NAMES = (
     b"PYTHONPATH",
 )
 
+CONTAINER = "RUNTIME_CONTAINER"
+"""Variable of an order that describes the attempt's container; the attempt itself does not get it."""
+
 BASE_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "RUNTIME_RANK": "0",
@@ -108,6 +111,8 @@ class Environment:
         self._values = [os.environb.get(name, b"") for name in _NAMES]
         self.python = ""
         """The interpreter of the task's environment; empty if the attempt runs in the worker's own."""
+        self.container = ""
+        """JSON text about the attempt's container; empty if it runs in none."""
         self._extra = ""
         """JSON text of an order's further variables."""
         self.fenced = False
@@ -147,7 +152,7 @@ class Environment:
         if extra != self._extra:
             self._set_extra(extra)
         # What the worker adds to its own Python's path is not for another.
-        inherited = "" if self.python else self._python_path
+        inherited = "" if self.python or self.container else self._python_path
         values = [
             text.encode("utf-8", "surrogateescape")
             for text in (
@@ -220,17 +225,35 @@ class Environment:
     def _set_extra(self, text: str) -> None:
         new: dict[str, str] = parse_object(text) if text else {}
         old: dict[str, str] = parse_object(self._extra) if self._extra else {}
+        container = new.pop(CONTAINER, "")
         for name in old.keys() - new.keys():
             self._set_variable(os.fsencode(name), self._inherited.get(os.fsencode(name), b""))
         for name, value in new.items():
             # Not as the locale has it: a secret may hold any character, and an error about it would quote it.
             self._set_variable(os.fsencode(name), value.encode("utf-8", "surrogateescape"))
-        self._extra, self.python = text, new.get("RUNTIME_PYTHON", "")
+        self._extra, self.python, self.container = text, new.get("RUNTIME_PYTHON", ""), container
         if "RUNTIME_FENCED" in new:
             from runtime.worker.attempts import fence
 
             fence.put_up(int(new["RUNTIME_FENCED"]))
             self.fenced = True
+
+    # for a container
+
+    def given(self) -> dict[str, str]:
+        """Return the variables that the order gives to its attempt, without those of the worker's machine."""
+        found = {**BASE_ENVIRONMENT, **parse_object(self._extra)}
+        del found[CONTAINER]
+        own = zip(_NAMES, self._values, strict=True)
+        return found | {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in own if value}
+
+    def inherited(self) -> dict[str, str]:
+        """Return the variables of the worker's machine."""
+        return {os.fsdecode(name): os.fsdecode(value) for name, value in self._inherited.items()}
+
+    def cwd_of(self, fields: list[str]) -> str:
+        """Return the folder of the snapshot's tree that an order's attempt starts in; empty without a snapshot."""
+        return os.getcwd() if fields[9] or fields[10] else ""
 
     # after an attempt
 

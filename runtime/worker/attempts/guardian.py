@@ -26,22 +26,23 @@ import sys
 import time
 
 # Children find `calls` loaded, which takes longer than a short call.
-from runtime.worker.attempts import calls, child, entries, environment, processes, wire  # noqa: F401
+from runtime.worker.attempts import calls, child, entries, environment, processes, scratch, wire  # noqa: F401
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 SWEEP_PATIENCE_S = 10.0
 """After this time an attempt is reported as ended although one of its processes still lives: stuck in the kernel, or
 another user's."""
+prctl = processes.find_prctl()
 
 
 class Guardian:
     def __init__(self, worker: socket.socket, config: dict[str, Any]) -> None:
         self.worker = worker
         self.pid = os.getpid()
-        self.prctl = processes.find_prctl()
         page = mmap.mmap(config["page_fd"], config["page_bytes"])
         os.close(config["page_fd"])
         self.child = child.current = child.Child(
@@ -51,6 +52,7 @@ class Guardian:
         self.wake_fd = -1
         """Readable after SIGCHLD, once everything is set up."""
         self.worker_pid = config["worker_pid"]
+        self.scratch = config["scratch"]
         try:
             self.worker_fd = os.pidfd_open(self.worker_pid)
         except (AttributeError, OSError):
@@ -63,7 +65,8 @@ class Guardian:
         self.forked: dict[str, tuple[int, int]] = {}
         """Pid and cell of each child, by the name that the worker knows it by."""
         self.names: dict[int, str] = {}
-        self.removals: dict[int, str] = {}
+        self.helpers: dict[int, str] = {}
+        """Processes that remove something, with the message that follows."""
         self.unremoved: list[str] = []
         """Trees for whose removal no process could be forked."""
         self.unswept: list[str] = []
@@ -71,10 +74,10 @@ class Guardian:
         self.sweep_since = 0.0
 
     def set_up(self) -> None:
-        self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         # If the worker dies while this process is stopped, it continues and ends everything below it.
-        self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGCONT)
-        self.prctl(processes.PR_SET_NAME, b"rt-guardian\0")
+        prctl(processes.PR_SET_PDEATHSIG, signal.SIGCONT)
+        prctl(processes.PR_SET_NAME, b"rt-guardian\0")
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
@@ -87,6 +90,8 @@ class Guardian:
         gc.collect()
         gc.freeze()
         gc.disable()
+        # Those of attempts whose guardian was killed: no child has begun anything yet.
+        scratch.clear_containers(self.scratch)
         self._say("ready")
 
     def serve(self) -> NoReturn:
@@ -139,7 +144,9 @@ class Guardian:
             case "kill" if rest in self.forked:
                 pid, _ = self.forked[rest]
                 processes.send_signal([pid], signal.SIGKILL)
-                processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
+                # Without its monitor, an engine would remove a container late.
+                if not scratch.find_containers(self.scratch, pid):
+                    processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
             case "ping":
                 self._say("pong")
                 paths, self.unremoved = self.unremoved, []
@@ -192,10 +199,10 @@ class Guardian:
 
     def _leave_guardian(self) -> None:
         os.setsid()
-        self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.pid:
             os._exit(wire.CLEAN_EXIT)
-        self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         signal.set_wakeup_fd(-1)
         gc.enable()
 
@@ -224,21 +231,22 @@ class Guardian:
 
     def _remove(self, path: str) -> None:
         try:
-            pid = os.fork()
+            self._help(f"removed {path}", lambda: scratch.remove_tree(path))
         except OSError:
             # The worker pings as long as it waits for a removal.
             self.unremoved.append(path)
-            return
+
+    def _help(self, message: str, remove: Callable[[], object]) -> None:
+        """Call `remove` in a process of its own, after whose end the message follows. Raises `OSError`."""
+        pid = os.fork()
         if pid:
-            self.removals[pid] = path
+            self.helpers[pid] = message
             return
         try:
-            from runtime.worker.attempts import scratch
-
             self._leave_guardian()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.closerange(wire.CONTROL_FD, self.fds_end)
-            scratch.remove_tree(path)
+            remove()
         finally:
             os._exit(0)
 
@@ -252,8 +260,11 @@ class Guardian:
                 return
             if not pid:
                 return
-            if pid in self.removals:
-                self._say(f"removed {self.removals.pop(pid)}")
+            if message := self.helpers.pop(pid, None):
+                if message.startswith("removed "):
+                    self._say(message)
+                else:
+                    self._sweep_before(message)
                 continue
             name = self.names.pop(pid, None)
             if name is None:
@@ -264,7 +275,17 @@ class Guardian:
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.CLEAN_EXIT:
                 self._say(message)
             else:
-                self._sweep_before(message)
+                self._clear_before(message, pid)
+
+    def _clear_before(self, message: str, pid: int) -> None:
+        """Report a dead child only once its container, if it had one, and its processes are gone."""
+        try:
+            if scratch.find_containers(self.scratch, pid):
+                self._help(message, lambda: scratch.clear_containers(self.scratch, pid))
+                return
+        except OSError:
+            pass  # No process can be forked; what is left of it, the next worker removes.
+        self._sweep_before(message)
 
     def _sweep_before(self, message: str) -> None:
         """Report a dead child only once none of its processes is left."""
@@ -280,7 +301,7 @@ class Guardian:
             if process.ppid == self.pid
             and not process.dead
             and process.pid not in self.names
-            and process.pid not in self.removals
+            and process.pid not in self.helpers
         ]
         if orphans and time.monotonic() - self.sweep_since < SWEEP_PATIENCE_S:
             for orphan in orphans:
@@ -297,7 +318,8 @@ class Guardian:
     def _end(self) -> NoReturn:
         """End everything after the worker has died, and only then let go of the locks that stand for its life."""
         signal.set_wakeup_fd(-1)
-        processes.send_signal([*self.names, *self.removals], signal.SIGKILL)
+        processes.send_signal([*self.names, *self.helpers], signal.SIGKILL)
+        scratch.clear_containers(self.scratch)
         while processes.reap():
             processes.end_tree(self.pid, patience_s=60)
             if not processes.find_descendants(processes.read_table(), self.pid):

@@ -76,6 +76,7 @@ class GuardianLink:
             "page_fd": self.page.fd,
             "page_bytes": self.page.size,
             "hold_fds": self.settings.hold_fds,
+            "scratch": self.settings.scratch,
             "reuse": self.settings.reuse,
             "max_tasks": self.settings.max_tasks_per_child,
             "max_growth_bytes": self.settings.max_growth_bytes,

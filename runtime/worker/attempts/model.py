@@ -92,6 +92,8 @@ class PoolSettings:
     adopt_orphans: bool = False
     """Whether the process that runs the pool does nothing else: should the guardian be killed, every process that
     falls to it is one of ours and is ended."""
+    scratch: str = ""
+    """The folder below which attempts have their scratch folders, and note their containers."""
     sys_path: Sequence[str] | None = None
     """Import path of the children; None stands for this process's own."""
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 METRICS = ".metrics.jsonl"
 """Ends the name, beside an attempt's folder, of the file with its reports."""
 
+CONTAINER = ".container"
+"""Ends the name, beside an attempt's folder, of the file that names its container as long as there may be one."""
+
 
 def default_base() -> str:
     """`<tmp>/research-runtime-<uid>`, in the folder that `tempfile` chooses; `…-<uid>-…` if another user has that name."""
@@ -51,8 +54,7 @@ class ScratchRoot:
         """Remove the root and give up the lock. Safe to call twice."""
         if self.fd < 0:
             return
-        remove_tree(self.path)
-        _unlink(f"{self.path}.lock")
+        _remove_root(self.path)
         os.close(self.fd)
         self.fd = -1
 
@@ -132,11 +134,62 @@ def remove_leftovers(base: str | None = None) -> list[str]:
         except OSError:
             continue
         if fd is not None:
-            remove_tree(path)
-            _unlink(f"{path}.lock")
-            removed.append(path)
+            if _remove_root(path):
+                removed.append(path)
             os.close(fd)
     return removed
+
+
+def clear_left_containers(base: str | None = None) -> None:
+    """End the containers of dead workers, so that no attempt runs beside an earlier one of its task."""
+    for entry in _entries(base or default_base()):
+        if not find_containers(entry.path):
+            continue
+        try:
+            fd = _lock(f"{entry.path}.lock")
+        except OSError:
+            continue  # its worker lives
+        if fd is not None:
+            clear_containers(entry.path)
+            os.close(fd)
+
+
+def _remove_root(path: str) -> bool:
+    """Remove a worker's root and its lock; returns whether it is gone. Notes on containers that no engine removes stay, for the
+    next worker."""
+    if not clear_containers(path):
+        for entry in _entries(path):
+            if not entry.name.endswith(CONTAINER):
+                remove_tree(entry.path)
+        return False
+    remove_tree(path)
+    _unlink(f"{path}.lock")
+    return True
+
+
+# containers
+
+
+def note_path(root: str, token: str) -> str:
+    """Return the file in which this process notes an attempt's container."""
+    return f"{root}/{token}.{os.getpid()}{CONTAINER}"
+
+
+def find_containers(root: str, pid: int | None = None) -> list[str]:
+    """Return the notes on containers, all or those of one process."""
+    end = CONTAINER if pid is None else f".{pid}{CONTAINER}"
+    return [entry.path for entry in _entries(root) if entry.name.endswith(end)] if root else []
+
+
+def clear_containers(root: str, pid: int | None = None) -> bool:
+    """End and remove the containers that are noted, all or those of one process; returns whether none is left."""
+    notes = find_containers(root, pid)
+    if notes:
+        from runtime.shim import containers
+
+        for note in notes:
+            containers.clear_containers(note)
+    return not any(map(os.path.lexists, notes))
 
 
 def remove_tree(path: str) -> None:

@@ -29,8 +29,6 @@ from runtime.jobs.spec import (
     JobResources,
     JobSpec,
     JobState,
-    Mount,
-    MountMode,
     OnExit,
     Placement,
     Priority,
@@ -43,6 +41,7 @@ from runtime.jobs.spec import (
 from runtime.jobs.spec_fields import encode_spec, job_id, set_fields, spec_fields
 from runtime.jobs.spec_file import MOST_BYTES, load_yaml, read_spec_file
 from runtime.schema import Size
+from runtime.tasks.container import Mount, MountMode
 
 GIB = 1024**3
 ENDLESS: list[Any] = []

@@ -26,8 +26,6 @@ from runtime.jobs.spec import (
     Gpus,
     JobResources,
     JobSpec,
-    Mount,
-    MountMode,
     OnTaskFailure,
     Placement,
     Priority,
@@ -54,6 +52,7 @@ from runtime.launchers.kubernetes.render import label_value, quantity, render_fi
 from runtime.launchers.kubernetes.settings import read_place
 from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, RegistryOutput, StackOutputs, encode_outputs
 from runtime.shim.program import build_shim
+from runtime.tasks.container import Mount, MountMode
 
 Golden = Callable[[str, str], None]
 GIB = 1 << 30

@@ -30,8 +30,6 @@ from runtime.jobs.spec import (
     Gpus,
     JobResources,
     JobSpec,
-    Mount,
-    MountMode,
     Outputs,
     PackPer,
     Placement,
@@ -47,6 +45,7 @@ from runtime.launchers.slurm.fidelity import KEEPS
 from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
 from runtime.shim.ranks import END_SETUP
+from runtime.tasks.container import Mount, MountMode
 
 JOB = "j-0123456789abcdef01234567"
 IMAGE = "registry.example.org/lab/train@sha256:" + "0" * 64

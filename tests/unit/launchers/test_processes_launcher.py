@@ -27,8 +27,6 @@ from runtime.jobs.spec import (
     JobResources,
     JobSpec,
     JobState,
-    Mount,
-    MountMode,
     OnTaskFailure,
     Range,
     Retry,
@@ -39,6 +37,7 @@ from runtime.launchers.processes import owned
 from runtime.launchers.processes.base import end_processes, spawn_shim
 from runtime.launchers.ssh.launcher import SshLauncher
 from runtime.reasons import EndReason
+from runtime.tasks.container import Mount, MountMode
 
 JOB = JobIdentity(id="j-0123456789abcdef01234567", name="train", owner="kim", snapshot="sha256:" + "ab" * 32)
 BOX = Target(

@@ -17,6 +17,7 @@ from runtime.shim.containers import (
     ask,
     clear_containers,
     container_words,
+    containers_of,
     export_line,
     last_line,
     mount_word,
@@ -102,7 +103,7 @@ def test_folders_below_others_are_mounted_once_and_a_tree_that_is_shared_is_read
 
 
 def make_containers(folder: Path) -> Containers:
-    return Containers({"container": {"image": "x"}}, "/r/jobs/j-1", 0, str(folder), str(folder), Engine("podman"))
+    return containers_of({"container": {"image": "x"}}, "/r/jobs/j-1", 0, str(folder), str(folder), Engine("podman"))
 
 
 def test_variables_reach_a_shell_as_they_are_and_only_their_file_has_the_values(tmp_path: Path) -> None:
@@ -240,10 +241,10 @@ def test_container_that_cannot_be_removed_stays_noted_until_a_later_look_removes
     engine = path.split(":")[0] + "/docker"
     note.write_text(json.dumps({"engine": engine, "names": ["rt-1-0-ab-0", "--all", "other"]}))
 
-    clear_containers(str(tmp_path))
+    clear_containers(str(tmp_path / "containers.json"))
     assert note.exists()
     (tmp_path / "fine").touch()
-    clear_containers(str(tmp_path))
+    clear_containers(str(tmp_path / "containers.json"))
 
     assert not note.exists()
     assert (tmp_path / "asked").read_text() == "rm --force rt-1-0-ab-0\n" * 4  # three tries, and one
@@ -255,6 +256,6 @@ def test_container_that_cannot_be_removed_stays_noted_until_a_later_look_removes
 def test_note_that_is_none_runs_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "containers.json").write_text(text)
 
-    clear_containers(str(tmp_path))
+    clear_containers(str(tmp_path / "containers.json"))
 
     assert (tmp_path / "containers.json").exists()

@@ -53,6 +53,11 @@ ACCEPTED: list[dict[str, Any]] = [
     {**COMMAND, "snapshot": "s", "folder": "a/..b/c\n"},
     {**COMMAND, "snapshot": "s", "key": "any text\n{}", "submitted_by": "a@b"},
     {**COMMAND, "priority": -1_000_000},
+    {**COMMAND, "image": "ghcr.io/lab/train:1.4@sha256:ab", "mounts": []},
+    {**COMMAND, "image": "docker://debian", "mounts": ["/a b:/c", "/a:/d:rw", {"source": "/a:b", "target": "/e"}]},
+    {**COMMAND, "image": "debian", "mounts": [{"source": "/a", "target": "/b", "mode": "rw"}]},
+    {**COMMAND, "image": None, "mounts": None},
+    {**COMMAND, "mounts": []},
     {**COMMAND, "secrets": []},
     {**COMMAND, "secrets": ["hf-token", "WANDB_API_KEY"]},
     {
@@ -113,6 +118,15 @@ REFUSED: list[Any] = [
     {**COMMAND, "experiment": "a\n"},
     *({**COMMAND, "folder": name} for name in ("", "/a", "..", "a/../b", "a/", "a//b", "./a", "a/.", "a\0b", 1)),
     {**COMMAND, "experiment": "x" * 129},
+    *({**COMMAND, "image": name} for name in ("", "a b", "--privileged", "./a", "/a", "train.sif", 1, ["a"], "a\n")),
+    *(
+        {**COMMAND, "image": "a", "mounts": mounts}
+        for mounts in ("/a:/b", {}, [1], ["/a"], ["a:/b"], ["/a:b"], ["/a:/b:x"], ["gs://a:/b"], [{"source": "/a"}])
+    ),
+    {**COMMAND, "image": "a", "mounts": [{"source": "/a", "target": "/b", "readonly": True}]},
+    {**COMMAND, "image": "a", "mounts": [{"source": "/a", "target": "/b", "mode": "x"}]},
+    {**COMMAND, "mounts": ["/a:/b"]},
+    {**COMMAND, "image": "a", "environment": "sha256:" + "0" * 64},
     *({**COMMAND, "secrets": names} for names in ("hf-token", {"hf-token": "x"}, [""], ["a b"], ["A=x"], ["a\n"], [1])),
     {**COMMAND, "generation": 0},
     {**COMMAND, "generation": True},

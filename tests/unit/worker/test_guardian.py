@@ -40,8 +40,9 @@ class Bench:
         self.worker, theirs = socket.socketpair()
         self.worker.setblocking(False)
         self.guardian = made = Guardian.__new__(Guardian)
-        made.worker, made.pid, made.buffer, made.fds, made.fds_end, made.unremoved = theirs, ME, b"", [], 1024, []
-        made.forked, made.names, made.removals, made.unswept = {"c1": (60, 0)}, {60: "c1"}, {61: "/tree"}, []
+        made.worker, made.pid, made.buffer, made.fds, made.unremoved = theirs, ME, b"", [], []
+        made.forked, made.names, made.helpers, made.unswept = {"c1": (60, 0)}, {60: "c1"}, {61: "removed /tree"}, []
+        made.scratch, made.fds_end = "", 1024
         monkeypatch.setattr(guardian.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(guardian.processes, "read_table", lambda: dict(self.table))
         monkeypatch.setattr(guardian.processes, "send_signal", self.signal)
@@ -218,7 +219,7 @@ def test_status_of_a_removal_or_of_an_orphan_is_no_childs(bench: Bench) -> None:
     bench.die(60, wire.CLEAN_EXIT << 8)
 
     assert bench.heard() == ["removed /tree", f"exited c1 {wire.CLEAN_EXIT << 8} 3072"]
-    assert bench.guardian.removals == {}
+    assert bench.guardian.helpers == {}
 
 
 def test_messages_in_pieces_and_for_children_that_are_gone_are_taken_as_they_come(bench: Bench) -> None:
@@ -270,10 +271,10 @@ def test_removal_for_which_no_process_is_free_is_tried_again_at_the_next_ping(
 
     monkeypatch.setattr(guardian.os, "fork", lambda: give(outcomes.pop(0)))
     bench.guardian.obey_all(b"remove /a b\0ping\0")
-    assert bench.guardian.removals == {61: "/tree"}
+    assert bench.guardian.helpers == {61: "removed /tree"}
     bench.guardian.obey_all(b"ping\0ping\0")
 
-    assert bench.guardian.removals == {61: "/tree", 77: "/a b"}
+    assert bench.guardian.helpers == {61: "removed /tree", 77: "removed /a b"}
     assert (bench.heard(), outcomes) == (["pong"] * 3, [])
 
 
@@ -293,6 +294,44 @@ def test_process_that_removes_a_tree_ends_then_instead_of_going_on_as_a_second_g
         bench.guardian.obey_all(f"remove {tmp_path / 'tree'}\0".encode())
 
     assert (left.value.code, closed, list(tmp_path.iterdir())) == (0, [wire.CONTROL_FD], [])
+
+
+def test_child_with_a_container_is_killed_alone_and_reported_once_its_container_and_its_orphans_are_gone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench.guardian.scratch = str(tmp_path)
+    (tmp_path / "t.60.container").touch()
+    (tmp_path / "u.62.container").touch()
+    monkeypatch.setattr(guardian.os, "fork", lambda: 77)
+    bench.add(62, 60)
+    bench.add(77, ME)
+
+    bench.guardian.obey_all(b"kill c1\0")
+    assert bench.killed == [60]
+
+    bench.add(62, ME)
+    bench.die(60, signal.SIGKILL)
+    assert (bench.heard(), bench.guardian.helpers) == ([], {61: "removed /tree", 77: "exited c1 9 3072"})
+
+    bench.die(77, 0)
+    assert (bench.heard(), bench.killed) == ([], [60, 62])
+
+    del bench.table[62]
+    bench.guardian._sweep()
+    assert bench.heard() == ["exited c1 9 3072"]
+
+
+def test_child_whose_container_no_process_can_remove_is_reported_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench.guardian.scratch = str(tmp_path)
+    (tmp_path / "t.60.container").touch()
+    monkeypatch.setattr(guardian.os, "fork", lambda: give(BlockingIOError(11, "Resource temporarily unavailable")))
+
+    bench.die(60, signal.SIGKILL)
+
+    assert bench.heard() == ["exited c1 9 3072"]
+    assert (tmp_path / "t.60.container").exists()
 
 
 def test_child_that_cannot_serve_ends_instead_of_going_on_as_a_second_guardian(

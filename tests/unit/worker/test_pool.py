@@ -1698,8 +1698,8 @@ def test_death_of_the_guardian_ends_its_children_though_the_worker_is_stopped(tm
 
 def test_child_whose_guardian_died_before_it_could_ask_for_its_own_end_leaves() -> None:
     code = (
-        "from runtime.worker.attempts.guardian import Guardian; guardian = Guardian.__new__(Guardian); guardian.pid = -1\n"
-        "guardian.prctl = lambda option, value: 0\n"
+        "from runtime.worker.attempts import guardian as module; module.prctl = lambda option, value: 0\n"
+        "guardian = module.Guardian.__new__(module.Guardian); guardian.pid = -1\n"
         "import os; pid = os.fork()\n"
         "if not pid: guardian._leave_guardian(); os._exit(1)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
