@@ -15,8 +15,9 @@ import pytest
 from runtime.client.tasks.returned import read_end
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import take_snapshot
+from runtime.tasks.calls import CALL_REQUEST
 from runtime.tasks.container import Container, Mount, MountMode
-from runtime.tasks.model import CALL_REQUEST, CommandEntry, FunctionEntry, Resources, Task, TaskState
+from runtime.tasks.model import CommandEntry, FunctionEntry, Resources, Task, TaskState
 from runtime.testing import sample_task
 from tests.images_support import INSTALL, TOOLS_FOLDER, build_from, remove_images, tool_environment
 from tests.services_support import require, wait_until
