@@ -234,7 +234,7 @@ def _owner(experiment: str) -> str:
 
 
 def put_artifact(path: Path, tag: str, experiment: str, records: RecordStore) -> ArtifactInfo:
-    """Save a file or folder of this machine under an experiment. The same bytes again are the same version."""
+    """Save a file or folder of this machine under an experiment. The same bytes again are the same version, and mend it."""
     _check_tag(tag)
     check_new_experiment(experiment)
     if not (path.is_file() or path.is_dir()):
@@ -247,7 +247,8 @@ def put_artifact(path: Path, tag: str, experiment: str, records: RecordStore) ->
     with tempfile.TemporaryDirectory(prefix="runtime-put-") as stage:
         writer = Writer(store, first, path.resolve(), Path(stage))
         if versions and (newest := _find_whole(store, versions[-1])) is not None:
-            writer.know(newest)
+            # What was damaged since is sent again.
+            writer.there |= store.list_stored(first.owner, newest)
             writer.last = newest
         try:
             writer.save(final=True)

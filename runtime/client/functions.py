@@ -80,7 +80,7 @@ def check_returns_value(function: Callable[..., Any]) -> None:
     """Raise `RequestRefused` for a coroutine function or a generator function."""
     if kind := _why_no_value(function):
         raise RequestRefused(
-            f"`{name_function(function)}` cannot be called elsewhere: it {kind}, and a call returns one value",
+            f"`{name_function(function)}` cannot be called for its value: it {kind}, and a call returns one value",
             hint="call it in a function that returns the result, such as `lambda x: asyncio.run(fn(x))` or `lambda x: list(fn(x))`",
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from runtime.client.functions import name_function
+from runtime.client.functions import check_returns_value, name_function
 from runtime.client.values import End
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.experiments.calls import Call, Calls
@@ -136,6 +136,7 @@ def check_call(function: Callable[..., Any], name: str | None, target: str) -> s
     """Return the name of the experiment. Raises `RequestRefused` for anything that names no call."""
     if not callable(function):
         raise InvalidValue("function", function, "a function", hint="`runtime.launch` takes commands")
+    check_returns_value(function)
     if type(target) is not str or not target:
         raise InvalidValue("target", target, 'a text: "here", "queue:NAME" or the name of a target')
     return plain_name(function) if name is None else check_new_experiment(name)

@@ -258,6 +258,13 @@ class ArtifactStore(ArtifactReader):
     def put_content(self, owner: str, sha256: str, file: Path) -> None:
         self._blobs.upload(_content_key(owner, sha256), file)
 
+    def list_stored(self, owner: str, manifest: Manifest) -> set[str]:
+        """The contents of a manifest that the store has in their full size."""
+        sizes = {entry.sha256: entry.size for entry in manifest.entries.values()}
+        prefix = f"{_FOLDER}/{owner}/data/"
+        found = ((blob.key.removeprefix(prefix), blob.size) for blob in self._blobs.list_blobs(prefix))
+        return {sha256 for sha256, size in found if sizes.get(sha256) == size}
+
     def sweep(self, owner: str, keep: Collection[Version]) -> None:
         """Remove the bytes of an owner that no version in `keep` names, of which none may be saved any more."""
         used: set[str] = set()

@@ -147,6 +147,9 @@ class Containers(object):
     """The containers of an attempt's ranks here. `scratch` is the attempt's folder on this machine, `noted` the file with the
     names of its containers."""
 
+    shown: "Tuple[str, ...]" = ("RUNTIME_JOB_ID", "RUNTIME_ARRAY_INDEX", "RUNTIME_ATTEMPT")
+    """Variables in a container's configuration, by which its processes are found from outside. A secret may have any other name."""
+
     def __init__(
         self,
         container: "Dict[str, Any]",
@@ -211,7 +214,7 @@ class Containers(object):
         path = os.path.join(self.scratch, "variables.%d" % rank)
         with io.open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
             opened.write(b"".join(export_line(name, value) for name, value in sorted(environment.items())))
-        ours = {name: value for name, value in environment.items() if self.is_shown(name)}
+        ours = {name: value for name, value in environment.items() if name in self.shown}
         inside = self.inside(rank, list(words))
         words = self.before + container_words(
             self.engine,
@@ -227,10 +230,6 @@ class Containers(object):
         )
         own = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIME_")}
         return words + ["-c", FIRST_PROCESS, path] + inside, dict(own, **ours)
-
-    def is_shown(self, name):
-        """Whether a variable is part of the container's configuration, by which its processes are found from outside."""
-        return name.startswith("RUNTIME_")
 
     def inside(self, rank, words):
         """The words for the container's first process: lines of shell that become the command."""

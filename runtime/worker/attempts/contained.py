@@ -42,12 +42,10 @@ exec "$@\""""
 class Container(Containers):
     """The one container of an attempt."""
 
+    shown = ("RUNTIME_TASK_ID", "RUNTIME_ATTEMPT_TOKEN")
+
     def name_of(self, rank: int) -> str:
         return self.prefix
-
-    def is_shown(self, name: str) -> bool:
-        # A secret may have any other name.
-        return name in ("RUNTIME_TASK_ID", "RUNTIME_ATTEMPT_TOKEN")
 
     def inside(self, rank: int, words: list[str]) -> list[str]:
         return ["sh", "-c", BEGIN, self.scratch, *words]

@@ -261,3 +261,19 @@ def test_artifacts_of_python_take_paths_and_refuse_other_kinds(bench: Bench, mon
             make_artifacts(given, None, None, bench.records, "new")
         with pytest.raises(InvalidValue, match="no valid reuse"):
             make_artifacts(None, None, given, bench.records, "new")
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut off"])
+def test_put_of_the_same_bytes_mends_what_was_damaged_since(bench: Bench, harm: str) -> None:
+    (bench.folder / "base").write_text("weights")
+    info = put_artifact(bench.folder / "base", "base", "new", bench.records)
+    blobs = bench.records.open_artifacts()._blobs
+    (content,) = blobs.list_keys(f"artifacts/{info.version.partition('/')[0]}/data/")
+    blobs.delete(content) if harm == "gone" else blobs.put(content, b"wei")
+    with pytest.raises(ArtifactDamaged):
+        get_artifact(info, bench.folder / "before", bench.records)
+
+    again = put_artifact(bench.folder / "base", "base", "new", bench.records)
+
+    assert again.version == info.version
+    assert get_artifact(again, bench.folder / "after", bench.records).read_text() == "weights"

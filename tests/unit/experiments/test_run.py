@@ -291,6 +291,20 @@ def test_field_of_a_job_is_refused_here(lab: Any) -> None:
         runtime.run_experiment(lab.fit, {}, retry={"failure": 1})
 
 
+def test_coroutine_or_generator_function_is_refused_here_as_anywhere() -> None:
+    async def wait(run: Any, variant: Any) -> float:
+        return 1.0
+
+    def steps(run: Any, variant: Any) -> Any:
+        yield 1.0
+
+    for function, kind in ((wait, "a coroutine function"), (steps, "a generator function")):
+        with pytest.raises(RequestRefused, match=f"it is {kind}, and a call returns one value"):
+            runtime.run_experiment(function, {})
+        with pytest.raises(RequestRefused, match=f"it is {kind}, and a call returns one value"):
+            runtime.map(function, [1])
+
+
 def test_exception_of_an_experiment_here_is_raised_unchanged(lab: Any) -> None:
     def fail(run: Any, variant: Any) -> None:
         raise lab.Small(variant)
