@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def test_secret_is_in_the_command_and_in_nothing_that_an_engine_or_a_process_lis
         "-c",
         "import os, time\nprint(len(os.environ['TOKEN']), 'letters', flush=True)\n"
         "while not os.path.exists('/go/goes-on'): time.sleep(0.1)",
-        secrets=(secret,),
+        secrets=(secret, replace(secret, name="RUNTIME_TOKEN")),
         mounts=(Mount(source=str(goes_on.parent), target="/go"),),
     )
     wait_for_line(job, f"{len(canary)} letters")
