@@ -100,9 +100,8 @@ class Attempt(object):
         self.gpus = gpus
         self.meeting = meeting
         self.folder = run.attempt_folder(number)
-        self.started = time.time()
         limit = order.get("time_limit_s")
-        self.deadline = keep_native_limit(order, self.started + limit if limit else None)
+        self.deadline = keep_native_limit(order, time.time() + limit if limit else None)
         self.checkpoints = (order.get("checkpoint") or {}).get("dir") or os.path.join(run.folder, "checkpoint")
         make_folder(self.checkpoints, within=run.job)
         self.had = find_newest(self.checkpoints)
@@ -489,7 +488,7 @@ class Attempt(object):
         """The result of a command that left a note of a notice. Its code alone proves nothing: commands may fail with it."""
         text = read_system(os.path.join(self.folder, PREEMPTED_NOTE)).partition("\n")[0][:500].strip()
         said = "gave way to a notice: %s" % text if text else "gave way to a notice"
-        return "preempted", code, {"message": said, "lasted_s": round(time.time() - self.started, 3)}
+        return "preempted", code, {"message": said, "lasted_s": round(time.monotonic() - self.life.began, 3)}
 
     def _out_of_disk(self):
         """Note the end first: a node that evicts for its disk gives a second."""

@@ -210,7 +210,7 @@ class Reporter:
         self._line("succeeded", "attempt_succeeded", text, **_facts(task), **facts)
 
     def ended(self, task: Task, end: Ended, verdict: Verdict) -> None:
-        word, fate, next_step = self._judge(task, verdict)
+        word, fate, next_step = _judge(task, verdict, self._clock.now())
         if self._too_many_failures(next_step):
             return
         seconds = end.ended_at - end.started_at
@@ -337,16 +337,6 @@ class Reporter:
 
     # lines
 
-    def _judge(self, task: Task, verdict: Verdict) -> tuple[str, str, str]:
-        if isinstance(verdict, Drop):
-            return "lost", f"nothing recorded, {verdict.why}", "nothing recorded"
-        if isinstance(verdict, Settle):
-            if verdict.settlement.record.state is TaskState.CANCELLED:
-                return "cancelled", "recorded as cancelled", "cancelled"
-            return "dead", _dead_letter(task), "dead letter"
-        retried = describe_retry(verdict.again, task, self._clock.now())
-        return ("failed" if verdict.again.charged is Budget.FAILURES else "released"), retried, "retried"
-
     def _line(self, word: str, event: str, text: str, **facts: Any) -> None:
         now = self._clock.now()
         if self._json:
@@ -376,6 +366,17 @@ class Reporter:
             style = _COLOURS.get(word) or ("33" if word in _YELLOW else "2")
             padded, at = f"\x1b[{style}m{padded}\x1b[0m", f"\x1b[2m{at}\x1b[0m"
         return f"{at} {padded}  {clean_line(text)}"
+
+
+def _judge(task: Task, verdict: Verdict, now: datetime) -> tuple[str, str, str]:
+    if isinstance(verdict, Drop):
+        return "lost", f"nothing recorded, {verdict.why}", "nothing recorded"
+    if isinstance(verdict, Settle):
+        if verdict.settlement.record.state is TaskState.CANCELLED:
+            return "cancelled", "recorded as cancelled", "cancelled"
+        return "dead", _dead_letter(task), "dead letter"
+    retried = describe_retry(verdict.again, task, now)
+    return ("failed" if verdict.again.charged is Budget.FAILURES else "released"), retried, "retried"
 
 
 def describe_retry(again: Again, task: Task, now: datetime) -> str:

@@ -125,7 +125,7 @@ class Environment:
         self._python_path = os.environ.get("PYTHONPATH", "")
         self._preloaded: frozenset[str] = frozenset()
         self._not_loaded = PRELOADABLE.difference(sys.modules)
-        self._stdout, self._stderr = sys.stdout, sys.stderr
+        self._streams = sys.stdout, sys.stderr
         own: dict[int, Any] = {
             signal.SIGTERM: on_term,
             signal.SIGHUP: _signal.SIG_DFL,
@@ -259,11 +259,12 @@ class Environment:
 
     def restore_streams(self) -> bool:
         """Undo changes of user code to standard output and error; returns False if it has closed them."""
-        if sys.stdout is not self._stdout or sys.stderr is not self._stderr:
+        stdout, stderr = self._streams
+        if sys.stdout is not stdout or sys.stderr is not stderr:
             flush()
-            sys.stdout, sys.stderr = self._stdout, self._stderr
+            sys.stdout, sys.stderr = stdout, stderr
         flush()
-        return not (self._stdout.closed or self._stderr.closed)
+        return not (stdout.closed or stderr.closed)
 
     def restore(self) -> None:
         """Undo changes of user code that the next attempt in this child would inherit."""
