@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from runtime.client.identify import Kind, get_task_id, identify
 from runtime.client.tasks.results import ListedTask, list_tasks
@@ -124,34 +124,29 @@ def _newest(
             manifest = store.find(version)
         except ArtifactDamaged as problem:
             if state == "final":
-                return ArtifactInfo(
-                    tag=version.tag,
-                    task=task,
-                    key=key,
-                    state="damaged",
-                    files=0,
-                    size_bytes=0,
-                    saved_at=None,
-                    version=version.id,
-                    left_out=problem.message,
-                )
+                return ArtifactInfo(tag=version.tag, task=task, key=key, **facts_of(version, problem, state))
             continue
         if manifest is None or manifest.absent:
             if state == "final":
                 return None
             continue
-        return ArtifactInfo(
-            tag=version.tag,
-            task=task,
-            key=key,
-            state=state,
-            files=sum(entry.sha256 is not None for entry in manifest.entries.values()),
-            size_bytes=manifest.size,
-            saved_at=datetime.fromtimestamp(manifest.saved_at, UTC),
-            version=version.id,
-            left_out=manifest.left_out,
-        )
+        return ArtifactInfo(tag=version.tag, task=task, key=key, **facts_of(version, manifest, state))
     return None
+
+
+def facts_of(version: Version, found: Manifest | ArtifactDamaged, state: str) -> dict[str, Any]:
+    """What is shown of a version besides its owner: `damaged`, with the reason, if it cannot be read."""
+    if isinstance(found, ArtifactDamaged):
+        facts = {"state": "damaged", "files": 0, "size_bytes": 0, "saved_at": None, "left_out": found.message}
+    else:
+        facts = {
+            "state": state,
+            "files": sum(entry.sha256 is not None for entry in found.entries.values()),
+            "size_bytes": found.size,
+            "saved_at": datetime.fromtimestamp(found.saved_at, UTC),
+            "left_out": found.left_out,
+        }
+    return {**facts, "version": version.id}
 
 
 def find_artifact(text: str, tag: str, records: RecordStore, *, last: str | None = None) -> ArtifactInfo:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from runtime.client.artifacts import bring_home
+from runtime.client.artifacts import bring_home, facts_of
 from runtime.client.jobs.find import open_job
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.config import Settings, load_settings
@@ -115,33 +115,14 @@ def _find_newest(job: JobHandle, entry: LedgerEntry, index: int, tag: str) -> Ru
             manifest = reader.find(version)
         except ArtifactDamaged as problem:
             if final:
-                return RunArtifact(
-                    tag=tag,
-                    job=job.id,
-                    index=index,
-                    state="damaged",
-                    files=0,
-                    size_bytes=0,
-                    saved_at=None,
-                    version=version.id,
-                    left_out=problem.message,
-                )
+                return RunArtifact(tag=tag, job=job.id, index=index, **facts_of(version, problem, "final"))
             continue
         if manifest is None:
             continue
         if manifest.absent:
             return None
-        return RunArtifact(
-            tag=tag,
-            job=job.id,
-            index=index,
-            state="final" if final else "saved",
-            files=sum(entry.sha256 is not None for entry in manifest.entries.values()),
-            size_bytes=manifest.size,
-            saved_at=datetime.fromtimestamp(manifest.saved_at, UTC),
-            version=version.id,
-            left_out=manifest.left_out,
-        )
+        facts = facts_of(version, manifest, "final" if final else "saved")
+        return RunArtifact(tag=tag, job=job.id, index=index, **facts)
     return None
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ import pytest
 import runtime
 from runtime.cli.main import main
 from runtime.client.jobs.status import read_job
+from tests.experiments_support import open_lab
 from tests.services_support import PATIENCE_S, wait_until
-from tests.shim_support import processes_with, signal_all
 
 MODULE = """\
 import time
@@ -45,20 +43,8 @@ def hang(run, variant):
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    # Equal trees make equal jobs, and a shim kills leftovers of its job anywhere on the machine, even another test's.
-    (folder / "salt").write_bytes(os.urandom(12))
-    (folder / "runtime.toml").write_text("")
-    (folder / "lab_of_results.py").write_text(MODULE)
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    import lab_of_results  # type: ignore[import-not-found]
-
-    yield lab_of_results
-    del sys.modules["lab_of_results"]
-    signal_all(processes_with(str(tmp_path)))
+    with open_lab("lab_of_results", MODULE, tmp_path, monkeypatch) as lab:
+        yield lab
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,8 +20,8 @@ from runtime.client.values import CallFailed, RemoteTraceback
 from runtime.errors import InvalidTask, InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.experiments.run import takes_run
 from runtime.jobs.spec import InvalidSpec
+from tests.experiments_support import open_lab, open_workers
 from tests.services_support import PATIENCE_S, wait_until
-from tests.shim_support import processes_with, signal_all
 
 MODULE = """\
 import os, time
@@ -82,35 +81,15 @@ def where():
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module of a project, in the working directory."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    # Equal trees make equal jobs, and a shim kills leftovers of its job anywhere on the machine, even another test's.
-    (folder / "salt").write_bytes(os.urandom(12))
-    (folder / "runtime.toml").write_text("")
-    (folder / "lab_of_test.py").write_text(MODULE)
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    import lab_of_test  # type: ignore[import-not-found]
-
-    yield lab_of_test
-    del sys.modules["lab_of_test"]
-    signal_all(processes_with(str(tmp_path)))
+    with open_lab("lab_of_test", MODULE, tmp_path, monkeypatch) as lab:
+        yield lab
 
 
 @pytest.fixture
 def worker() -> Iterator[Callable[[], None]]:
     """Starts a worker of the built-in stack."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> None:
-        words = [sys.executable, "-m", "runtime", "worker", "--slots", "2"]
-        started.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-
-    yield start
-    for each in started:
-        each.terminate()
-        each.wait(PATIENCE_S)
+    with open_workers() as start:
+        yield start
 
 
 TARGETS = ("here", "local", "queue:")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -23,8 +21,7 @@ from runtime.experiments.tune_queues import QueuePlace
 from runtime.faults import FaultReached, arm
 from runtime.queues.memory import MemoryQueue
 from runtime.records import open_records
-from tests.services_support import PATIENCE_S
-from tests.shim_support import processes_with, signal_all
+from tests.experiments_support import open_lab, open_workers
 
 optuna = pytest.importorskip("optuna")
 
@@ -47,36 +44,16 @@ SPACE = {"x": runtime.uniform(0, 1)}
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module of a project, in the working directory."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    # Equal trees make equal jobs, and a shim kills leftovers of its job anywhere on the machine, even another test's.
-    (folder / "salt").write_bytes(os.urandom(12))
-    (folder / "runtime.toml").write_text("")
-    (folder / "lab_of_tune.py").write_text(MODULE)
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("CALLS_OF_TEST", str(tmp_path / "calls"))
-    import lab_of_tune  # type: ignore[import-not-found]
-
-    yield lab_of_tune
-    del sys.modules["lab_of_tune"]
-    signal_all(processes_with(str(tmp_path)))
+    with open_lab("lab_of_tune", MODULE, tmp_path, monkeypatch) as lab:
+        yield lab
 
 
 @pytest.fixture
 def worker() -> Iterator[Callable[[], None]]:
     """Starts a worker of the built-in stack."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> None:
-        words = [sys.executable, "-m", "runtime", "worker", "--slots", "2"]
-        started.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-
-    yield start
-    for each in started:
-        each.terminate()
-        each.wait(PATIENCE_S)
+    with open_workers() as start:
+        yield start
 
 
 @pytest.fixture(params=("here", "local", "queue:"))
