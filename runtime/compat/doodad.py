@@ -46,7 +46,6 @@ _LEFT_OUT: Final = {
     "region": "the target decides where its machines are",
     "instance_type": "`resources` says what a run needs",
     "spot_price": "`placement={'capacity': 'spot'}` asks for spot machines",
-    "sync_interval": "outputs are kept without being asked for",
     "gcp_kwargs": "the target has the settings of its machines",
     "s3_log_prefix": "`runtime fetch` copies outputs",
     "s3_log_name": "`runtime fetch` copies outputs",
@@ -101,6 +100,7 @@ def run_experiment(
     time_in_mins: float | None = None,
     slurm_config_name: str | None = None,
     ssh_host: str | None = None,
+    sync_interval: float | None = None,
     **more: Any,
 ) -> Any:
     """Call `method_call(doodad_config, variant)` once more, wherever `mode` says.
@@ -112,7 +112,7 @@ def run_experiment(
     """
     use_gpu = bool(more.pop(_MISSPELT, use_gpu))
     _check_keywords(more)
-    _check_kinds(method_call, mode, variant, time_in_mins)
+    _check_kinds(method_call, mode, variant, time_in_mins=time_in_mins, sync_interval=sync_interval)
     kept = copy.deepcopy(dict(variant or {}))
     _check_variant(kept)
     target = _choose_target(mode, use_gpu=use_gpu, slurm_config_name=slurm_config_name, ssh_host=ssh_host)
@@ -144,8 +144,9 @@ def run_experiment(
         fields["time_limit"] = time_in_mins * 60
     if docker_image is not None and target != LOCAL:
         fields["image"] = docker_image
-    if log_dir and not target.startswith(QUEUE):
-        fields["outputs"] = {"dir": log_dir}
+    outputs = {"dir": log_dir or None, "every": sync_interval}
+    if any(outputs.values()) and not target.startswith(QUEUE):
+        fields["outputs"] = {key: value for key, value in outputs.items() if value}
     check_returns_value(method_call)
     _carry_by_value()
     made = experiments.run_experiment(call, kept, name=_plain(full_name), target=target, **fields)
@@ -175,15 +176,16 @@ def _check_keywords(more: Mapping[str, Any]) -> None:
             raise UnknownName("keyword", name, own | {*_LEFT_OUT} | taken, where="of `run_experiment`")
 
 
-def _check_kinds(method_call: object, mode: object, variant: object, minutes: object) -> None:
+def _check_kinds(method_call: object, mode: object, variant: object, **spans: object) -> None:
     if not callable(method_call):
         raise InvalidValue("function", method_call, "a function of `doodad_config` and `variant`")
     if type(mode) is not str or not mode:
         raise InvalidValue("mode", mode, f"a text: `{LOCAL}`, `{HERE_NO_DOODAD}` or the name of a target")
     if variant is not None and not isinstance(variant, Mapping):
         raise InvalidValue("variant", f"{variant!r:.100}", "a dictionary")
-    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0):
-        raise InvalidValue("time_in_mins", f"{minutes!r:.100}", "a number above 0")
+    for name, span in spans.items():
+        if span is not None and (isinstance(span, bool) or not isinstance(span, int | float) or not span > 0):
+            raise InvalidValue(name, f"{span!r:.100}", "a number above 0")
 
 
 def _check_variant(variant: Mapping[str, Any]) -> None:

@@ -445,6 +445,14 @@ def find(value: Any, name: str) -> Any:
     return None
 
 
+def test_interval_of_the_outputs_is_that_of_the_job(project: Path, function: Any) -> None:
+    call = run_experiment(function, "local", sync_interval=180, skip_wait=True)
+
+    assert json.loads(call.job.files.read(f"jobs/{call.job.id}/spec.json"))["outputs"] == {"every": 180.0}
+    with pytest.raises(InvalidValue, match="sync_interval"):
+        run_experiment(function, "local", sync_interval=-1)
+
+
 def test_settings_of_cloud_machines_are_left_out_with_a_warning(project: Path, function: Any) -> None:
     with pytest.warns(UserWarning, match=r"`spot_price` is left out on target `ec2`"):
         call = run_experiment(function, "ec2", spot_price=0.03, region=None)
