@@ -98,6 +98,7 @@ class EmbeddedFile:
         self, path: Path, *, durability: Durability = "full", private: bool = False, clock: Clock | None = None
     ) -> None:
         """`private` keeps the file, its folder and all beside it for this user alone; else the umask decides."""
+        self._lock_fd = -1
         self.path = path
         self.durability: Durability = durability
         self.private = private
@@ -113,7 +114,6 @@ class EmbeddedFile:
         self._temporary: tuple[str, ...] = ()
         self._is_durable = True
         """The writer's commits wait for the disk."""
-        self._lock_fd = -1
         self._name = str(path)
         self._opened: tuple[int, int] | None = None
         """Device and inode of the open file."""
@@ -230,6 +230,11 @@ class EmbeddedFile:
             finally:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
+
+    def __del__(self) -> None:
+        # A program may forget a stack without closing it, and its connections end by themselves.
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
 
     def _close_connections(self) -> None:
         opened = [each for each in (self._reader, self._writer) if each is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,7 +39,9 @@ class Offload:
         """`fd` is readable already."""
         if not inline:
             self._threads = Threads(threads, "runtime-io")
-            self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self.fd, self._wake = fds = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            # Also of one that nobody closes. Threads that still work know it.
+            self._close_fds = weakref.finalize(self, _close, fds)
 
     def call(
         self, work: Callable[[], T], then: Callable[[T | None, Exception | None], None], *, awaited: bool = False
@@ -126,9 +129,10 @@ class Offload:
             self.collect()
             self._close_fds()
 
-    def _close_fds(self) -> None:
-        os.close(self.fd)  # type: ignore[arg-type]
-        os.close(self._wake)
+
+def _close(fds: tuple[int, int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:

@@ -43,8 +43,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
     install(tmp_path / "site", "tinytool", "1.0")
-    others = [each for each in sys.path if "site-packages" not in each]
-    monkeypatch.setattr(sys, "path", [*others, str(tmp_path / "site")])
+    # Restored with its contents, also after a test that adds to it.
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    sys.path[:] = [each for each in sys.path if "site-packages" not in each]
     return folder
 
 
