@@ -144,9 +144,10 @@ def run_experiment(
         fields["time_limit"] = time_in_mins * 60
     if docker_image is not None and target != LOCAL:
         fields["image"] = docker_image
-    outputs = {"dir": log_dir or None, "every": sync_interval}
-    if any(outputs.values()) and not target.startswith(QUEUE):
-        fields["outputs"] = {key: value for key, value in outputs.items() if value}
+    # A folder of the user's own is on the machine that runs, and sent nowhere.
+    outputs = {"dir": log_dir} if log_dir else {"every": sync_interval} if sync_interval else {}
+    if outputs and not target.startswith(QUEUE):
+        fields["outputs"] = outputs
     check_returns_value(method_call)
     _carry_by_value()
     made = experiments.run_experiment(call, kept, name=_plain(full_name), target=target, **fields)

@@ -376,8 +376,10 @@ class Writer:
         self.saved = [version for version in self.saved if version not in dropped]
         self.there = set(self.last.contents) if self.last is not None else set()
 
-    def save(self, *, final: bool = False, give_up: GiveUp | None = None) -> Version | None:
+    def save(self, *, final: bool = False, absent: bool = False, give_up: GiveUp | None = None) -> Version | None:
         """Save a new version if anything changed; returns it. A final one is saved in any case, if there is anything.
+
+        That it is gone is saved only with `absent`: an attempt that was killed may have been about to write it again.
 
         Raises `ArtifactRefused` for too much, `StoreUnavailable`, `OSError` and `Stopped`. Safe to call again.
         """
@@ -385,7 +387,7 @@ class Writer:
         looked = (found, left_out) if found is not None else None
         if looked == self.seen and self.last is not None and not final:
             return None
-        if found is None and self.last is None and not (final and self.saved):
+        if found is None and not (absent and (self.last is not None or (final and self.saved))):
             return None
         if final and looked == self.seen and self.last is not None and self._is_settled(found or {}):
             return None

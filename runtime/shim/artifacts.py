@@ -135,9 +135,11 @@ class Artifact(object):
             if kind == "file" and about.get("size") == status[0]:
                 self.contents[name, status] = about["sha256"]
 
-    def save(self, name, final, give_up):
+    def save(self, name, final, give_up, absent=False):
         """Save a version of that name if anything changed; returns whether there is a new one. The first one of an attempt
         is saved in any case, if there is anything.
+
+        That it is gone is saved only with `absent`: an attempt that was killed may have been about to write it again.
 
         Raises `TooMuch`, `IOError`, `OSError` and `Stopped`. Safe to call again.
         """
@@ -146,7 +148,7 @@ class Artifact(object):
         settled = all(kind != "file" or is_settled(status) for kind, status in (found or {}).values())
         if looked == self.seen and self.last is not None and not (final and not settled):
             return False
-        if found is None and self.last is None:
+        if found is None and (self.last is None or not absent):
             return False
         files = self._send(found or {}, left_out, give_up)
         said: "Dict[str, Any]" = {"files": files}
@@ -294,26 +296,26 @@ class Artifacts(object):
                 say("cannot save artifact `%s`, tries again: %s" % each)
             pause = min(self.every, AGAIN_S) if problems else max(0.0, self.every - (time.monotonic() - began))
 
-    def _save(self, final, give_up):
+    def _save(self, final, give_up, absent=False):
         """Save what changed; returns the tags that could not be saved, with the reasons."""
         problems = []
         for each in self.captured:
             try:
                 name = "g0000001.a%06d.n%08d.%s.json" % (self.number, self.number_of_next, self.token)
-                if each.save(name, final, give_up):
+                if each.save(name, final, give_up, absent):
                     self.number_of_next += 1
             except (IOError, OSError, TooMuch) as problem:
                 problems.append((each.tag, problem))
         self._drop_old()
         return problems
 
-    def _save_last(self):
+    def _save_last(self, succeeded):
         try:
             # What another shim, taken for dead, has removed is sent again.
             self.there.intersection_update(self.run.record.names(self.data) if self.there else ())
         except (IOError, OSError) as problem:
             return [(self.captured[0].tag, problem)]
-        return self._save(True, None)
+        return self._save(True, None, absent=succeeded)
 
     def _drop_old(self):
         """Remove older versions of this attempt, and then bytes that they alone name; nothing once another attempt has begun."""
@@ -339,7 +341,7 @@ class Artifacts(object):
             self.thread.join()
         until = time.time() + (WRITE_PATIENCE_S if succeeded else 0.0)
         while True:
-            problems = self._save_last()
+            problems = self._save_last(succeeded)
             passing = all(getattr(problem, "errno", None) in PASSING for _, problem in problems)
             if not problems or not passing or time.time() >= until or gives_up():
                 break

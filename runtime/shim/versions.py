@@ -10,7 +10,7 @@ import os
 import stat
 import time
 
-from runtime.shim.tree import Below, NameRefused
+from runtime.shim.tree import MOST_PARTS, Below, NameRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,29 +85,46 @@ def look(path: str) -> "Tuple[Optional[Found], Dict[str, str]]":
         return None, {os.path.basename(path): "is a link, and an artifact is a file or a folder"}
     found[""] = ("file", status_of(top)) if stat.S_ISREG(top.st_mode) else ("folder", None)
     size = top.st_size if stat.S_ISREG(top.st_mode) else 0
-    for place, folders, names in os.walk(path):
-        for each in folders + names:
+    folders = [("", path)] if stat.S_ISDIR(top.st_mode) else []
+    while folders:
+        above, place = folders.pop()
+        try:
+            listed = sorted(os.listdir(place))
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # removed meanwhile
+        except OSError as problem:
+            left_out[above or os.path.basename(path)] = "cannot be read: %s" % problem.strerror
+            continue
+        for each in listed:
             own = os.path.join(place, each)
             try:
-                name, status = as_text(os.path.relpath(own, path)), os.lstat(own)
+                name = as_text(os.path.join(above, each))
+                status = os.lstat(own)
             except UnicodeError:
                 left_out[ascii(each)] = "has a name that is no UTF-8"
                 continue
-            except OSError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue  # removed meanwhile
+            except OSError as problem:
+                left_out[name] = "cannot be read: %s" % problem.strerror
+                continue
+            if name.count("/") >= MOST_PARTS:
+                left_out[name] = "lies in more than %d folders" % (MOST_PARTS - 1)
+                continue
             if stat.S_ISLNK(status.st_mode):
                 _take_link(own, name, found, left_out)
             elif stat.S_ISDIR(status.st_mode):
                 found[name] = ("folder", None)
+                folders.append((name, own))
             elif stat.S_ISREG(status.st_mode):
                 found[name] = ("file", status_of(status))
                 size += status.st_size
             else:
                 left_out[name] = "is no regular file"
             if len(found) > MOST_FILES:
-                problem = TooMuch("`%s` has more than %s files" % (path, "{:,}".format(MOST_FILES)))
-                problem.hint = "pack them into an archive"
-                raise problem
+                refused = TooMuch("`%s` has more than %s files" % (path, "{:,}".format(MOST_FILES)))
+                refused.hint = "pack them into an archive"
+                raise refused
     if size > MOST_BYTES:
         raise TooMuch("`%s` has more than 1 TiB: %d bytes" % (path, size))
     return found, left_out

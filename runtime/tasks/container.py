@@ -116,6 +116,10 @@ def plain_image(image: Any) -> str:
     if not re.fullmatch(_IMAGE, name):
         shown = image if isinstance(image, str) else ascii(image)
         raise InvalidTask("image", f"is `{shown:.200}`, no name of an image", hint="such as ghcr.io/lab/train:1.4")
+    place, _, last = name.partition("@")[0].rpartition("/")
+    repository = "/".join([*place.split("/")[1:], last.partition(":")[0]]) if place else last.partition(":")[0]
+    if repository != repository.lower():
+        raise InvalidTask("image", f"is `{image}`, and names of images have no capital letters")
     return name
 
 

@@ -280,13 +280,13 @@ class Captures:
         writer = kept.writers[tag]
         return bool(writer.saved) or os.path.lexists(writer.path)
 
-    def _save(self, kept: _Kept, *, final: bool = False) -> dict[str, Exception]:
+    def _save(self, kept: _Kept, *, final: bool = False, absent: bool = False) -> dict[str, Exception]:
         problems: dict[str, Exception] = {}
         for tag, writer in kept.writers.items():
             if not self._exists(kept, tag):
                 continue
             try:
-                writer.save(final=final, give_up=self._must_hurry)
+                writer.save(final=final, absent=absent, give_up=self._must_hurry)
                 self._drop_own(kept, writer)
             except Exception as problem:
                 problems[tag] = problem
@@ -337,8 +337,8 @@ class Captures:
         kept = self._kept[held.lease.token]
         if kept.over or end.not_started:
             return False
-        kept.over = True
-        if end.reason is EndReason.SUCCEEDED or held.stop_reason is EndReason.DUPLICATE:
+        kept.over, succeeded = True, end.reason is EndReason.SUCCEEDED
+        if succeeded or held.stop_reason is EndReason.DUPLICATE:
             # Checkpoints are of no use to anybody after a success, and nothing is after another attempt's.
             wanted = [tag for tag in kept.writers if tag != CHECKPOINT and held.stop_reason is not EndReason.DUPLICATE]
         else:
@@ -349,7 +349,7 @@ class Captures:
 
         def begin() -> None:
             kept.busy = True
-            self._call(partial(self._save_last, kept), ended)
+            self._call(partial(self._save_last, kept, succeeded), ended)
 
         def ended(problems: dict[str, Exception] | None, problem: Exception | None) -> None:
             kept.busy = False
@@ -362,11 +362,11 @@ class Captures:
             begin()
         return True
 
-    def _save_last(self, kept: _Kept) -> dict[str, Exception]:
+    def _save_last(self, kept: _Kept, succeeded: bool) -> dict[str, Exception]:
         from runtime.shim.words import Stopped
 
         for pause_s in (*LAST_PAUSES_S, None):
-            problems = self._save(kept, final=True)
+            problems = self._save(kept, final=True, absent=succeeded)
             passing = [each for each in problems.values() if isinstance(each, StoreUnavailable | OSError)]
             if pause_s is None or len(passing) < len(problems) or not problems:
                 return problems

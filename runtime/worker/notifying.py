@@ -1,6 +1,6 @@
 """Messages about tasks that have ended: kept in the store before the record, and sent after it, off the loop.
 
-A thread of its own sends, so a receiver that hangs delays no lease and no settlement. Whatever is in the store when this
+Threads of their own send, so a receiver that hangs delays no lease, no settlement and no other message. Whatever is in the store when this
 worker dies, another one sends, or the next: each looks for messages that nobody is at work on.
 docs/notifications.md has the promises.
 """
@@ -150,14 +150,15 @@ class Notifying:
         self._services = services
         self._queued: deque[_Due] = deque()
         self._look_at = time.monotonic() + LOOK_AFTER_S
-        self._looking = self._sending = False
-        """A call is under way: there is one of each at a time."""
+        self._looking = False
+        self._sending = 0
+        """Messages under way, each on a thread of its own: one whose receiver hangs holds no other one up."""
         self._looked_last = False
         self._give_up_at = float("inf")
         self._watching = Watching(services.records)
         self._urls: dict[str, tuple[str, float]] = {}
         self._store: NotificationStore = services.records.open_notifications()
-        self.calls = Offload(inline=False, threads=1)
+        self.calls = Offload(inline=False, threads=AT_ONCE)
 
     def next_at(self) -> float:
         return float("inf") if self._is_busy() else self._look_at
@@ -194,7 +195,7 @@ class Notifying:
     # on the loop
 
     def _is_busy(self) -> bool:
-        return self._looking or self._sending or bool(self._queued)
+        return self._looking or self._sending > 0 or bool(self._queued)
 
     def _look(self) -> None:
         self._looking = True
@@ -210,20 +211,18 @@ class Notifying:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._sending or not self._queued:
-            return
-        self._sending = True
-        some = [self._queued.popleft() for _ in range(min(AT_ONCE, len(self._queued)))]
-        self.calls.call(partial(self._send, some), self._was_sent)
+        while self._queued and self._sending < AT_ONCE:
+            self._sending += 1
+            self.calls.call(partial(self._send, self._queued.popleft()), self._was_sent)
 
-    def _was_sent(self, sent: list[Sent] | None, problem: Exception | None) -> None:
-        self._sending = False
+    def _was_sent(self, sent: Sent | None, problem: Exception | None) -> None:
+        self._sending -= 1
         if problem is not None:
             self._services.say.trouble("sending messages", problem)
-        for each in sent or ():
-            self._services.say.told(each.message, sorted(each.new), each.told.problems, final=each.final)
-            if each.problem is not None:
-                self._services.say.trouble("noting which messages are sent", each.problem)
+        elif sent is not None:
+            self._services.say.told(sent.message, sorted(sent.new), sent.told.problems, final=sent.final)
+            if sent.problem is not None:
+                self._services.say.trouble("noting which messages are sent", sent.problem)
         self._go_on()
 
     # off the loop, if the store is remote
@@ -279,40 +278,30 @@ class Notifying:
 
     # on the thread
 
-    def _send(self, due: Sequence[_Due]) -> list[Sent]:
-        """Claim and send messages at the same time."""
+    def _send(self, due: _Due) -> Sent | None:
+        """Claim a message and send it to all its sinks at the same time; None if another worker has it."""
         from runtime.records.notifications import Told
         from runtime.shim.notify import Sending, send_together
 
-        claimed: list[tuple[_Due, Told]] = []
-        refused: list[Sent] = []
-        for each in due:
-            try:
-                told = self._claim(each)
-            except RuntimeFailure as problem:
-                refused.append(Sent(each.message, Told(), False, problem=problem))
-                continue
-            if told is not None:
-                claimed.append((each, told))
-        if not claimed:
-            return refused
+        try:
+            told = self._claim(due)
+        except RuntimeFailure as problem:
+            return Sent(due.message, Told(), False, problem=problem)
+        if told is None:
+            return None
         faults.reach("worker.notification_claimed")
-        sending: list[Sending] = []
-        for each, told in claimed:
-            for number, sink in each.sinks.items():
-                if number in told.sent:
-                    continue
-                if sink.command and "command" not in self._services.options.accept:
-                    each.problems[number] = "this worker accepts no commands"
-                    continue
-                address = {sink.kind: getattr(sink, sink.kind)}
-                find_url = partial(self._find_url, sink.webhook or "")
-                one = Sending(address, number, each.event, find_url, self._services.scratch, quiet=True)
-                each.sending.append(one)
-                sending.append(one)
-        send_together(sending)
+        for number, sink in due.sinks.items():
+            if number in told.sent:
+                continue
+            if sink.command and "command" not in self._services.options.accept:
+                due.problems[number] = "this worker accepts no commands"
+                continue
+            address = {sink.kind: getattr(sink, sink.kind)}
+            find_url = partial(self._find_url, sink.webhook or "")
+            due.sending.append(Sending(address, number, due.event, find_url, self._services.scratch, quiet=True))
+        send_together(due.sending)
         faults.reach("worker.notification_sent")
-        return refused + [self._conclude(each, told) for each, told in claimed]
+        return self._conclude(due, told)
 
     def _claim(self, due: _Due) -> Told | None:
         """Claim the next try of a message. Returns what earlier tries came to; None if it is another sender's, or sent."""

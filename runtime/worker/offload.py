@@ -118,13 +118,11 @@ class Offload:
             hand_over()
 
     def close(self, *, wait: bool = True) -> None:
-        """Wait for all calls and hand their results over. With one thread, `wait=False` drops the results instead."""
+        """Wait for all calls and hand their results over; `wait=False` drops the results instead."""
         if self._threads is None:
             return
-        if not wait:
-            # After a call that hangs, which rings when it ends.
-            self._threads.start(self._close_fds)
         self._threads.close(wait=wait)
+        # A call that hangs rings when it ends, so the descriptors stay as long as it knows of this object.
         if wait:
             self.collect()
             self._close_fds()

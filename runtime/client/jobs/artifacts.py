@@ -16,7 +16,7 @@ from runtime.client.artifacts import bring_home, facts_of
 from runtime.client.jobs.find import open_job
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.config import Settings, load_settings
-from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone, RequestRefused, UnknownName
 from runtime.jobs.artifacts import owner_of
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, Outcome, check_index, job_folder
@@ -81,7 +81,13 @@ class JobBlobs:
         return None
 
     def download(self, key: str, to: BinaryIO) -> None:
-        self.files.download(self.name(key), to)
+        place, name = self.name(key).rsplit("/", 1)
+        try:
+            self.files.download(f"{place}/{name}", to)
+        except InfrastructureFailure:
+            if name in self.files.names(place):
+                raise
+            raise ObjectGone(key) from None
 
 
 def run_blobs(files: Files, job: str, index: int) -> JobBlobs:

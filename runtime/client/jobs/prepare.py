@@ -80,6 +80,8 @@ class Request:
         """`source` names the job in errors."""
         if not isinstance(job, JobSpec | Mapping):
             job = {"command": job if isinstance(job, str) else list(job)}
+        elif isinstance(job, Mapping):
+            job = _with_texts(job)
         # In full, so that the defaults of a target are merged at every depth.
         self._job, self.source = job if isinstance(job, JobSpec) else expand(job), source
         self._specs: dict[str, JobSpec] = {}
@@ -280,6 +282,22 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def _with_texts(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write paths in `capture` and `reuse` as texts. In `reuse`, a path is a file or folder of this machine, whatever its name."""
+    made = dict(job)
+    for field in ("capture", "reuse"):
+        if isinstance(named := job.get(field), Mapping):
+            made[field] = {tag: _as_text(each, field) for tag, each in named.items()}
+    return made
+
+
+def _as_text(path: object, field: str) -> object:
+    if not isinstance(path, os.PathLike):
+        return path
+    text = os.fspath(path)
+    return text if field == "capture" or os.path.isabs(text) else os.path.join(".", text)  # noqa: PTH117, PTH118
 
 
 def _with_sinks(written: Mapping[str, Any], sinks: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -180,6 +180,8 @@ def _read_here(tag: str, path: Path, shown: str) -> Reused:
     """A version that is made of the bytes of a file or folder, so that the same bytes are the same job."""
     if not path.exists():
         raise NotPossible(f"there is no `{shown}`, which `reuse` names", hint="name a file or a folder")
+    if not (path.is_file() or path.is_dir()):
+        raise NotPossible(f"`{shown}`, which `reuse` names, is neither a file nor a folder")
     try:
         manifest, places = read_files(path.resolve())
     except OSError as problem:

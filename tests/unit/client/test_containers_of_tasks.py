@@ -125,6 +125,10 @@ def test_command_line_names_image_and_mounts(queue: SqliteQueue, capsys: pytest.
     [
         (["--image", "train.sif"], "`--image` is `train.sif`, a file, and podman and docker run images of a registry"),
         (["--mount", "/a:/b"], "`--mount` puts `/a` at `/b`, and without a container a path is where it is"),
+        (
+            ["--image", "ghcr.io/Lab/train:V1"],
+            "`--image` is `ghcr.io/Lab/train:V1`, and names of images have no capital letters",
+        ),
         (["--image", "x", "--mount", "/a"], "`--mount[0]` is '/a', expected SOURCE:TARGET"),
         (["--image", "x", "--mount", "/a:/proc"], "has the target `/proc`, which every container has of its own"),
         (["--image", "x", "--environment", "frozen"], "`--environment` has packages for a Python of the worker's"),

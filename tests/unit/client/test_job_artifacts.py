@@ -206,6 +206,17 @@ def test_damaged_artifact_of_one_run_hides_no_other_and_is_named_when_it_is_aske
     assert find_artifact(made, "out", 1).state == "final"
 
 
+def test_version_whose_bytes_are_gone_is_named_with_the_file(here: Here, tmp_path: Path) -> None:
+    made = here.end("sh", "-c", "echo 1 > out", capture={"out": "out"})
+    [content] = (here.settings.data_dir / "jobs" / job_folder(made.id) / "runs/0/artifacts/data").iterdir()
+    content.unlink()
+
+    with pytest.raises(ArtifactDamaged, match="file `out` of it is gone"):
+        get_artifact(made, find_artifact(made, "out"), tmp_path / "home")
+    with pytest.raises(ArtifactDamaged, match="file `out` of it is gone"):
+        here.start("true", reuse={"base": f"{made.id}/out"})
+
+
 def test_artifact_of_a_run_that_has_not_succeeded_may_change_and_is_not_reused(here: Here) -> None:
     made = here.end("sh", "-c", "echo 1 > out; exit 3", capture={"out": "out"})
 
@@ -321,6 +332,7 @@ def test_file_that_changes_before_it_is_brought_is_refused(settings: Settings, t
     ("source", "message"),
     [
         ("./nope", "there is no `./nope`, which `reuse` names"),
+        ("/dev/null", "`/dev/null`, which `reuse` names, is neither a file nor a folder"),
         ("nope", "`nope` is no valid reuse"),
         ("j-0123456789abcdef01234567/model", "no job named `j-0123456789abcdef01234567`"),
         (
@@ -335,6 +347,14 @@ def test_source_that_is_not_there_starts_nothing(here: Here, source: str, messag
 
     assert refused.value.message == message
     assert not (here.settings.data_dir / "launched").exists()
+
+
+def test_path_in_python_is_a_file_or_folder_of_this_machine(here: Here, tree: Path) -> None:
+    (tree / "base").write_text("5\n")
+
+    job = here.end("cat", "artifacts/base", capture={"model": Path("out")}, reuse={"base": Path("base")})
+
+    assert read_log(job) == "5\n"
 
 
 def test_tag_that_the_job_does_not_have_is_named_with_those_that_it_has(here: Here) -> None:

@@ -14,6 +14,7 @@ from runtime.errors import StoreUnavailable
 from runtime.records.artifacts import ArtifactDamaged, ArtifactRefused, ArtifactStore, Writer
 from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.memory import MemoryBlobs
+from runtime.shim import versions
 from runtime.tasks.artifacts import Version
 from runtime.values import replace
 from runtime.worker.content_cache import ContentCache
@@ -138,12 +139,41 @@ def test_artifact_that_was_removed_is_absent_in_the_last_version(bench: Bench) -
     (bench.path / "a").unlink()
     bench.path.rmdir()
 
-    version = bench.writer.save(final=True)
+    assert bench.writer.save(final=True) is None, "an attempt that was killed may have been about to write it again"
+    version = bench.writer.save(final=True, absent=True)
 
     assert version is not None
     manifest = bench.store.find(version)
     assert manifest is not None
     assert manifest.absent
+
+
+def test_what_lies_too_deep_or_cannot_be_read_is_left_out_and_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write("a", "1")
+    here = Path.cwd()
+    os.chdir(bench.path)
+    for _ in range(1200):
+        os.mkdir("d")  # noqa: PTH102 - the whole path would be too long
+        os.chdir("d")
+    os.chdir(here)
+    (bench.path / "closed").mkdir()
+    listdir = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path.endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return listdir(path)
+
+    monkeypatch.setattr(versions.os, "listdir", refuse)
+    found, left_out = versions.look(str(bench.path))
+
+    assert found is not None
+    assert (len(found), left_out) == (
+        2 + 1 + 255,
+        {"closed": "cannot be read: Permission denied", "/".join(["d"] * 256): "lies in more than 254 folders"},
+    )
 
 
 def test_modes_links_and_empty_folders_are_kept_and_one_file_is_an_artifact_too(bench: Bench) -> None:

@@ -250,6 +250,21 @@ def test_receiver_that_hangs_delays_no_task_and_no_lease(bench: Bench, receiver:
     assert bench.record(after).state is TaskState.SUCCEEDED
 
 
+def test_receiver_that_hangs_holds_no_other_message_up(bench: Bench, receiver: Receiver, tmp_path: Path) -> None:
+    receiver.answers = [0]
+    note = tmp_path / "told"
+    hung = bench.function("give", 1, notify=(HOOK,))
+    told_at_once = bench.function("give", 2, notify=(TaskSink(command=("touch", str(note))),))
+    bench.put(hung, told_at_once)
+    with bench.running():
+        assert wait_until(lambda: bool(receiver.requests))
+        assert wait_until(lambda: told(bench.records, told_at_once) is not None)
+        assert told(bench.records, hung) is None
+        receiver.over.set()
+
+    assert note.exists()
+
+
 def test_command_gets_the_message_without_the_variables_of_the_worker_and_its_signals(
     bench: Bench, tmp_path: Path, receiver: Receiver
 ) -> None:
