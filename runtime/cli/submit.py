@@ -495,7 +495,7 @@ def _submit(
                 )
                 return INTERRUPTED
         if done.count:
-            hearers.watch(target, options.experiment)
+            hearers.watch(target, options.experiment, new=bool(done.new or done.resumed))
         done = replace(done, stack=opened.name, snapshot=code.snapshot, environment=packages.id)
         remember_last(opened.settings.data_dir, opened.name, done.experiment)
         _say_submitted(done, request.source is not None, code, packages)

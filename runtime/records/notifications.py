@@ -73,6 +73,12 @@ class NotificationStore:
                 found[name] = OpenNotification(name=name, tries=tries, touched_at=max(known.touched_at, at))
         return list(found.values())
 
+    def has_told(self, message: Notification) -> bool:
+        """Whether a message about this experiment to the same sinks is open, or was told."""
+        begins = message.name.partition(".")[0] + "."
+        places = notification_key(begins), told_key(message.experiment, begins)
+        return any(list(self._blobs.list_keys(place.removesuffix(".json"))) for place in places)
+
     def read(self, name: str) -> Notification | None:
         """Return the message; None if it is closed, or nobody can read it."""
         data = self._blobs.get(notification_key(name))

@@ -134,7 +134,7 @@ def find_engine(wanted: "Optional[str]") -> Engine:
 
 def ensure_image(engine, image, gives_up, tell=say):
     """Have the engine get the image if it has it not. Raises `SetupFailed`."""
-    if ask([engine.path, "image", "inspect", "--format", "{{.Id}}", image])[0] == 0:
+    if ask([engine.path, "image", "inspect", "--format", "{{.Id}}", image], gives_up=gives_up)[0] == 0:
         return
     tell("%s has no image %s yet, gets it" % (engine.name, image))
     code, said = ask([engine.path, "pull", "--quiet", image], PULL_S, gives_up)

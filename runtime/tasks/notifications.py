@@ -93,7 +93,7 @@ def tell_complete(message: Notification, counts: Mapping[TaskState, int], *, now
     state = next((each for each in ("failed", "cancelled", "expired") if each in ended), "succeeded")
     said = ", ".join(f"{count:,} {each}" for each, count in sorted(ended.items(), key=lambda one: -one[1]))
     return {
-        "id": _digest([message.experiment, ended])[:24],
+        "id": _digest([message.experiment, message.token, ended])[:24],
         "experiment": message.experiment,
         "queue": message.queue,
         "owner": message.owner,

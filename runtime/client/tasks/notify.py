@@ -30,13 +30,16 @@ class Hearers:
         if names and check_secrets is not None:
             check_secrets(names)
 
-    def watch(self, queue: Queue, experiment: str) -> None:
-        """Have the workers tell when the experiment is complete. All its tasks are submitted."""
+    def watch(self, queue: Queue, experiment: str, *, new: bool) -> None:
+        """Have the workers tell when the experiment is complete. All its tasks are submitted; if none of them is `new`, an
+        earlier submission may have said so."""
         if self.of_all:
             message = Notification(
                 experiment=experiment, sinks=self.of_all, queue=queue.name, owner=submitter(), token=new_token()
             )
-            queue.records.open_notifications().write(message)
+            store = queue.records.open_notifications()
+            if new or not store.has_told(message):
+                store.write(message)
 
 
 NOBODY: Final = Hearers()

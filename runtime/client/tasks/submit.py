@@ -309,7 +309,7 @@ def submit(
             )
             done = replace(sent, **said)
         if hearers is not None and done.count:
-            hearers.watch(target, experiment)
+            hearers.watch(target, experiment, new=bool(done.new or done.resumed))
         if done.new:
             _say_skew(target.records)
         return done

@@ -413,6 +413,9 @@ def test_experiment_is_told_of_once_when_all_its_tasks_have_ended(
     }
     assert left(bench.records) == []
 
+    submit(bench, bench._queue, 4)
+    bench.run()
+    assert len(receiver.bodies) == 1, "nothing was added"
     submit(bench, bench._queue, 5)
     bench.run()
     assert [body["counts"] for body in receiver.bodies] == [{"succeeded": 4}, {"succeeded": 5}]
