@@ -9,6 +9,7 @@ import http.client
 import itertools
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -312,3 +313,10 @@ def relayed(address: str, *, port: int = 0) -> Iterator[int]:
     yield server.server_address[1]
     server.shutdown()
     server.server_close()
+
+
+def wait_readable(fd: int, patience_s: float = PATIENCE_S) -> bool:
+    """Wait until a descriptor, of whatever number, can be read."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(patience_s * 1000))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +9,7 @@ import pytest
 
 from runtime.queues.threads import SLOW_S, Lane, Threads
 from runtime.worker.offload import Offload, Outcome
-from tests.services_support import wait_until
+from tests.services_support import wait_readable, wait_until
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def collect_until(offload: Offload, done: Callable[[], bool]) -> None:
     """Sleep until there are results to collect, as the worker's loop does."""
     assert offload.fd is not None
     while not done():
-        assert select.select([offload.fd], [], [], 240)[0], "nobody woke the loop"
+        assert wait_readable(offload.fd, 240), "nobody woke the loop"
         offload.collect()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from runtime.stack.attempt_secrets import NotGranted, check_named, choose, find_
 from runtime.testing import FakeClock
 from runtime.worker.secrets import FAILED_FOR_S, LIFETIME_S, REFUSED_FOR_S, AttemptSecrets, Values
 from tests.fakes.google import GoogleServer
+from tests.services_support import wait_readable
 
 CANARY = "hf_canary_16180339"
 SECRETS = {
@@ -47,7 +47,7 @@ class Cache:
         fd = self.secrets.calls.fd
         assert fd is not None
         while not found:
-            select.select([fd], [], [])
+            wait_readable(fd)
             self.secrets.calls.collect()
         return found[0]
 
@@ -190,6 +190,7 @@ def test_contract_that_cannot_be_read_again_is_no_fault_of_the_task(google: Goog
 
 def test_cache_that_is_closed_does_not_wait_for_a_call_that_hangs(google: GoogleServer) -> None:
     gate, asked = threading.Event(), threading.Event()
+    others = set(threading.enumerate())
     cache = Cache(google)
 
     def hang() -> StackOutputs:
@@ -200,7 +201,7 @@ def test_cache_that_is_closed_does_not_wait_for_a_call_that_hangs(google: Google
     cache.secrets._find_outputs = hang
     cache.secrets.fetch(("other",), lambda found: pytest.fail("the worker has left"))
     assert asked.wait(60)
-    before = {thread for thread in threading.enumerate() if thread.name.startswith("runtime-io")}
+    before = {each for each in threading.enumerate() if each.name.startswith("runtime-io")} - others
 
     cache.secrets.close()
 
