@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -15,6 +14,7 @@ from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.tasks.history import Record, Release
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task
+from tests.services_support import wait_readable
 from tests.unit.queues.pubsub_bench import (
     SETTINGS,
     TTL,
@@ -34,7 +34,7 @@ from tests.unit.queues.pubsub_bench import service as service  # noqa: PLC0414 (
 
 
 def is_readable(descriptor: int, *, within_s: float = 0) -> bool:
-    return bool(select.select([descriptor], [], [], within_s)[0])
+    return bool(wait_readable(descriptor, within_s))
 
 
 def hold_one(queue: PubSubQueue, key: str = "1") -> None:

@@ -41,7 +41,7 @@ from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
 from runtime.values import replace
 from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
-from tests.services_support import wait_until
+from tests.services_support import wait_readable, wait_until
 
 HOLDER = """
 import sys, time
@@ -391,10 +391,10 @@ def test_deadline_of_a_lease_is_its_last_living_moment(path: Path) -> None:
     clock.advance(seconds=30)
     other.tend()
     assert lease_all(other) == []
-    assert select.select([wake_fd], [], [], 0)[0] == []
+    assert not wait_readable(wake_fd, 0)
     clock.advance(seconds=0.001)
     other.tend()
-    assert select.select([wake_fd], [], [], 0)[0] == [wake_fd]
+    assert wait_readable(wake_fd, 0)
     assert len(lease_all(other)) == 1
     queue.close()
     waiting.close()
@@ -428,7 +428,7 @@ def test_pipes_of_workers_that_have_left_are_closed_by_who_wakes_them(path: Path
     for number in range(2, 6):
         presence = Presence(path.parent, f"w-{number}")
         wakes.wake()
-        assert select.select([presence.wake_descriptor], [], [], 0)[0]
+        assert wait_readable(presence.wake_descriptor, 0)
         presence.leave()
     # The pipe of the last one takes the place of the first one's.
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -445,7 +445,7 @@ def test_worker_that_reads_no_wakes_stops_nobody_who_wakes_it(path: Path) -> Non
 
     wakes.wake()
 
-    assert select.select([stopped.wake_descriptor], [], [], 0)[0]
+    assert wait_readable(stopped.wake_descriptor, 0)
     wakes.close()
     stopped.leave()
 
@@ -634,11 +634,11 @@ def test_put_wakes_a_waiting_worker(path: Path) -> None:
     wake_fd = waiting.wake_descriptor()
     assert wake_fd is not None
     putting, _ = open_sqlite(path)
-    assert select.select([wake_fd], [], [], 0)[0] == []
+    assert not wait_readable(wake_fd, 0)
     putting.put(tasks(1))
-    assert select.select([wake_fd], [], [], 5)[0] == [wake_fd]
+    assert wait_readable(wake_fd, 5)
     waiting.drain_wakes()
-    assert select.select([wake_fd], [], [], 0)[0] == []
+    assert not wait_readable(wake_fd, 0)
     waiting.close()
     putting.put([sample_task("later")])  # A pipe that nobody reads any more is no error.
 
@@ -654,7 +654,7 @@ def test_put_wakes_every_worker_that_has_come_by_then_and_none_that_has_left(pat
         for each in waiting:
             wake_fd = each.wake_descriptor()
             assert wake_fd is not None
-            assert select.select([wake_fd], [], [], 0)[0] == [wake_fd]
+            assert wait_readable(wake_fd, 0)
             each.drain_wakes()
         if number == 2:
             waiting.pop(0).close()
@@ -797,14 +797,14 @@ def test_death_of_a_watched_worker_rings_at_once_and_asks_for_upkeep(path: Path)
         wake_fd = watching.wake_descriptor()
         assert wake_fd is not None
         watching.drain_wakes()
-        assert select.select([wake_fd], [], [], 0.2)[0] == []
+        assert not wait_readable(wake_fd, 0.2)
         process.kill()
-        assert select.select([wake_fd], [], [], 240)[0] == [wake_fd]
+        assert wait_readable(wake_fd, 240)
         assert watching.drain_wakes()
         process.wait()
         assert len(wait_for(watching, 1)) == 1
     assert not watching.drain_wakes()
-    assert select.select([wake_fd], [], [], 0)[0] == []
+    assert not wait_readable(wake_fd, 0)
 
 
 def test_two_processes_share_a_queue_and_neither_starves(path: Path, tmp_path: Path) -> None:
