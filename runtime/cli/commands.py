@@ -101,6 +101,13 @@ OutputOption = Annotated[
 ]
 YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 StackOption = Annotated[str | None, Option("--stack", envvar="RUNTIME_STACK", metavar="NAME", help="Stack to use.")]
+CaptureOption = Annotated[
+    list[str] | None,
+    Option("--capture", metavar="PATH:TAG", help="A file or folder that attempts save as they run; may repeat."),
+]
+CaptureEveryOption = Annotated[
+    str | None, Option("--capture-every", metavar="1m", help="How often, while an attempt runs.")
+]
 
 _COMPLETE = "_RUNTIME_COMPLETE"
 """Variable with which a shell asks for completions."""

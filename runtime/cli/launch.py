@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from typer import Option
 
 from runtime.cli import job_options
-from runtime.cli.commands import OutputOption
+from runtime.cli.commands import CaptureEveryOption, CaptureOption, OutputOption
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.printing import ask, note, note_block, say, write_log, write_text
 from runtime.cli.show import Output, describe_state, print_json
@@ -65,13 +65,8 @@ def launch(
             "--after", metavar="[any:|notok:]JOB", help="Start once that job has succeeded, ended, or ended otherwise."
         ),
     ] = None,
-    capture: Annotated[
-        list[str] | None,
-        Option(metavar="PATH:TAG", help="A file or folder that attempts save as they run; may repeat."),
-    ] = None,
-    capture_every: Annotated[
-        str | None, Option("--capture-every", metavar="1m", help="How often, while an attempt runs.")
-    ] = None,
+    capture: CaptureOption = None,
+    capture_every: CaptureEveryOption = None,
     reuse: Annotated[
         list[str] | None,
         Option(metavar="JOB/TAG:TAG", help="An artifact that attempts find in artifacts/TAG; may repeat."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.commands import CaptureEveryOption, CaptureOption, OutputOption, StackOption
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.printing import note, say, write_json
 from runtime.cli.show import Output, format_count, note_skew, print_json, progress
@@ -120,13 +120,8 @@ def submit(
         Option(metavar="NAME", help="A secret of the stack for attempts, instead of its default ones; may repeat."),
     ] = None,
     no_secrets: Annotated[bool, Option("--no-secrets", help="Attempts get no secrets of the stack.")] = False,
-    capture: Annotated[
-        list[str] | None,
-        Option(metavar="PATH:TAG", help="A file or folder that attempts save as they run; may repeat."),
-    ] = None,
-    capture_every: Annotated[
-        str | None, Option("--capture-every", metavar="1m", help="How often, while an attempt runs.")
-    ] = None,
+    capture: CaptureOption = None,
+    capture_every: CaptureEveryOption = None,
     reuse: Annotated[
         list[str] | None,
         Option(metavar="EXPERIMENT/TAG:TAG", help="An artifact that attempts find in artifacts/TAG; may repeat."),
