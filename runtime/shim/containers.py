@@ -35,7 +35,8 @@ TRIES = 3
 AGAIN_S = 0.5
 """Pause before a container that could not be signalled or removed is tried again: it may still be starting."""
 
-FIRST_PROCESS = """[ $$ = 1 ] || { echo "the container shares its process numbers with others"; exit 125; }
+FIRST_PROCESS = """exec 2>&1
+[ $$ = 1 ] || { echo "the container shares its process numbers with others"; exit 125; }
 . "$0" && true >"$0" || exit 125
 echo $$ >"${0%/*}/first.$RUNTIME_RANK"
 note=${RUNTIME_PREEMPTED_NOTE:-$0}

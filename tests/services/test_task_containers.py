@@ -122,6 +122,15 @@ def test_command_finds_its_code_and_folders_and_leaves_what_a_bare_one_leaves(be
     assert (Path(checkpoints) / "step").read_text() == "step\n"
 
 
+def test_lines_of_both_streams_are_in_the_order_in_which_they_were_printed(bench: Bench) -> None:
+    task = shell("n=0; while [ $n != 200 ]; do echo $n; echo $((n + 1)) >&2; n=$((n + 2)); done")
+    bench.put(task)
+
+    bench.run()
+
+    assert bench.record(task).log.split() == [str(number) for number in range(200)]
+
+
 def test_command_without_code_starts_in_its_scratch_folder_and_leaves_no_empty_folder(bench: Bench) -> None:
     task = shell('[ "$PWD" = "$RUNTIME_SCRATCH_DIR" ]')
     bench.put(task)
