@@ -542,9 +542,9 @@ def test_run_on_two_slices_waits_for_both_and_goes_on_together_after_a_host_was_
         grace_period=timedelta(seconds=2),
     )
     asked = ("each node asks for 1 CPU, 4 chips of a TPU v4-16, in 2 slices at once",)
-    assert wait_until(lambda: explain(job)[2] == asked)
+    assert wait_until(lambda: explain(job)[2] == asked), f"{explain(job)}\n{ray_cluster.tell()}"
     ray_cluster.start_node(5, 1, **{"TPU": 4, "TPU-v4-16-head": 1, "slice-b": 1})
-    assert wait_until(lambda: all(read_log(job, rank=rank) for rank in range(4)))
+    assert wait_until(lambda: all(read_log(job, rank=rank) for rank in range(4))), ray_cluster.tell()
 
     ray_cluster.kill(3)
     ray_cluster.start_node(3, 1, **{"TPU": 4, "slice-a": 1})
