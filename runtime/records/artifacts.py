@@ -25,7 +25,7 @@ from runtime.records.blobs import Blobs
 from runtime.shim.tree import Below, NameRefused
 from runtime.shim.versions import (
     MOST_FILES,
-    TooMuch,
+    Unsuitable,
     copy_file,
     from_text,
     hash_file,
@@ -462,7 +462,7 @@ def _look(path: Path) -> tuple[Found | None, dict[str, str]]:
     """What lies at `path`, as `look` has it. Raises `ArtifactRefused` for too much."""
     try:
         return look(str(path))
-    except TooMuch as problem:
+    except Unsuitable as problem:
         raise ArtifactRefused(str(problem), hint=problem.hint) from None
 
 

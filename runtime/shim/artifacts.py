@@ -16,7 +16,7 @@ from runtime.shim.files import PASSING, WRITE_AGAIN_S, WRITE_PATIENCE_S, list_na
 from runtime.shim.tree import NameRefused
 from runtime.shim.versions import (
     KEPT,
-    TooMuch,
+    Unsuitable,
     copy_file,
     from_text,
     is_content,
@@ -141,7 +141,7 @@ class Artifact(object):
 
         That it is gone is saved only with `absent`: an attempt that was killed may have been about to write it again.
 
-        Raises `TooMuch`, `IOError`, `OSError` and `Stopped`. Safe to call again.
+        Raises `Unsuitable`, `IOError`, `OSError` and `Stopped`. Safe to call again.
         """
         found, left_out = look(self.path)
         looked = (found, left_out) if found is not None else None
@@ -304,7 +304,7 @@ class Artifacts(object):
                 name = "g0000001.a%06d.n%08d.%s.json" % (self.number, self.number_of_next, self.token)
                 if each.save(name, final, give_up, absent):
                     self.number_of_next += 1
-            except (IOError, OSError, TooMuch) as problem:
+            except (IOError, OSError, Unsuitable) as problem:
                 problems.append((each.tag, problem))
         self._drop_old()
         return problems

@@ -30,7 +30,7 @@ TRIES = 3
 PIECE = 1 << 20
 
 
-class TooMuch(Exception):
+class Unsuitable(Exception):
     """A file or folder that cannot be an artifact, for the reason in the text."""
 
     hint = None  # type: Optional[str]
@@ -73,7 +73,7 @@ def is_settled(status: "Status") -> bool:
 def look(path: str) -> "Tuple[Optional[Found], Dict[str, str]]":
     """What lies at `path`, by its path from there ("" is the artifact itself), and why the rest is no part of it.
 
-    None if there is nothing. Raises `TooMuch`.
+    None if there is nothing. Raises `Unsuitable`.
     """
     found = {}  # type: Found
     left_out = {}  # type: Dict[str, str]
@@ -82,7 +82,10 @@ def look(path: str) -> "Tuple[Optional[Found], Dict[str, str]]":
     except (FileNotFoundError, NotADirectoryError):
         return None, {}
     if not (stat.S_ISREG(top.st_mode) or stat.S_ISDIR(top.st_mode)):
-        return None, {os.path.basename(path): "is a link, and an artifact is a file or a folder"}
+        what = "a link" if stat.S_ISLNK(top.st_mode) else "neither a file nor a folder"
+        refused = Unsuitable("`%s` is %s" % (path, what))
+        refused.hint = "name a file or a folder itself"
+        raise refused
     found[""] = ("file", status_of(top)) if stat.S_ISREG(top.st_mode) else ("folder", None)
     size = top.st_size if stat.S_ISREG(top.st_mode) else 0
     folders = [("", path)] if stat.S_ISDIR(top.st_mode) else []
@@ -122,11 +125,11 @@ def look(path: str) -> "Tuple[Optional[Found], Dict[str, str]]":
             else:
                 left_out[name] = "is no regular file"
             if len(found) > MOST_FILES:
-                refused = TooMuch("`%s` has more than %s files" % (path, "{:,}".format(MOST_FILES)))
+                refused = Unsuitable("`%s` has more than %s files" % (path, "{:,}".format(MOST_FILES)))
                 refused.hint = "pack them into an archive"
                 raise refused
     if size > MOST_BYTES:
-        raise TooMuch("`%s` has more than 1 TiB: %d bytes" % (path, size))
+        raise Unsuitable("`%s` has more than 1 TiB: %d bytes" % (path, size))
     return found, left_out
 
 

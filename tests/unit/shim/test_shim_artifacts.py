@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -194,6 +195,18 @@ def test_link_out_of_the_artifact_is_left_out_and_named(job: MakeJob) -> None:
     assert (list(said["files"]), said["left_out"]) == (["w"], "`etc` is a link out of the artifact")
     result = json.loads((made.folder / "runs/0/result").read_text())
     assert result["message"] == "left out of artifact `model`: `etc` is a link out of the artifact"
+
+
+@pytest.mark.parametrize(("line", "what"), [("ln -s w out", "a link"), ("mkfifo out", "neither a file nor a folder")])
+def test_success_whose_artifact_is_no_file_and_no_folder_is_none(job: MakeJob, line: str, what: str) -> None:
+    made = job(f"echo 1 >w; {line}")
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 1, 1)}
+    message = json.loads((made.folder / "runs/0/result").read_text())["message"]
+    assert re.fullmatch(f"its artifact could not be saved: `model`: `/[^`]*/out` is {what}", message), message
+    assert versions(made) == []
 
 
 def test_version_of_another_job_is_where_the_variables_say(job: MakeJob) -> None:

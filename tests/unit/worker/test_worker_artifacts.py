@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -208,7 +209,7 @@ def start_worker(place: Place) -> subprocess.Popen[bytes]:
 
 def test_task_that_runs_out_of_time_leaves_its_artifacts(place: Place, source: Path, tmp_path: Path) -> None:
     script = "mkdir -p out/model; echo 1 > out/model/w; sleep 600"
-    task = captured(place.records, script, "slow", source, timeout=timedelta(seconds=0.5))
+    task = captured(place.records, script, "slow", source, timeout=timedelta(seconds=2))
     place.queue.put([task])
 
     place.run(max_consecutive_failures=0)
@@ -217,6 +218,19 @@ def test_task_that_runs_out_of_time_leaves_its_artifacts(place: Place, source: P
     assert record is not None
     assert record.reason is EndReason.TIMEOUT
     assert place.content(task, "model", tmp_path / "model") == {"w": "1\n"}
+
+
+def test_success_whose_artifact_is_a_link_is_none(place: Place, source: Path) -> None:
+    task = captured(place.records, "mkdir -p out/real; ln -s real out/model", "link", source)
+    place.queue.put([task])
+
+    place.run(max_consecutive_failures=0)
+
+    record = place.records.find(task.id, 1)
+    assert record is not None
+    assert record.reason is EndReason.SETUP_FAILED
+    assert record.message is not None
+    assert re.fullmatch("its artifact could not be saved: `model`: `/[^`]*/out/model` is a link", record.message)
 
 
 def test_path_that_is_not_there_is_named_and_links_out_of_the_artifact_are_left_out(
