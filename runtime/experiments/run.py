@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final
@@ -86,6 +87,12 @@ def map(  # noqa: A001  as the builtin, of which it is the form elsewhere
 
 def takes_run(function: Callable[..., Any]) -> bool:
     """Whether a function has to be called with its run before the item: two arguments are needed, and the first is `run`."""
+    given: set[str] = set()
+    while isinstance(function, partial):
+        if function.args:
+            return False
+        given.update(function.keywords)
+        function = function.func
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return False
@@ -93,6 +100,7 @@ def takes_run(function: Callable[..., Any]) -> bool:
         return takes_run(function.__wrapped__)
     bound = getattr(function, "__self__", None) is not None
     needed = code.co_varnames[bound : code.co_argcount - len(getattr(function, "__defaults__", None) or ())]
+    needed = tuple(name for name in needed if name not in given)
     return len(needed) == 2 and needed[0] == "run"
 
 

@@ -53,7 +53,7 @@ class Lock:
         known to live.
         """
         until, seen, still = time.monotonic() + patience_s, b"", time.monotonic()
-        lives = False
+        lives = told = False
         dead: int | None = None
         while True:
             held = self._newest()
@@ -73,7 +73,9 @@ class Lock:
                 continue
             if time.monotonic() >= until or (lives and not wait):
                 raise LockHeld(json.loads(content or b"{}").get("owner", "unknown"))
-            tell("another launcher is at work on this job; waiting for it")
+            if not told:
+                told = True
+                tell("another launcher is at work on this job; waiting for it")
             time.sleep(BEAT_S / 4)
 
     def ensure_held(self) -> None:

@@ -184,12 +184,12 @@ def _make_sink(given: Any, ends: tuple[str, ...] | None, settings: Mapping[str, 
         said = dict(given)
         own = said.pop("on", None)
         ends = ends if own is None else read_words(own, "notify.on")
-        address = {name: tuple(value) if name == "command" else value for name, value in said.items() if value}
+        address = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items() if value}
         unknown = sorted(map(str, said.keys() - {"webhook", "topic", "command"}))
         if unknown:
             raise UnknownName("field", f"notify.{unknown[0]}", [f"notify.{each.name}" for each in fields(Sink)])
     elif not isinstance(given, str):
-        raise InvalidValue("notify", type(given).__name__, "the name of a sink, or an object with `webhook` or `topic`")
+        raise InvalidValue("notify", type(given).__name__, "the name of a sink, or an object with `webhook`, `topic` or `command`")
     elif re.fullmatch(_TOPIC, given):
         address = {"topic": given}
     elif "://" in given:
@@ -218,7 +218,7 @@ def check_task_sink(sink: TaskSink) -> None:
     for text in (sink.webhook, sink.topic):
         if text is not None and not isinstance(text, str):
             raise ValueError("has a `webhook` or `topic` that is no text")
-    if not all(isinstance(word, str) for word in sink.command):
+    if not isinstance(sink.command, tuple) or not all(isinstance(word, str) for word in sink.command):
         raise ValueError("has a `command` that is no list of texts")
     check_sink(sink.webhook, sink.topic, sink.command)
     if sink.webhook and sink.webhook.partition("://")[0] not in TASK_SCHEMES:

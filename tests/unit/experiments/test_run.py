@@ -157,6 +157,7 @@ def test_run_is_given_to_functions_that_need_it_and_an_item_and_to_no_others() -
         return functools.wraps(function)(lambda item: function(None, item))
 
     take: list[Callable[..., Any]] = [lambda run, item: 0, Trainer().fit, decorate(Trainer().fit)]
+    take += [functools.partial(lambda run, item, scale: 0, scale=2), functools.partial(Trainer().fit, more=2)]
     others: list[Callable[..., Any]] = [
         lambda run: 0,
         lambda run, scale=1: 0,
@@ -166,7 +167,7 @@ def test_run_is_given_to_functions_that_need_it_and_an_item_and_to_no_others() -
         Trainer,
     ]
     others += [lambda *args: 0, inject(Trainer().fit), functools.partial(Trainer().fit, 1)]
-    assert ([takes_run(each) for each in take], [takes_run(each) for each in others]) == ([True] * 3, [False] * 9)
+    assert ([takes_run(each) for each in take], [takes_run(each) for each in others]) == ([True] * 5, [False] * 9)
 
 
 def test_run_says_where_it_comes_from_on_every_target(lab: Any, target: str, monkeypatch: pytest.MonkeyPatch) -> None:

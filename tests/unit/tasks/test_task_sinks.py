@@ -67,6 +67,7 @@ def test_sinks_are_names_references_topics_and_objects(
         ({"command": ["tell", f"--token={CANARY}"]}, None, "looks like a secret"),
         ({"topic": "projects/p"}, None, "`notify` has the topic `projects/p`"),
         ({"hook": "a"}, None, "no field named `notify.hook`"),
+        ({"command": f"tell {CANARY}"}, None, "`notify` has a `command` that is no list of texts"),
         ({"command": []}, None, "`notify` has none or several"),
         (7, None, "`int` is no valid notify"),
         ("log", "fail", "`fail` is no valid notify_on"),
