@@ -365,6 +365,9 @@ class Outputs:
     def __post_init__(self) -> None:
         if self.include and self.every is None:
             raise ValueError("has `include`, and no `every`: at the end of an attempt all outputs are sent")
+        for each in self.include:
+            if not each or each.startswith("/") or {"..", "."} & set(each.split("/")):
+                raise ValueError(f"has `{each}` in `include`, which no path below the folder of the outputs matches")
         if self.every is not None and not 1 <= self.every.total_seconds() <= 86_400:
             raise ValueError(f"has `every` {format_duration(self.every)}, expected 1s to 1d")
         if self.every is not None and self.dir is not None:

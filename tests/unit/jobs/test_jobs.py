@@ -80,6 +80,10 @@ def problems_of(value: object) -> list[tuple[str, str, str | None]]:
     ("outputs", "said"),
     [
         ({"include": ["*.csv"]}, "has `include`, and no `every`"),
+        ({"every": "5s", "include": ["*.csv", "/out/*"]}, "has `/out/*` in `include`, which no path"),
+        ({"every": "5s", "include": ["../*.csv"]}, "has `../*.csv` in `include`, which no path"),
+        ({"every": "5s", "include": ["./*.csv"]}, "has `./*.csv` in `include`, which no path"),
+        ({"every": "5s", "include": [""]}, "has `` in `include`, which no path"),
         ({"every": "0.1s"}, "has `every` 100ms, expected 1s to 1d"),
         ({"every": "2d"}, "has `every` 2d, expected 1s to 1d"),
         ({"every": "1m", "dir": "/data"}, "has `every` and `dir`: a folder of your own is sent nowhere"),
