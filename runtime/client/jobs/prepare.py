@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -219,6 +220,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
             f"`capture` saves what one machine writes, and a run of this job takes {count_noun(plan.order['nodes'], 'machine')}",
             hint="leave `capture` out, and write to RUNTIME_CHECKPOINT_DIR, which the next attempt finds",
         )
+    _check_lock(plan, snapshot)
     refuse_secrets(plan, source=request.source)
     return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot, reused=reused)
 
@@ -230,6 +232,16 @@ def check_environment(environment: Environment) -> None:
         raise NotPossible(
             f"`environment.{named[0]}` needs an `environment.manager`, and there is none",
             hint="environment.manager: uv for a uv.lock, pip for a list of requirements, or conda",
+        )
+
+
+def _check_lock(plan: LaunchPlan, snapshot: Snapshot | None) -> None:
+    """Raise `NotPossible` if the tree that goes with the job lacks the lock file of its environment."""
+    lock = plan.order.get("environment", {}).get("lock")
+    if lock and snapshot and snapshot.names and posixpath.normpath(lock) not in snapshot.names:
+        raise NotPossible(
+            f"the environment is made of `{lock}`, and the snapshot has no such file",
+            hint="make it, or name another in `environment.lock`; if git ignores it, add it: git add --force FILE",
         )
 
 

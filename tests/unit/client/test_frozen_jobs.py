@@ -112,6 +112,17 @@ def test_package_of_a_folder_is_refused_by_its_name(project: Path, tmp_path: Pat
         plan({"environment": "frozen"})
 
 
+@pytest.mark.parametrize("lock", ["nope.txt", "./nope.txt"])
+def test_lock_file_that_does_not_go_along_is_refused_at_launch(project: Path, lock: str) -> None:
+    fields = {"environment": {"manager": "pip", "lock": lock}}
+    with pytest.raises(NotPossible, match="and the snapshot has no such file"):
+        plan(fields)
+
+    (project / "nope.txt").touch()
+
+    assert plan(fields).plan.order["environment"]["lock"] == lock
+
+
 def test_development_machine_takes_no_frozen_list(project: Path) -> None:
     with pytest.raises(NotPossible, match="a development machine runs each new snapshot"):
         plan({"environment": "frozen"}, hold=True)
