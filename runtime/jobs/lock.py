@@ -7,11 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import job_folder
+from runtime.shim import processes
 
 BEAT_S: Final = 1.0
 STILL_S: Final = 10.0
@@ -33,14 +34,15 @@ class LockHeld(NotPossible):
 class Lock:
     """The right to launch a job: an exclusive create with an owner, a token and a counter that others watch.
 
-    A holder that dies leaves a counter that stands still; the next launcher makes a lock of the next number. A holder that
-    was only slow finds it and gives up.
+    A holder that dies leaves a counter that stands still, and on this machine no process; the next launcher makes a lock of
+    the next number. A holder that was only slow finds it and gives up.
     """
 
     def __init__(self, files: Files, job: str, owner: str, *, folder: str | None = None) -> None:
         """`folder` has the lock, by default that of the job."""
         self._files, self._folder, self._owner = files, folder or job_folder(job), owner
         self._token = os.urandom(8).hex()
+        self._process = _this_process()
         self._number = 0
         self._count = 0
         self._stop = threading.Event()
@@ -67,6 +69,9 @@ class Lock:
             content = self._files.read(self._name(held)) or b""
             if content != seen:
                 lives, seen, still = bool(seen and content), content, time.monotonic()
+                if _has_ended(content):
+                    dead = held
+                    continue
             elif time.monotonic() - still >= STILL_S:
                 # Not simply the newest: another that watched it may have been first.
                 dead = held
@@ -113,7 +118,8 @@ class Lock:
         return f"{self._folder}/lock.{number}"
 
     def _content(self) -> bytes:
-        return json.dumps({"owner": self._owner, "token": self._token, "count": self._count}, sort_keys=True).encode()
+        said = {"owner": self._owner, "token": self._token, "count": self._count, "process": self._process}
+        return json.dumps(said, sort_keys=True).encode()
 
     def _keep(self) -> None:
         def beat() -> None:
@@ -127,3 +133,29 @@ class Lock:
 
         self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)
         self._thread.start()
+
+
+def _this_process() -> dict[str, Any]:
+    """This process, by which others of the same machine see whether it still runs; empty where they could not."""
+    boot, namespace = processes.boot_id(), _namespace()
+    me = os.getpid()
+    return (
+        {"boot": boot, "namespace": namespace, "pid": me, "start": processes.started_at(me)}
+        if boot and namespace
+        else {}
+    )
+
+
+def _namespace() -> str | None:
+    """The namespace in which the numbers of processes are this process's; None on a system without such."""
+    try:
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it is no path
+    except OSError:
+        return None
+
+
+def _has_ended(content: bytes) -> bool:
+    """Whether the holder ran on this machine and runs no more; False if that cannot be seen from here."""
+    who = json.loads(content or b"{}").get("process") or {}
+    here = _this_process()
+    return bool(who) and all(who[key] == here.get(key) for key in ("boot", "namespace")) and not processes.is_alive(who)

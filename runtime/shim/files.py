@@ -28,7 +28,7 @@ def read_json(path):
     return json.loads(read_text(path))
 
 
-def read_system(path, errors="replace"):
+def read_system(path: str, errors: str = "replace") -> str:
     """The text of a file such as one of /proc; empty if it cannot be read."""
     try:
         with io.open(path, encoding="utf-8", errors=errors) as opened:

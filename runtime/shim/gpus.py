@@ -16,7 +16,7 @@ from runtime.shim.words import LOOK_S, NoCapacity, SetupFailed, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Set
+    from typing import Any, Dict, Set
 
 GPU_PATIENCE_S = 15.0
 """How long to wait for memory that another run of the same GPU gives back as it ends."""
@@ -47,7 +47,7 @@ class GpuShare(object):
         self.count = wanted["count"]
         self.devices = devices
         self.common = wanted.get("locks") or self.folder
-        self.claim = {"boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid()), "groups": []}
+        self.claim: Dict[str, Any] = {"boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid()), "groups": []}
         self.name = "claim.%d.%s" % (os.getpid(), token())
         self.path = os.path.join(self._common_folder() or self._own_folder(), self.name)
         self.said: Set[str] = set()

@@ -91,7 +91,7 @@ LEFT_S = 10.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def boot_id():
+def boot_id() -> str:
     """The id of this boot of the machine, empty if the system has none."""
     return read_system("/proc/sys/kernel/random/boot_id").strip()
 
@@ -107,12 +107,12 @@ def _stat_words(pid):
     return read_system("/proc/%d/stat" % pid).rpartition(")")[2].split()
 
 
-def started_at(pid):
+def started_at(pid: int) -> "Optional[str]":
     found = _stat(pid)
     return found[2] if found else None
 
 
-def is_alive(who):
+def is_alive(who: "Dict[str, Any]") -> bool:
     """Whether the process of `{"boot", "pid", "start"}` still runs, and no other has its number now."""
     if who.get("boot") != boot_id():
         return False

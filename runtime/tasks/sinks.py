@@ -189,7 +189,9 @@ def _make_sink(given: Any, ends: tuple[str, ...] | None, settings: Mapping[str, 
         if unknown:
             raise UnknownName("field", f"notify.{unknown[0]}", [f"notify.{each.name}" for each in fields(Sink)])
     elif not isinstance(given, str):
-        raise InvalidValue("notify", type(given).__name__, "the name of a sink, or an object with `webhook`, `topic` or `command`")
+        raise InvalidValue(
+            "notify", type(given).__name__, "the name of a sink, or an object with `webhook`, `topic` or `command`"
+        )
     elif re.fullmatch(_TOPIC, given):
         address = {"topic": given}
     elif "://" in given:
@@ -218,7 +220,8 @@ def check_task_sink(sink: TaskSink) -> None:
     for text in (sink.webhook, sink.topic):
         if text is not None and not isinstance(text, str):
             raise ValueError("has a `webhook` or `topic` that is no text")
-    if not isinstance(sink.command, tuple) or not all(isinstance(word, str) for word in sink.command):
+    command: Any = sink.command
+    if not isinstance(command, tuple) or not all(isinstance(word, str) for word in command):
         raise ValueError("has a `command` that is no list of texts")
     check_sink(sink.webhook, sink.topic, sink.command)
     if sink.webhook and sink.webhook.partition("://")[0] not in TASK_SCHEMES:

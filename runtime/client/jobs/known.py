@@ -182,7 +182,7 @@ def name_terminal() -> str:
     from runtime.shim.processes import started_at
 
     session = os.getsid(0)
-    started = started_at(session)  # type: ignore[no-untyped-call]
+    started = started_at(session)
     return f"{machine_id()}/{session}/{started or ''}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,40 @@ def test_lock_of_a_dead_holder_is_taken_over_and_a_slow_one_finds_out(
     with pytest.raises(NotPossible, match="took this job over"):
         slow.ensure_held()
     other.ensure_held()
+    other.release()
+    assert files.names("jobs/j-1") == []
+
+
+HOLDER = """
+import sys, time
+from runtime.jobs.hosts.local import LocalFiles
+from runtime.jobs.lock import Lock
+
+Lock(LocalFiles(sys.argv[1]), "j-1", "a@b").take(patience_s=60)
+print("taken", flush=True)
+time.sleep(600)
+"""
+
+
+def test_lock_of_a_killed_process_of_this_machine_is_taken_over_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 1e9)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "taken\n"
+    files = LocalFiles(str(tmp_path))
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("runtime.jobs.lock._namespace", lambda: "pid:[another]")
+        with pytest.raises(NotPossible, match="being launched by another"):
+            Lock(files, "j-1", "c@d").take(patience_s=0)
+
+    other = Lock(files, "j-1", "c@d")
+    assert other.take(patience_s=0) is True
     other.release()
     assert files.names("jobs/j-1") == []
 
