@@ -51,7 +51,7 @@ def _open_job(what: str, on: str | None, stack: str | None) -> tuple[JobHandle, 
     from runtime.client.jobs.artifacts import split_run
 
     name, index = split_run(what)
-    if is_job(name, on=on, stack=stack):
+    if is_job(name, on=on, stack=stack, put=index is None):
         return open_job(name, on), index
     if on is not None:
         raise RequestRefused(f"`--on` is for the jobs of a target, and `{what}` is no job", hint="leave `--on` out")

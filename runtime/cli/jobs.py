@@ -24,18 +24,21 @@ OthersOption = Annotated[bool, Option("--others", help="Also where the job is so
 _NAME: Final = re.compile(r"[\w-]+")
 
 
-def is_job(text: str | None, *, on: str | None = None, stack: str | None = None, acting: bool = False) -> bool:
+def is_job(
+    text: str | None, *, on: str | None = None, stack: str | None = None, acting: bool = False, put: bool = False
+) -> bool:
     """Whether `text` means a job: an id or its beginning, the name of a known job, or `last` while the user's newest work
     is a job.
 
-    An experiment goes before a job of the same name, which is noted. With `acting`, raises `NotPossible` if an
-    experiment may be meant: by the beginning of its name, or because the stack does not answer.
+    An experiment goes before a job of the same name, which is noted; with `put`, also one that has nothing but artifacts
+    that were put. With `acting`, raises `NotPossible` if an experiment may be meant: by the beginning of its name, or because
+    the stack does not answer.
     """
     if text is None or looks_like_job(text):
         return text is not None
     if on is not None and text != "last" and _NAME.fullmatch(text):
         return True  # tasks and workers have no target, so also a name that begins like one of theirs
-    return may_be_job(text) and not _is_experiment(text, stack, acting=acting)
+    return may_be_job(text) and not _is_experiment(text, stack, acting=acting, put=put)
 
 
 def looks_like_job(text: str) -> bool:
@@ -66,13 +69,17 @@ def _is_newest() -> bool:
     return newest_job(load_settings().data_dir) is not None
 
 
-def _is_experiment(text: str, stack: str | None, *, acting: bool) -> bool:
+def _is_experiment(text: str, stack: str | None, *, acting: bool, put: bool) -> bool:
     from runtime.errors import NotPossible, RuntimeFailure
     from runtime.stack.open import open_stack
 
     try:
         with open_stack(stack) as opened:
             alike = [seen.name for seen in opened.records.experiments() if seen.name.startswith(text)]
+            if put and text not in alike:
+                from runtime.client.artifacts import has_put
+
+                alike += [text] * has_put(text, opened.records)
     except RuntimeFailure as problem:
         if not acting:
             return False

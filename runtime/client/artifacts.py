@@ -105,6 +105,11 @@ def _list_of(records: RecordStore, store: ArtifactStore, listed: ListedTask) -> 
             yield info
 
 
+def has_put(experiment: str, records: RecordStore) -> bool:
+    """Whether artifacts were put for an experiment of that very name."""
+    return any(True for _ in _list_put(records.open_artifacts(), experiment))
+
+
 def _list_put(store: ArtifactStore, experiment: str) -> Iterator[ArtifactInfo]:
     by_tag: dict[str, list[Version]] = {}
     for version in store.versions(_owner(experiment)):

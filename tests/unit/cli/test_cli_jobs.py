@@ -512,6 +512,21 @@ def test_artifacts_of_a_job_are_captured_listed_brought_home_and_reused(run: Ter
     assert (done.code, done.out) == (0, "22\n")
 
 
+def test_artifacts_that_were_put_go_before_those_of_a_job_of_the_same_name_everywhere(run: Terminal) -> None:
+    words = ["--name", "sac", "--capture", "out:model", "--follow"]
+    assert run("launch", "--on", "local", *words, "--", "sh", "-c", "printf job > out").code == 0
+    Path("theirs").write_text("put")
+    assert run("artifacts", "put", "theirs", "--tag", "model", "-e", "sac").code == 0
+
+    got = run("artifacts", "get", "sac", "model", "home")
+    used = run("launch", "--on", "local", "--reuse", "sac/model:m", "--follow", "--", "cat", "artifacts/m")
+
+    assert "this is the experiment, `--on TARGET` means the job" in got.err
+    assert (Path("home/theirs").read_text(), used.out) == ("put", "put")
+    assert [each["state"] for each in run("artifacts", "list", "sac", "-o", "json").json] == ["put"]
+    assert run("artifacts", "get", "sac", "model", "of-job", "--on", "local").out == "of-job/out\n"
+
+
 def test_job_without_artifacts_says_how_to_save_some(run: Terminal) -> None:
     run("launch", "--on", "local", "--name", "plain", "--follow", "--", "true")
 
