@@ -29,35 +29,24 @@ from runtime.tasks.container import Mount, MountMode
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.testing.launchers import LauncherSuite
 from tests.conformance.test_launchers import kill_job
-from tests.images_support import INSTALL, TOOLS_FOLDER, build_from, remove_images, tool_environment
-from tests.services_support import PATIENCE_S, require
+from tests.images_support import TOOLS_FOLDER, build_from, remove_images, tool_environment
+from tests.services.podman import IMAGE, podman, podman_settings
+from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all, wait_for
 from tests.ssh_support import SshServer
 
+__all__ = ["podman_settings"]
+
 pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.xdist_group("containers")]
 
-IMAGE = "docker.io/library/python:3.11.14-slim-bookworm"
-
 
 @pytest.fixture(autouse=True)
-def _podman(monkeypatch: pytest.MonkeyPatch) -> None:
-    require("podman with an image", TOOLS_FOLDER, INSTALL)
-    assert TOOLS_FOLDER is not None
-    for name, value in tool_environment(TOOLS_FOLDER).items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind(tmp_path: Path, _podman: None) -> Iterator[None]:
+def _nothing_left_behind(tmp_path: Path, podman_settings: None) -> Iterator[None]:
     yield
     signal_all(processes_with(str(tmp_path)))
     found = podman("ps", "--all", "--quiet", "--filter", f"label=research-runtime.root={tmp_path}/records").split()
     if found:
         podman("rm", "--force", *found)
-
-
-def podman(*words: str) -> str:
-    return subprocess.run(["podman", *words], check=True, capture_output=True, text=True).stdout
 
 
 class TestLocalLauncherInContainers(LauncherSuite):

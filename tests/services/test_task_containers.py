@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,36 +18,23 @@ from runtime.tasks.calls import CALL_REQUEST
 from runtime.tasks.container import Container, Mount, MountMode
 from runtime.tasks.model import CommandEntry, FunctionEntry, Resources, Task, TaskState
 from runtime.testing import sample_task
-from tests.images_support import INSTALL, TOOLS_FOLDER, build_from, remove_images, tool_environment
-from tests.services_support import require, wait_until
+from tests.images_support import build_from, remove_images
+from tests.services.podman import IMAGE, podman, podman_settings
+from tests.services_support import wait_until
 from tests.shim_support import processes_with, signal_all, wait_for
 from tests.unit.worker.test_worker_guardian import guardian_of
 from tests.unit.worker.test_worker_secrets import SecretBench, given
 from tests.unit.worker.worker_bench import Bench, bench, start_command
 
-__all__ = ["bench", "given"]
+__all__ = ["bench", "given", "podman_settings"]
 
 pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.xdist_group("containers")]
 
-IMAGE = "docker.io/library/python:3.11.14-slim-bookworm"
-
 
 @pytest.fixture(autouse=True)
-def _podman(monkeypatch: pytest.MonkeyPatch) -> None:
-    require("podman with an image", TOOLS_FOLDER, INSTALL)
-    assert TOOLS_FOLDER is not None
-    for name, value in tool_environment(TOOLS_FOLDER).items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind(tmp_path: Path, _podman: None) -> Iterator[None]:
+def _nothing_left_behind(tmp_path: Path, podman_settings: None) -> Iterator[None]:
     yield
     assert names_in(tmp_path) == [], "containers were left"
-
-
-def podman(*words: str) -> str:
-    return subprocess.run(["podman", *words], check=True, capture_output=True, text=True).stdout
 
 
 def names_in(folder: Path) -> list[str]:
