@@ -22,7 +22,7 @@ from runtime.records.base import RecordStore
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
 from runtime.tasks.history import EndedNote, Record
-from runtime.tasks.model import DEFAULT_MAX_FAILURES, Task, TaskState
+from runtime.tasks.model import DEFAULT_MAX_FAILURES, Task, TaskState, experiment_digest
 from runtime.tasks.verdict import PREEMPTION_BUDGET, Again, decide, failures_allowed
 from runtime.units import count_noun, format_duration, format_time
 from runtime.values import dataclass, replace
@@ -517,6 +517,7 @@ def explain_experiment(status: ExperimentStatus) -> Explanation:
             tuple(evidence),
         )
     if status.why is not None:
+        evidence += _declined_of(status)
         left = f", {format_duration(status.eta_s)} left at the present rate" if status.eta_s else ""
         waiting = count_noun(totals[TaskState.QUEUED], "task")
         verb = "waits" if totals[TaskState.QUEUED] == 1 else "wait"
@@ -524,6 +525,18 @@ def explain_experiment(status: ExperimentStatus) -> Explanation:
             f"{waiting} of {name} {verb}: {status.why}{left}", tuple(evidence), status.next_step or failed
         )
     return Explanation(f"{name} runs: {count_noun(status.remaining, 'task')} left", tuple(evidence), failed)
+
+
+def _declined_of(status: ExperimentStatus) -> list[str]:
+    """Why workers gave tasks of the experiment back, each reason once; those that are gone, too: the next one may say the same."""
+    digest = experiment_digest(status.experiment)
+    told = {
+        why: f"worker `{worker.worker}`{'' if worker.live else ', which is gone,'} declined `{task}`: {why}"
+        for worker in status.workers
+        for task, why in sorted(worker.declined.items(), reverse=True)
+        if task.endswith(digest)
+    }
+    return list(told.values())[:3]
 
 
 def explain_worker(worker: WorkerStatus, *, now: datetime) -> Explanation:

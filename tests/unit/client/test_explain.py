@@ -392,6 +392,22 @@ def test_experiment_without_workers_says_so(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_experiment_that_waits_says_why_workers_gave_its_tasks_back(tmp_path: Path) -> None:
+    bench = Bench.sqlite(tmp_path)
+    one, two, other = sample_task("1"), sample_task("2"), sample_task("3", experiment="other")
+    bench.put(one, two, other)
+    why = "the index does not answer"
+    bench.report("w-small", declined={one.id: why, two.id: why, other.id: "needs 1 GPU"})
+
+    now = explain_experiment(read_experiment(bench, "sample", now=bench.now))
+    later = explain_experiment(read_experiment(bench, "sample", now=bench.now + timedelta(hours=1)))
+
+    first = min(one.id, two.id)
+    assert now.evidence == ("2 queued", f"worker `w-small` declined `{first}`: {why}")
+    assert later.evidence == ("2 queued", f"worker `w-small`, which is gone, declined `{first}`: {why}")
+    bench.close()
+
+
 def test_experiment_that_is_done_points_at_its_failures(tmp_path: Path) -> None:
     bench = Bench.sqlite(tmp_path)
     bench.put(sample_task("1"), sample_task("2"))
