@@ -57,6 +57,11 @@ class Stored:
     def raised(self) -> bool:
         return bool(self.head.get("raised"))
 
+    def describe(self) -> str:
+        """Return type and text of the raised exception."""
+        message = self.head.get("message")
+        return f"{self.head.get('type')}: {message}" if message else str(self.head.get("type"))
+
 
 def parse_stored(content: bytes) -> Stored:
     """Raises `ValueError` for bytes that are no file of a value."""
@@ -94,6 +99,6 @@ def load_raised(stored: Stored, what: str) -> BaseException:
     except Exception:
         found = None
     if not isinstance(found, BaseException):
-        found = CallFailed(f"{what} raised {stored.head.get('type')}: {stored.head.get('message')}", traceback=told)
+        found = CallFailed(f"{what} raised {stored.describe()}", traceback=told)
     found.__cause__ = RemoteTraceback(told)
     return found

@@ -126,10 +126,27 @@ class Call(Future[Any]):
                 self.set_result(end)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio
+        return _wait(self).__await__()
 
-        # A coroutine that is cancelled, as by Ctrl-C, stops waiting; the call goes on.
-        return asyncio.shield(asyncio.wrap_future(self)).__await__()
+
+async def _wait(call: Call) -> Any:
+    """Return the call's value, or raise its exception; a `StopIteration`, which no coroutine may raise, as the cause of a
+    `RuntimeError`. A coroutine that is cancelled, as by Ctrl-C, stops waiting; the call goes on.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def wake(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
+
+    call.add_done_callback(wake)
+    await ended
+    if call.cancelled():
+        raise asyncio.CancelledError(repr(call))
+    return call.result()
 
 
 class _Failed(Exception):
@@ -188,7 +205,7 @@ class Calls(Sequence[Call]):
     def __await__(self) -> Generator[Any, None, list[Any]]:
         import asyncio
 
-        return asyncio.gather(*(asyncio.shield(asyncio.wrap_future(each)) for each in self._calls)).__await__()
+        return asyncio.gather(*map(_wait, self._calls)).__await__()
 
 
 def _watch(source: Source, calls: Iterable[Call]) -> None:

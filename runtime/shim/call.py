@@ -291,10 +291,13 @@ def encode_plain(value: "Any") -> bytes:
 
 def encode_failure(problem: BaseException, told: str) -> bytes:
     """The file of a raised exception, whose traceback is `told`: a pickle, one of its parts if it cannot be made again of its
-    arguments, as is common where `__init__` takes others, and else text."""
+    arguments, as is common where `__init__` takes others, and else text. One that ends a program, such as `SystemExit`,
+    must not end that of whoever asks for the value, so it is text, too."""
     import pickle
 
     said = {"type": _name_of(type(problem)), "message": _text_of(problem)[:MOST_TEXT], "traceback": told[-MOST_TEXT:]}
+    if not isinstance(problem, Exception):
+        return _join("text", b"", raised=True, **said)
     try:
         body = dump(problem)
         if type(pickle.loads(body)) is type(problem):
@@ -458,9 +461,18 @@ def main(path: str) -> int:
         handler.gives_way = True  # type: ignore[attr-defined]
         signal.signal(signal.SIGTERM, handler)
     try:
-        value = function(*args, **kwargs)
+        try:
+            value = function(*args, **kwargs)
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                if isinstance(ended.code, str):
+                    leave(folder, ended, "", keep)
+                raise
+            value = None
         content = (encode_plain if request.get("plain") else encode_value)(value) if keep else b""
-    except Exception as problem:
+    except SystemExit:
+        raise
+    except BaseException as problem:
         return fail(folder, problem, keep)
     if keep:
         try:
@@ -477,7 +489,7 @@ def refuse(folder: str, message: str) -> int:
     return 1
 
 
-def fail(folder: str, problem: Exception, keep: bool) -> int:
+def fail(folder: str, problem: BaseException, keep: bool) -> int:
     import traceback
 
     frames = problem.__traceback__
@@ -485,12 +497,17 @@ def fail(folder: str, problem: Exception, keep: bool) -> int:
         frames = frames.tb_next
     told = "".join(traceback.format_exception(type(problem), problem, frames))
     sys.stderr.write(told)
+    leave(folder, problem, told, keep)
+    return 1
+
+
+def leave(folder: str, problem: BaseException, told: str, keep: bool) -> None:
+    """Leave the file of a raised exception, if the rank keeps one."""
     if keep:
         try:
             write(os.path.join(folder, VALUE), encode_failure(problem, told))
         except OSError as refused:
             sys.stderr.write("error: the exception cannot be written: %s\n" % refused)
-    return 1
 
 
 def write(path: str, content: bytes) -> None:

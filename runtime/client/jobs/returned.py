@@ -68,7 +68,7 @@ def _end(stored: Stored | None, outcome: Outcome, what: str) -> End:
 
     if outcome.reason is EndReason.SUCCEEDED:
         return End(take=take)
-    raised = f"{stored.head.get('type')}: {stored.head.get('message')}" if stored and stored.raised else None
+    raised = stored.describe() if stored and stored.raised else None
     return End(take=take, cancelled=outcome.reason is EndReason.CANCELLED, failure=raised or str(outcome.reason))
 
 

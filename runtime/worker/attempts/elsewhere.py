@@ -99,6 +99,8 @@ class Call:
         kind, message = str(head.get("type")), str(head.get("message"))
         if kind in (_NO_JSON, _NOT_LOADED):
             return Failed("config_invalid" if kind == _NOT_LOADED else "app_failed", message[:4000])
+        if kind == "SystemExit":
+            return Failed("app_failed", message[:4000], exit_code=1)
         said = f"{kind}: {message}" if message else kind
         return Failed("oom" if kind == "MemoryError" else "app_failed", said[:4000])
 

@@ -158,6 +158,32 @@ def test_calls_can_be_awaited_alone_and_together(calls: Calls, source: Played) -
     assert asyncio.run(main()) == (1, [0, 1, 2])
 
 
+def test_stop_iteration_of_a_function_reaches_who_awaits_it_as_a_cause(calls: Calls, source: Played) -> None:
+    def stop() -> Any:
+        raise StopIteration(5)
+
+    async def main() -> list[BaseException | None]:
+        found = []
+        for waiting in (calls[0], calls):
+            with pytest.raises(RuntimeError) as raised:
+                await asyncio.wait_for(_await(waiting), 60)
+            found.append(raised.value.__cause__)
+        return found
+
+    source.ends = dict.fromkeys(range(3), stop)
+
+    assert [type(each) for each in asyncio.run(main())] == [StopIteration] * 2
+
+
+def test_cancelled_call_is_cancelled_for_who_awaits_it(calls: Calls) -> None:
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError, match="cancelled"):
+            await calls[0]
+
+    calls[0].cancel()
+    asyncio.run(main())
+
+
 def test_log_is_that_of_its_source_and_empty_without_one(calls: Calls) -> None:
     assert calls[2].logs() == "log of 2"
     assert Call(0, "x").logs() == ""

@@ -69,6 +69,9 @@ def token(n):
 def leave(code):
     raise SystemExit(code)
 
+def interrupt(text):
+    raise KeyboardInterrupt(*text)
+
 def hang(n):
     print("hangs", flush=True)
     time.sleep(600)
@@ -583,6 +586,19 @@ def test_call_of_nothing_that_could_run_is_refused(lab: Any, words: dict[str, An
         runtime.map(function, items, **given)
     with pytest.raises(error):
         runtime.run_experiment(function, 1, **given)
+
+
+@pytest.mark.parametrize("target", [each for each in TARGETS if each != "here"], indirect=True)
+def test_function_that_exits_returns_none_or_fails_with_its_text(lab: Any, target: str) -> None:
+    once = {"max_failures": 1} if target == "queue:" else {}
+    calls = runtime.map(lab.leave, [0, None, "no data"], target=target, **once)
+    stopped = runtime.map(lab.interrupt, [[], ["by hand"]], target=target, **once)
+
+    assert [calls[0].result(timeout=PATIENCE_S), calls[1].result(timeout=PATIENCE_S)] == [None, None]
+    failed = [calls[2].exception(timeout=PATIENCE_S), *(each.exception(timeout=PATIENCE_S) for each in stopped)]
+    assert [type(each) for each in failed] == [CallFailed] * 3
+    for problem, said in zip(failed, ("no data", "KeyboardInterrupt", "KeyboardInterrupt: by hand"), strict=True):
+        assert str(problem).splitlines()[0].endswith(said)
 
 
 def test_end_of_a_job_without_a_value_says_how_its_process_ended(lab: Any) -> None:
