@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.client.pickler import dumps
+from runtime.client.tasks.make import is_importable
 from runtime.errors import MissingExtra, RequestRefused
 from runtime.jobs.call import Call, Pickled
 from runtime.shim.call import dump, is_json
@@ -33,17 +34,6 @@ def name_function(function: Callable[..., Any]) -> str:
         inner = wrapped
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     return f"{getattr(inner, '__module__', None) or type(inner).__module__}:{name}"
-
-
-def is_importable(function: Callable[..., Any]) -> bool:
-    """Whether another process can import this callable."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not module or not name or module == "__main__":
-        return False
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,12 @@ class GpuShare(object):
         self.count = wanted["count"]
         self.devices = devices
         self.common = wanted.get("locks") or self.folder
-        self.claim: Dict[str, Any] = {"boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid()), "groups": []}
+        self.claim: Dict[str, Any] = {
+            "boot": boot_id(),
+            "pid": os.getpid(),
+            "start": started_at(os.getpid()),
+            "groups": [],
+        }
         self.name = "claim.%d.%s" % (os.getpid(), token())
         self.path = os.path.join(self._common_folder() or self._own_folder(), self.name)
         self.said: Set[str] = set()

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from runtime import faults
 from runtime.errors import RuntimeFailure, may_pass
@@ -22,20 +21,15 @@ from runtime.records.base import RecordStore, Totals
 from runtime.records.totals import FEW_OF_ONE, open_tasks
 from runtime.tasks.history import Settlement
 from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
-from runtime.tasks.sinks import TaskSink
 from runtime.terminal import Log
 from runtime.values import dataclass, field
+from runtime.worker.mailbox import AT_ONCE, Due, Mailbox
 from runtime.worker.offload import Offload
 from runtime.worker.services import Services
 
 if TYPE_CHECKING:
     from runtime.records.notifications import NotificationStore, OpenNotification, Told
-    from runtime.shim.notify import Sending
 
-AT_ONCE: Final = 16
-"""Messages that are sent at the same time."""
-KEPT_IN_MEMORY: Final = 10_000
-"""Of more, the store alone knows, and a look finds them."""
 LOOK_AFTER_S: Final = 1.0
 """From the start to the first look for what others have left."""
 LOOK_EVERY_S: Final = 5.0
@@ -55,22 +49,6 @@ STILL_S: Final = 120.0
 """How long the counters of an experiment stand still before its records are counted; then twice as long, and so on."""
 URL_FOR_S: Final = 300.0
 MOST_URL_BYTES: Final = 8192
-
-
-@dataclass(slots=True)
-class _Due:
-    """A message to be sent."""
-
-    message: Notification
-    event: dict[str, Any]
-    sinks: dict[int, TaskSink]
-    """Those that hear of it."""
-    tries: int = 0
-    also: tuple[str, ...] = ()
-    """Other messages of the same kind, which this one stands for."""
-    sending: list[Sending] = field(default_factory=list)
-    problems: dict[int, str] = field(default_factory=dict)
-    """Why a sink gets nothing from this worker."""
 
 
 @dataclass(slots=True)
@@ -148,11 +126,9 @@ def write_ahead(settlements: Iterable[Settlement], records: RecordStore, queue: 
 class Notifying:
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._queued: deque[_Due] = deque()
+        self._mailbox = Mailbox()
         self._look_at = time.monotonic() + LOOK_AFTER_S
         self._looking = False
-        self._sending = 0
-        """Messages under way, each on a thread of its own: one whose receiver hangs holds no other one up."""
         self._looked_last = False
         self._give_up_at = float("inf")
         self._watching = Watching(services.records)
@@ -161,19 +137,19 @@ class Notifying:
         self.calls = Offload(inline=False, threads=AT_ONCE)
 
     def next_at(self) -> float:
-        return float("inf") if self._is_busy() else self._look_at
+        return float("inf") if self._has_to_do() else self._look_at
 
     def tell(self, recorded: Sequence[Settlement]) -> None:
         """Send the messages about ends that this worker has recorded."""
         for settlement in recorded:
             message = find_notification(settlement, self._services.queue.name)
-            if message is not None and len(self._queued) < KEPT_IN_MEMORY:
+            if message is not None:
                 record = settlement.record
-                self._queued.append(_Due(message, tell_end(message, record), choose_sinks(message, record)))
+                self._mailbox.add(Due(message, tell_end(message, record), choose_sinks(message, record)))
         self._go_on()
 
     def look_when_due(self, now: float) -> None:
-        if now >= self._look_at and not self._is_busy():
+        if now >= self._look_at and not self._has_to_do():
             self._look()
 
     def is_over(self, now: float, *, patience_s: float) -> bool:
@@ -182,41 +158,42 @@ class Notifying:
             self._give_up_at = now + patience_s
         if now >= self._give_up_at:
             return True
-        if not self._looked_last and not self._is_busy():
+        if not self._looked_last and not self._has_to_do():
             self._looked_last = True
             self._look()
-        return not self._is_busy()
+        return not (self._looking or self._mailbox.is_busy())
 
     def close(self) -> None:
         """Leave what is not sent to other workers; a call that hangs is not waited for."""
-        self._queued.clear()
+        self._mailbox.clear()
         self.calls.close(wait=False)
 
     # on the loop
 
-    def _is_busy(self) -> bool:
-        return self._looking or self._sending > 0 or bool(self._queued)
+    def _has_to_do(self) -> bool:
+        """Whether it looks or sends; a receiver that fails keeps nobody from looking for messages to others."""
+        return self._looking or self._mailbox.is_busy(healthy=True)
 
     def _look(self) -> None:
         self._looking = True
         self._look_at = time.monotonic() + (LOOK_EVERY_S if self._services.local else REMOTE_LOOK_EVERY_S)
-        self._services.offload.call(self._find_due, self._found)
+        self._services.offload.call(partial(self._find_due, frozenset(self._mailbox.names)), self._found)
 
-    def _found(self, due: list[_Due] | None, problem: Exception | None) -> None:
+    def _found(self, due: list[Due] | None, problem: Exception | None) -> None:
         self._looking = False
         if due is None:
             self._services.say.trouble("looking for messages to send", problem)
         else:
-            self._queued.extend(due)
+            for each in due:
+                self._mailbox.add(each)
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._queued and self._sending < AT_ONCE:
-            self._sending += 1
-            self.calls.call(partial(self._send, self._queued.popleft()), self._was_sent)
+        while (due := self._mailbox.take()) is not None:
+            self.calls.call(partial(self._send, due), partial(self._was_sent, due))
 
-    def _was_sent(self, sent: Sent | None, problem: Exception | None) -> None:
-        self._sending -= 1
+    def _was_sent(self, due: Due, sent: Sent | None, problem: Exception | None) -> None:
+        self._mailbox.end(due, None if sent is None else set(sent.told.problems))
         if problem is not None:
             self._services.say.trouble("sending messages", problem)
         elif sent is not None:
@@ -227,9 +204,9 @@ class Notifying:
 
     # off the loop, if the store is remote
 
-    def _find_due(self) -> list[_Due]:
-        """Return the messages that nobody is at work on, once what they are about has happened."""
-        found = self._store.find_open()
+    def _find_due(self, known: frozenset[str]) -> list[Due]:
+        """Return the messages that nobody is at work on, once what they are about has happened; none of those that are `known`."""
+        found = [each for each in self._store.find_open() if each.name not in known]
         if not found:
             return []
         now = self._services.clock.now() - (self._services.records.skew() or timedelta())
@@ -238,7 +215,7 @@ class Notifying:
             # The messages about an experiment that go to the same sinks are one.
             key = each.name.partition(".")[0] if each.name.startswith("e-") else each.name
             groups.setdefault(key, []).append(each)
-        due: list[_Due] = []
+        due: list[Due] = []
         for first, *others in groups.values():
             age = now - first.touched_at
             if first.tries and age < CLAIM_FOR * 2 ** (first.tries - 1):
@@ -251,7 +228,7 @@ class Notifying:
                 due.append(one)
         return due
 
-    def _make_due(self, opened: OpenNotification, age: timedelta) -> _Due | None:
+    def _make_due(self, opened: OpenNotification, age: timedelta) -> Due | None:
         message = self._store.read(opened.name)
         if message is None:
             return None
@@ -274,11 +251,11 @@ class Notifying:
             # The end that was to be told of came second.
             self._store.remove(opened.name, opened.tries)
             return None
-        return _Due(message, event, sinks, opened.tries)
+        return Due(message, event, sinks, opened.tries)
 
     # on the thread
 
-    def _send(self, due: _Due) -> Sent | None:
+    def _send(self, due: Due) -> Sent | None:
         """Claim a message and send it to all its sinks at the same time; None if another worker has it."""
         from runtime.records.notifications import Told
         from runtime.shim.notify import Sending, send_together
@@ -303,7 +280,7 @@ class Notifying:
         faults.reach("worker.notification_sent")
         return self._conclude(due, told)
 
-    def _claim(self, due: _Due) -> Told | None:
+    def _claim(self, due: Due) -> Told | None:
         """Claim the next try of a message. Returns what earlier tries came to; None if it is another sender's, or sent."""
         store, message, number = self._store, due.message, due.tries + 1
         if not store.claim(message, number, by=self._services.name, now=self._services.clock.now()):
@@ -315,7 +292,7 @@ class Notifying:
             store.remove(name, 1)
         return store.read_tries(message.name, due.tries)
 
-    def _conclude(self, due: _Due, before: Told) -> Sent:
+    def _conclude(self, due: Due, before: Told) -> Sent:
         from runtime.records.notifications import Told
         from runtime.units import format_time
 

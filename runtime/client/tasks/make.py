@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import getpass
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -94,6 +95,17 @@ def _submitter(_: bytes | int, host: str) -> str:
     return f"{user}@{host}".encode(errors="replace").decode()
 
 
+def is_importable(function: Callable[..., Any]) -> bool:
+    """Whether another process can import this callable."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or module == "__main__":
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
 def function_entry(
     function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> FunctionEntry:
@@ -113,6 +125,8 @@ def function_entry(
         reason = "it is defined inside another function"
     elif module == "__main__":
         reason = "it is defined in the script that runs, which a worker cannot import"
+    elif not is_importable(function):
+        reason = "its module has something else under that name, as for a method of an object and a function that is wrapped later"
     if reason:
         raise RequestRefused(
             f"function `{shown}` cannot be submitted: {reason}",

@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.client.tasks.code import SubmittedCode
-from runtime.client.tasks.make import function_entry
+from runtime.client.tasks.make import function_entry, is_importable
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
 from runtime.tasks.calls import CALL_PACKED, CALLS_FILE
 from runtime.tasks.model import FunctionEntry, is_plain
@@ -41,8 +41,7 @@ def pack_work(work: object, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
             from runtime.client.functions import check_returns_value
 
             check_returns_value(work)
-        named = work.__module__ != "__main__" and "<" not in work.__qualname__
-        if named and not kwargs and all(map(is_plain, args)):
+        if not kwargs and is_importable(work) and all(map(is_plain, args)):
             return None
     elif not callable(work) or isinstance(work, Mapping):
         return None

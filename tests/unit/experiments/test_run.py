@@ -24,7 +24,7 @@ from tests.experiments_support import open_lab, open_workers
 from tests.services_support import PATIENCE_S, wait_until
 
 MODULE = """\
-import os, time
+import functools, os, time
 from pathlib import Path
 
 class Small(ValueError):
@@ -65,6 +65,32 @@ def same(value):
 
 def token(n):
     return os.urandom(8).hex()
+
+class Trainer:
+    def __init__(self, lr=0.1):
+        self.lr = lr
+
+    def scale(self, x=3):
+        return self.lr * x
+
+    @classmethod
+    def make(cls, x):
+        return [cls.__name__, x]
+
+class Sub(Trainer):
+    pass
+
+def louder(function):
+    return functools.wraps(function)(lambda x: [function(x)])
+
+def thrice(n):
+    return 3 * n
+
+loud = louder(thrice)
+first = thrice
+
+def thrice(n):
+    return n
 
 def leave(code):
     raise SystemExit(code)
@@ -538,6 +564,19 @@ def test_marker_of_a_pickle_that_a_function_returns_is_only_a_dictionary(lab: An
     marked = {"$runtime.pickle": "gASVDwAAAAAAAACMBXBvc2l4lIwEZXhpdJSTlC4="}
 
     assert runtime.map(lab.same, [marked], target=target).results(timeout=PATIENCE_S) == [marked]
+
+
+def test_submitted_callable_that_its_module_has_not_under_its_name_is_the_one_that_runs(
+    lab: Any, worker: Callable[[], None]
+) -> None:
+    worker()
+    works = [lab.Trainer(0.5).scale, lab.Sub.make, lab.loud, lab.first]
+
+    calls = [runtime.submit(work, args=[4]) for work in works]
+
+    assert [each.result(timeout=PATIENCE_S) for each in calls] == [2.0, ["Sub", 4], [12], 12]
+    with pytest.raises(RequestRefused, match="its module has something else under that name"):
+        runtime.map_tasks(lab.Trainer(0.5).scale, [[1]], output=str)
 
 
 def test_marker_that_a_submitted_function_returns_is_only_a_dictionary(lab: Any, worker: Callable[[], None]) -> None:

@@ -100,7 +100,7 @@ def test_worker_looks_soon_after_its_start_and_then_at_intervals(
     began = clock.boottime()
     looks: list[float] = []
     find_due = notifying._find_due
-    monkeypatch.setattr(notifying, "_find_due", lambda: looks.append(clock.boottime() - began) or find_due())
+    monkeypatch.setattr(notifying, "_find_due", lambda known: looks.append(clock.boottime() - began) or find_due(known))
 
     for _ in range(120):
         notifying.look_when_due(clock.boottime())

@@ -29,6 +29,7 @@ from runtime.shim import notify
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.sinks import TaskSink
 from runtime.worker import notifying
+from runtime.worker.mailbox import AT_ONCE, TO_ONE
 from tests.services_support import wait_until
 from tests.unit.shim.test_shim_notify import SECRET, Receiver
 from tests.unit.worker.test_worker_records_elsewhere import WORKER
@@ -263,6 +264,24 @@ def test_receiver_that_hangs_holds_no_other_message_up(bench: Bench, receiver: R
         receiver.over.set()
 
     assert note.exists()
+
+
+def test_receiver_that_hangs_holds_only_its_own_messages_up_however_many_they_are(
+    bench: Bench, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "NOTIFY_ANSWER_S", 1e6)
+    receiver.answers = [0] * 1000
+    to_hung = [bench.function("give", number, notify=(HOOK,)) for number in range(2 * AT_ONCE)]
+    log = tmp_path / "told"
+    append = TaskSink(command=("sh", "-c", f"echo x >>{log}"))
+    to_other = [bench.function("give", -number, notify=(append,)) for number in range(1, 2 * AT_ONCE)]
+    bench.put(*to_hung, *to_other)
+    with bench.running():
+        assert wait_until(lambda: all(told(bench.records, task) is not None for task in to_other))
+        assert len(receiver.requests) <= TO_ONE
+        receiver.over.set()
+
+    assert log.read_text() == "x\n" * len(to_other)
 
 
 def test_command_gets_the_message_without_the_variables_of_the_worker_and_its_signals(
