@@ -13,8 +13,10 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
+from runtime.client.params import SHOWN, show_params
 from runtime.client.pickler import dumps
 from runtime.client.tasks.make import is_importable
 from runtime.errors import MissingExtra, RequestRefused
@@ -133,8 +135,10 @@ def make_call(
     args, kwargs = tuple(args), dict(kwargs or {})
     plain = is_json([list(args), kwargs, list(every)])
     if not plain:
-        every = tuple(pack_value(each, f"item {number} of `{packed.name}`") for number, each in enumerate(every))
-        args, kwargs = (pack_value((args, kwargs), f"what `{packed.name}` is called with"),), {}
+        every = tuple(
+            _shown(pack_value(each, f"item {number} of `{packed.name}`"), [each]) for number, each in enumerate(every)
+        )
+        args, kwargs = (_shown(pack_value((args, kwargs), f"what `{packed.name}` is called with"), args, kwargs),), {}
     call = Call(
         function=packed.name,
         args=args,
@@ -146,6 +150,11 @@ def make_call(
         packed=not plain,
     )
     return call, every
+
+
+def _shown(packed: str, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """A pickle, and what people see of it."""
+    return {"pickle": packed, SHOWN: show_params(args, kwargs)}
 
 
 def import_paths(folder: Path) -> tuple[str, ...]:

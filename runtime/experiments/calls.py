@@ -135,15 +135,14 @@ async def _wait(call: Call) -> Any:
     """
     import asyncio
 
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(_: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop was closed
-            loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
+            loop.call_soon_threadsafe(ended.set)
 
     call.add_done_callback(wake)
-    await ended
+    await ended.wait()
     if call.cancelled():
         raise asyncio.CancelledError(repr(call))
     return call.result()

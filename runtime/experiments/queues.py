@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from runtime.client.functions import make_call
+from runtime.client.params import SHOWN
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.environment import take_packages
@@ -77,7 +78,7 @@ def start_on_queue(
         for number, item in enumerate(every):
             entry: dict[str, Any]
             if call.packed:
-                entry = {"function": CALL_PACKED, "args": [number, call.function, digest(kept)]}
+                entry = {"function": CALL_PACKED, "args": [number, call.function, digest(kept), {SHOWN: item[SHOWN]}]}
             elif in_file:
                 said = {"item": item, "number": number}
                 entry = {"function": CALL_PACKED, "args": [None, call.function, digest(kept), said]}

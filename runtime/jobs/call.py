@@ -42,7 +42,8 @@ class Call:
     """The interpreter that calls the function."""
     pickled: Pickled | None = None
     packed: bool = False
-    """Whether `args` is one pickle of all arguments, and each of `array.items` a pickle, in base64."""
+    """Whether `args` is one pickle of all arguments, and each of `array.items` a pickle: `{"pickle": BASE64, "shown": {…}}`,
+    where `shown` has what people see of it."""
 
     def __post_init__(self) -> None:
         module, colon, name = self.function.partition(":")

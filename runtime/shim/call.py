@@ -382,11 +382,12 @@ def load_arguments(request: "Dict[str, Any]") -> "Tuple[List[Any], Dict[str, Any
     return items + list(args), kwargs
 
 
-def unpack(text: str) -> "Any":
+def unpack(packed: "Any") -> "Any":
+    """The value of a pickle in base64, or of an object that has it in `pickle`, beside what people see of it."""
     import base64
     import pickle
 
-    return pickle.loads(base64.b64decode(text))
+    return pickle.loads(base64.b64decode(packed["pickle"] if isinstance(packed, dict) else packed))
 
 
 def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]") -> Run:

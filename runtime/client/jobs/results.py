@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import GUESSED
-from runtime.client.params import name_params, read_word
+from runtime.client.params import name_params, params_of_packed, read_word
 from runtime.client.reports import Summed, parse_sum
 from runtime.client.values import Stored, parse_stored
 from runtime.jobs import ledger
@@ -86,7 +86,9 @@ def read_params(files: Files, entry: LedgerEntry) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for index, run in (order.get("runs") or {}).items():
         if call.get("packed"):
-            found[int(index)] = {}
+            found[int(index)] = params_of_packed(
+                run["item"] if "item" in run else next(iter(call.get("args") or ()), None)
+            )
         elif "item" in run:
             found[int(index)] = name_params(run["item"])
         elif call:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from runtime.client.params import SHOWN
 from runtime.client.tasks.code import SubmittedCode
 from runtime.client.tasks.make import function_entry, is_importable
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
@@ -56,7 +57,8 @@ def pack_work(work: object, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
 
     call, _ = make_call(work, args, kwargs)
     content = encode_packed(request_of(call, call.function))
-    entry = FunctionEntry(CALL_PACKED, (None, call.function, digest(content)))
+    shown = {SHOWN: call.args[0][SHOWN]} if call.packed else {}
+    entry = FunctionEntry(CALL_PACKED, (None, call.function, digest(content), *([shown] if shown else [])))
     return PackedWork(function=call.function, entry=entry, more={CALLS_FILE: content})
 
 

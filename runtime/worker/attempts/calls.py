@@ -58,7 +58,7 @@ def read_packed(number: int | None, label: str, digest: str, more: dict[str, Any
     request: dict[str, Any] = json.loads(content)
     if number is not None:
         request.update(item=request["items"][number], number=number)
-    if more is not None:
+    if more is not None and "item" in more:
         if request["packed"]:
             raise ValueError("the task brings an argument itself, and the call takes those of its snapshot")
         request.update(item=more["item"], number=more["number"])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import runtime
+from runtime.cli.main import main
 from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.values import CallFailed, RemoteTraceback
 from runtime.errors import InvalidTask, InvalidValue, NotPossible, RequestRefused, UnknownName
@@ -625,6 +626,29 @@ def test_call_of_nothing_that_could_run_is_refused(lab: Any, words: dict[str, An
         runtime.map(function, items, **given)
     with pytest.raises(error):
         runtime.run_experiment(function, 1, **given)
+
+
+@pytest.mark.parametrize("target", [each for each in TARGETS if each != "here"], indirect=True)
+def test_results_show_the_parameters_of_variants_that_json_lacks(
+    lab: Any, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants: list[Any] = [{"lr": 0.5, "shape": (2, 3)}, {"lr": float("nan")}]
+    calls = runtime.map(lab.fit, variants, name="odd", target=target)
+    one = runtime.run_experiment(lab.fit, variants[0], name="one", target=target)
+    assert calls[0].result(timeout=PATIENCE_S) == ["odd", 0.5, "w", False]
+    one.result(timeout=PATIENCE_S)
+    again = runtime.map(lab.fit, variants, name="odd", target=target)
+    assert again[0].result(timeout=PATIENCE_S) == ["odd", 0.5, "w", False]
+    assert calls[1].exception(timeout=PATIENCE_S) is None
+    capsys.readouterr()
+
+    found = []
+    for name in ("odd", "one"):
+        assert main(["results", name, "-o", "json"]) == 0
+        found.append([each["params"] for each in json.loads(capsys.readouterr().out)])
+
+    shown = {"lr": 0.5, "shape": [2, 3]}
+    assert found == [[shown, {"lr": "nan"}], [shown]]
 
 
 @pytest.mark.parametrize("target", [each for each in TARGETS if each != "here"], indirect=True)
