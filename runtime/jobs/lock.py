@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from runtime.errors import NotPossible
@@ -56,28 +56,30 @@ class Lock:
         """
         until, seen, still = time.monotonic() + patience_s, b"", time.monotonic()
         lives = told = False
-        dead: int | None = None
+        dead: tuple[int, object] | None = None
         while True:
             held = self._newest()
-            if held in (None, dead):
+            content = b"" if held is None else self._files.read(self._name(held)) or b""
+            holder = _read_holder(content)
+            # Not its number alone: once all locks are released, the next one has it again.
+            if held is None or (held, holder.get("token")) == dead:
                 self._number = (held or 0) + 1
                 # A power failure ends its holder, too.
                 if self._files.create(self._name(self._number), self._content(), lasting=False):
                     self._keep()
                     return held is not None
                 continue
-            content = self._files.read(self._name(held)) or b""
             if content != seen:
                 lives, seen, still = bool(seen and content), content, time.monotonic()
-                if _has_ended(content):
-                    dead = held
+                if _has_ended(holder):
+                    dead = held, holder.get("token")
                     continue
             elif time.monotonic() - still >= STILL_S:
                 # Not simply the newest: another that watched it may have been first.
-                dead = held
+                dead = held, holder.get("token")
                 continue
             if time.monotonic() >= until or (lives and not wait):
-                raise LockHeld(json.loads(content or b"{}").get("owner", "unknown"))
+                raise LockHeld(str(holder.get("owner", "unknown")))
             if not told:
                 told = True
                 tell("another launcher is at work on this job; waiting for it")
@@ -106,7 +108,7 @@ class Lock:
     def _is_held(self) -> bool:
         if self._newest() != self._number:
             return False
-        return bool(json.loads(self._files.read(self._name(self._number)) or b"{}").get("token") == self._token)
+        return bool(_read_holder(self._files.read(self._name(self._number)) or b"").get("token") == self._token)
 
     def _newest(self) -> int | None:
         numbers = [
@@ -154,8 +156,18 @@ def _namespace() -> str | None:
         return None
 
 
-def _has_ended(content: bytes) -> bool:
+def _read_holder(content: bytes) -> dict[str, Any]:
+    """What a lock says of its holder; nothing if a failure of power or of the disk has spoilt it."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _has_ended(holder: Mapping[str, Any]) -> bool:
     """Whether the holder ran on this machine and runs no more; False if that cannot be seen from here."""
-    who = json.loads(content or b"{}").get("process") or {}
-    here = _this_process()
-    return bool(who) and all(who[key] == here.get(key) for key in ("boot", "namespace")) and not processes.is_alive(who)
+    who, here = holder.get("process"), _this_process()
+    if not isinstance(who, dict) or not isinstance(who.get("pid"), int) or not here:
+        return False
+    return all(who.get(key) == here[key] for key in ("boot", "namespace")) and not processes.is_alive(who)

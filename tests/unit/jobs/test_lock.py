@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,56 @@ def test_lock_of_a_killed_process_of_this_machine_is_taken_over_at_once(
     assert other.take(patience_s=0) is True
     other.release()
     assert files.names("jobs/j-1") == []
+
+
+@pytest.mark.parametrize("content", [b"", bytes(100), b'{"owner": "a', b"[1]", b'{"process": {"pid": "x"}}', b'"x"'])
+def test_lock_that_is_spoilt_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.0)
+    files = LocalFiles(str(tmp_path))
+    files.write("jobs/j-1/lock.1", content)
+
+    lock = Lock(files, "j-1", "c@d")
+    assert lock.take(patience_s=60) is True
+    lock.ensure_held()
+    lock.release()
+    assert files.names("jobs/j-1") == []
+
+
+def test_number_of_a_dead_holder_that_another_has_now_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.lock._has_ended", lambda holder: holder.get("owner") == "dead")
+    files = LocalFiles(str(tmp_path))
+    dead, first, second, slow = (Lock(files, "j-1", owner) for owner in ("dead", "first", "second", "slow"))
+    dead.take(patience_s=1)
+    dead.stop()
+    paused: list[str] = []
+
+    def others_meanwhile(seconds: float) -> None:
+        paused.append("slow")
+        if len(paused) == 1:
+            first.release()
+            second.take(patience_s=1)
+
+    # It has seen the dead one's lock, and then that of the first, for which it waits.
+    create = files.create
+
+    def too_late(name: str, *args: Any, **kwargs: Any) -> bool:
+        if name.endswith("lock.2") and first._number == 0:
+            monkeypatch.setattr(files, "create", create)
+            first.take(patience_s=1)
+        return create(name, *args, **kwargs)
+
+    monkeypatch.setattr(files, "create", too_late)
+    monkeypatch.setattr(
+        "runtime.jobs.lock.time", SimpleNamespace(sleep=others_meanwhile, monotonic=lambda: len(paused))
+    )
+
+    with pytest.raises(NotPossible, match="being launched by another"):
+        slow.take(patience_s=3)
+
+    second.ensure_held()
+    second.release()
 
 
 def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
