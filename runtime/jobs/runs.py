@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from runtime.jobs.hosts.base import Files
@@ -16,6 +16,8 @@ from runtime.values import dataclass
 
 STILL_S: Final = 1.3 * BEAT_S
 """Seconds without a change after which a counter counts as standing still."""
+LOOK_S: Final = 1.0
+RUNS_WATCHED: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,24 @@ class HeartbeatWatch:
                 told = True
                 tell(f"waiting for a sign of life of attempt {self._attempt}, at most {format_duration(STILL_S)}")
             time.sleep(min(1.0, max(0.05, STILL_S - watched)))
+
+
+def shows_life(files: Files, job: str, indices: Sequence[int], tell: Callable[[str], None]) -> bool:
+    """Whether any of these runs begins an attempt or moves the counter of its last one within `STILL_S`."""
+
+    def read() -> list[tuple[int, bytes | None]]:
+        newest = [(index, max(list_attempts(files, job, index), default=0)) for index in indices[:RUNS_WATCHED]]
+        return [(n, files.read(f"{job_folder(job)}/runs/{index}/a{n:04d}/beat")) for index, n in newest]
+
+    before, until = read(), time.monotonic() + STILL_S
+    tell(
+        f"waiting for a sign of life of job `{job}`, at most {format_duration(STILL_S)}: it may run where nobody can look from here"
+    )
+    while time.monotonic() < until:
+        time.sleep(LOOK_S)
+        if read() != before:
+            return True
+    return False
 
 
 def describe_heartbeat(heartbeat: Heartbeat) -> list[str]:

@@ -19,6 +19,12 @@ GONE: Final = (EndReason.LOST, EndReason.NODE_FAILED, EndReason.PREEMPTED)
 FORGOTTEN: Final = "forgotten"
 """`raw` of a native job that a backend without memory of earlier starts does not know. Its end tells nothing of the job."""
 
+REBOOTED: Final = "rebooted"
+ELSEWHERE: Final = "elsewhere"
+UNSEEN: Final = (REBOOTED, ELSEWHERE)
+"""`raw` of native jobs that began before this boot of the machine, or in another of its containers. If machines share a record
+root, they may live where nobody can look from here."""
+
 
 def judge_job(
     entry: LedgerEntry,

@@ -32,15 +32,16 @@ from runtime.jobs.ledger import NativeJob, job_folder, newest_natives
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import LaunchPlan, NativePart, PlanContext, Target
+from runtime.jobs.runs import shows_life
 from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
-from runtime.launchers.standing import GONE, judge_job
+from runtime.launchers.standing import GONE, UNSEEN, judge_job
 from runtime.shim.program import build_shim
 from runtime.snapshots.origin import own_argv, read_repositories, without_secrets
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import count_noun, format_time
-from runtime.values import replace
+from runtime.values import dataclass, replace
 
 T = TypeVar("T")
 
@@ -231,7 +232,15 @@ def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, prog
     progress(f"started {native_id} on {plan.target.name}")
 
 
-def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[NativeJob]:
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    native: NativeJob
+    open_runs: tuple[int, ...]
+    unseen: bool
+    """Whether it may live where nobody can look from here."""
+
+
+def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[_Broken]:
     """List lost native jobs with indices that have no result, if the backend itself starts nothing again."""
     if not job.launcher.takes_up:
         return []
@@ -240,14 +249,16 @@ def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[NativeJob]:
         return []
     status, states = judge_job(entry, plan.target, job.launcher, job.host)
     gone = {each.native_id for each in states if each.index is None and each.reason in GONE}
+    unseen = {each.native_id for each in states if each.raw in UNSEEN}
     first = _offset(plan)
     ended = status.entry.outcomes.keys() | entry.cancelled_indices
     found = []
     for each in newest_natives(entry):
         part = plan.parts[each.part] if each.part < len(plan.parts) else NativePart(name="", artefact="", count=0)
         served = range(max(part.offset, first), min(part.offset + part.count, first + len(plan.indices)))
-        if each.native_id in gone and not ended.issuperset(served):
-            found.append(each)
+        left = tuple(index for index in served if index not in ended)
+        if each.native_id in gone and left:
+            found.append(_Broken(each, left, each.native_id in unseen))
     return found
 
 
@@ -256,7 +267,13 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
 
     The new shim claims the job for a later epoch, so results of an old shim are refused.
     """
-    for broken in _find_broken(prepared.plan, job):
+    for found in _find_broken(prepared.plan, job):
+        broken = found.native
+        if found.unseen and shows_life(job.files, job.id, found.open_runs, progress):
+            progress(
+                f"job `{job.id}` lives where it began, on another machine or in another container, and goes on there"
+            )
+            continue
         epoch = broken.epoch + 1
         # The order in the run folder counts, not the plan's: a retry by hand may have changed it.
         order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or _whole_order(prepared.plan)

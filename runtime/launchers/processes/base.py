@@ -1,7 +1,7 @@
 """The common part of launchers that start plain processes: `local` on this machine, `ssh` on others.
 
-A native id is `TOKEN@BOOT`: the token is on the shim's command line, so one listing of processes shows which jobs live,
-and the boot id tells a reboot from a death.
+A native id is `TOKEN@BOOT.SPACE`: the token is on the shim's command line, so one listing of processes shows which jobs live,
+the boot id tells a reboot from a death, and the number of the namespace whether its processes can be seen from here.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.processes.containers import container_order, show_container
 from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
+from runtime.launchers.standing import ELSEWHERE, REBOOTED
 from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.containers import ENGINES
@@ -166,7 +167,8 @@ WAKE_S: Final = 10.0
 """How long beyond its grace a stopped shim may take to end."""
 
 _BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
-_LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
+_SPACE: Final = "readlink /proc/self/ns/pid 2>/dev/null || echo"
+_LIST: Final = f"({_BOOT}) | head -n 1; {_SPACE}; ps -ww -A -o args= | grep -F -e '--native' || true"
 # Reads the environments in /proc that are open to us; grep itself has the variables of a job that it runs in.
 _BEARING: Final = 'grep -ahzsxF "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u; '
 # A docker's processes show no variables to others than root.
@@ -422,14 +424,23 @@ class ProcessLauncher:
 def _state_of(native: str, boot: str, listed: str, host: Host) -> NativeState:
     if native in listed:
         return NativeState(native_id=native, index=None, state=JobState.RUNNING, raw="running", where=host.name)
-    rebooted = native.partition("@")[2] != boot
+    its_boot, _, its_space = native.partition("@")[2].partition(".")
+    our_boot, _, our_space = boot.partition(".")
+    raw, message, reason = "gone", f"its process on `{host.name}` is gone", EndReason.LOST
+    if its_boot != our_boot:
+        raw, message, reason = REBOOTED, f"`{host.name}` was started anew", EndReason.NODE_FAILED
+    elif its_space and our_space and its_space != our_space:
+        raw, message = (
+            ELSEWHERE,
+            f"its process began in another container of `{host.name}`, and cannot be seen from here",
+        )
     return NativeState(
         native_id=native,
         index=None,
         state=JobState.FAILED,
-        reason=EndReason.NODE_FAILED if rebooted else EndReason.LOST,
-        raw="rebooted" if rebooted else "gone",
-        message=f"`{host.name}` was started anew" if rebooted else f"its process on `{host.name}` is gone",
+        reason=reason,
+        raw=raw,
+        message=message,
         where=host.name,
     )
 
@@ -543,7 +554,8 @@ def _read_grace_s(shim: Process, host: Host) -> float:
 
 
 def _look(host: Host) -> tuple[str, list[str]]:
-    """The machine's boot id, and the command lines of all shims on it."""
+    """The machine's boot and the namespace of processes, and the command lines of all shims in it."""
     answer = host.run(["sh", "-c", _LIST])
-    boot, *lines = answer.out.splitlines() or [""]
-    return boot.strip()[:8], lines
+    boot, space, *lines = answer.out.splitlines() + [""] * 2
+    number = "".join(filter(str.isdecimal, space))
+    return boot.strip()[:8] + (f".{int(number):x}" if number else ""), lines

@@ -173,18 +173,25 @@ def test_environment_that_is_there_is_entered_after_the_targets_lines(
     assert "environment" not in plan.order
 
 
+UNSEEN_TEXT = "its process began in another container of `gpu1`, and cannot be seen from here"
+
+
 def test_states_follow_from_one_listing_and_the_start_of_the_machine(tmp_path: Path) -> None:
     listing = (
-        "01234567-89ab-cdef\n/usr/bin/python3 /r/jobs/j-1/shim.py /r/jobs/j-1 --native aaaa@01234567\ngrep --native\n"
+        "01234567-89ab-cdef\npid:[4026531836]\n"
+        "/usr/bin/python3 /r/jobs/j-1/shim.py /r/jobs/j-1 --native aaaa@01234567.effffffc\ngrep --native\n"
     )
 
-    natives = ["aaaa@01234567", "bbbb@01234567", "cccc@76543210"]
+    natives = ["aaaa@01234567.effffffc", "bbbb@01234567.effffffc", "cccc@76543210.effffffc", "dddd@01234567.f0000001"]
+    natives += ["eeee@01234567"]  # of an earlier version
     states = SshLauncher().states(BOX, natives, ScriptedHost(tmp_path, listing))
 
     assert [(each.native_id[:4], each.state, each.reason, each.raw, each.message) for each in states] == [
         ("aaaa", JobState.RUNNING, None, "running", ""),
         ("bbbb", JobState.FAILED, EndReason.LOST, "gone", "its process on `gpu1` is gone"),
         ("cccc", JobState.FAILED, EndReason.NODE_FAILED, "rebooted", "`gpu1` was started anew"),
+        ("dddd", JobState.FAILED, EndReason.LOST, "elsewhere", UNSEEN_TEXT),
+        ("eeee", JobState.FAILED, EndReason.LOST, "gone", "its process on `gpu1` is gone"),
     ]
 
 
