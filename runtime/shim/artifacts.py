@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 
-from runtime.shim.files import PASSING, WRITE_AGAIN_S, WRITE_PATIENCE_S, list_names, make_folder, token
+from runtime.shim.files import PASSING, WRITE_AGAIN_S, WRITE_PATIENCE_S, drop_file, list_names, make_folder, token
 from runtime.shim.tree import NameRefused
 from runtime.shim.versions import (
     KEPT,
@@ -194,10 +194,14 @@ class Artifact(object):
         if content is None or content not in self.there:
             make_folder(self.stage, within=self.job)
             copy = os.path.join(self.stage, "one")
-            content, status = copy_file(path, copy)
-            if content not in self.there:
-                self.record.put_file("%s/%s" % (self.data, content), copy, give_up)
-                self.there.add(content)
+            try:
+                content, status = copy_file(path, copy)
+                if content not in self.there:
+                    self.record.put_file("%s/%s" % (self.data, content), copy, give_up)
+                    self.there.add(content)
+            except (IOError, OSError):
+                drop_file(copy)  # what fits no more would keep a full disk full
+                raise
             if is_settled(status):
                 self.contents[name, status] = content
         return {"sha256": content, "size": status[0], "mode": status[1]}

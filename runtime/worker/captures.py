@@ -278,7 +278,15 @@ class Captures:
         if tag != CHECKPOINT and os.path.lexists(f"{kept.place}.artifacts"):
             return False
         writer = kept.writers[tag]
-        return bool(writer.saved) or os.path.lexists(writer.path)
+        if writer.saved:
+            return True
+        try:
+            writer.path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            pass  # It cannot be looked at, and saving it says why.
+        return True
 
     def _save(self, kept: _Kept, *, final: bool = False, absent: bool = False) -> dict[str, Exception]:
         problems: dict[str, Exception] = {}

@@ -220,7 +220,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
             f"`capture` saves what one machine writes, and a run of this job takes {count_noun(plan.order['nodes'], 'machine')}",
             hint="leave `capture` out, and write to RUNTIME_CHECKPOINT_DIR, which the next attempt finds",
         )
-    _check_lock(plan, snapshot)
+    _check_lock(plan, snapshot, base / spec.code.path)
     refuse_secrets(plan, source=request.source)
     return Prepared(plan=plan, target=target, launcher=launcher, context=context, snapshot=snapshot, reused=reused)
 
@@ -235,13 +235,20 @@ def check_environment(environment: Environment) -> None:
         )
 
 
-def _check_lock(plan: LaunchPlan, snapshot: Snapshot | None) -> None:
-    """Raise `NotPossible` if the tree that goes with the job lacks the lock file of its environment."""
+def _check_lock(plan: LaunchPlan, snapshot: Snapshot | None, tree: Path) -> None:
+    """Raise `NotPossible` if the snapshot that goes with the job lacks the lock file of its environment."""
     lock = plan.order.get("environment", {}).get("lock")
-    if lock and snapshot and snapshot.names and posixpath.normpath(lock) not in snapshot.names:
+    if not lock or snapshot is None or not snapshot.names:
+        return
+    name = posixpath.normpath(lock)
+    meant = (
+        os.path.relpath(os.path.realpath(tree / name), os.path.realpath(tree)) if (tree / name).is_symlink() else name
+    )
+    if not {name, meant} <= set(snapshot.names):
         raise NotPossible(
-            f"the environment is made of `{lock}`, and the snapshot has no such file",
-            hint="make it, or name another in `environment.lock`; if git ignores it, add it: git add --force FILE",
+            f"the environment is made of `{lock}`, and the snapshot has no such file"
+            + (f": it is a link to `{meant}`" if meant != name else ""),
+            hint="make it, or name another in `environment.lock`; if git ignores it, `git add --force` it, and if .runtimeignore leaves it out, take the line away",
         )
 
 

@@ -118,7 +118,12 @@ def test_lock_file_that_does_not_go_along_is_refused_at_launch(project: Path, lo
     with pytest.raises(NotPossible, match="and the snapshot has no such file"):
         plan(fields)
 
-    (project / "nope.txt").touch()
+    (project / "nope.txt").symlink_to("../outside.txt")
+    with pytest.raises(NotPossible, match=r"has no such file: it is a link to `[.][.]/outside.txt`"):
+        plan(fields)
+    (project / "real.txt").touch()
+    (project / "nope.txt").unlink()
+    (project / "nope.txt").symlink_to("real.txt")
 
     assert plan(fields).plan.order["environment"]["lock"] == lock
 
