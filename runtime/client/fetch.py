@@ -53,6 +53,17 @@ class NameRefused(NotPossible):
         )
 
 
+def _open_part(name: str, folder: int) -> tuple[int, bool]:
+    """Open a new file, and tell whether it has the name. One without a name goes with a process that is killed."""
+    if hasattr(os, "O_TMPFILE") and os.path.exists("/proc/self/fd"):  # noqa: PTH110 - as it is linked to
+        try:
+            return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=folder), False
+        except OSError:
+            pass  # such as a file system that has none
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o666, dir_fd=folder), True
+
+
 def check_name(name: str) -> str:
     """Return `name`, from another machine, if one file or folder can have it. Raises `NameRefused`."""
     try:
@@ -90,15 +101,18 @@ class LocalFolder:
     def _put(self, name: str, write: Callable[[BinaryIO], None], overwrite: bool) -> Became:
         folder, last = self._below.enter(name)
         part = f".{secrets.token_hex(8)}.part"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(part, flags, 0o666, dir_fd=folder)
+        descriptor, is_named = _open_part(part, folder)
         try:
             with os.fdopen(descriptor, "r+b") as opened:
                 write(opened)
                 opened.flush()
                 became = _compare(opened, folder, name, last, overwrite)
-            if became in (Became.FETCHED, Became.REPLACED):
-                os.rename(part, last, src_dir_fd=folder, dst_dir_fd=folder)  # replaces a link and does not follow it
+                if became in (Became.FETCHED, Became.REPLACED):
+                    if not is_named:
+                        os.link(f"/proc/self/fd/{opened.fileno()}", part, dst_dir_fd=folder)
+                    os.rename(
+                        part, last, src_dir_fd=folder, dst_dir_fd=folder
+                    )  # replaces a link and does not follow it
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=folder)

@@ -20,6 +20,10 @@ ORDER_SCHEMA: Final = 1
 SNAPSHOT_FILE: Final = "snapshot.tar"
 FROZEN_LOCK: Final = ".runtime-frozen.txt"
 """File at the root of a job's snapshot that lists every package, so that nothing is installed for the sake of one."""
+PINNED_LOCK: Final = ".runtime-pinned.txt"
+"""The same file with pins of the launch, whose own requirements are installed too."""
+OWN_LOCKS: Final = (FROZEN_LOCK, PINNED_LOCK)
+"""A tree's own files of these names stay out of a snapshot that gets one."""
 
 
 def make_order(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from runtime.client.tasks.packages import freeze
 from runtime.errors import NotPossible
-from runtime.jobs.order import FROZEN_LOCK
+from runtime.jobs.order import FROZEN_LOCK, PINNED_LOCK
 from runtime.jobs.spec import EnvironmentManager, JobSpec
 from runtime.snapshots.environment import LOCK_OF
 from runtime.snapshots.snapshot import Snapshot, add_file
@@ -15,9 +15,6 @@ from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.client.jobs.prepare import LaunchOptions
-
-PINNED_LOCK: Final = ".runtime-pinned.txt"
-"""The same file with pins of the launch, whose own requirements are installed too."""
 
 
 def freeze_environment(

@@ -15,6 +15,7 @@ from runtime.client.jobs.typed_secrets import refuse_secrets
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.call import ANY_PYTHON, Call
+from runtime.jobs.order import OWN_LOCKS
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
 from runtime.jobs.secret_schemes import check_schemes
 from runtime.jobs.spec import (
@@ -187,7 +188,12 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     if options.snapshot is not None and spec.code.mode is CodeMode.SNAPSHOT:
         snapshot: Snapshot | None = options.snapshot
     else:
-        snapshot = _take_code(spec, base, code_rules(spec, settings, target))
+        rules = code_rules(spec, settings, target)
+        snapshot = _take_code(spec, base, rules)
+        if spec.environment.manager is EnvironmentManager.FROZEN and snapshot and set(OWN_LOCKS) & set(snapshot.names):
+            snapshot = _take_code(
+                spec, base, replace(rules, exclude=(*rules.exclude, *(f"/{name}" for name in OWN_LOCKS)))
+            )
     if spec.environment.manager is EnvironmentManager.FROZEN:
         from runtime.client.jobs.frozen import freeze_environment
 

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import pathspec
 import pytest
 
 import runtime
@@ -110,6 +111,20 @@ def test_package_of_a_folder_is_refused_by_its_name(project: Path, tmp_path: Pat
 
     with pytest.raises(NotPossible, match="mine"):
         plan({"environment": "frozen"})
+
+
+def test_file_of_the_project_that_is_named_like_the_list_stays_out(project: Path) -> None:
+    first = plan({"environment": "frozen"})
+    assert pathspec, "loaded before the project's own packages hide it"
+    for name in (".runtime-frozen.txt", ".runtime-pinned.txt"):
+        (project / name).write_text("six==1.15.0\n")
+
+    again = plan({"environment": "frozen"})
+
+    assert again.snapshot == first.snapshot
+    plain = plan({}).snapshot
+    assert plain is not None
+    assert ".runtime-frozen.txt" in plain.names
 
 
 @pytest.mark.parametrize("lock", ["nope.txt", "./nope.txt"])

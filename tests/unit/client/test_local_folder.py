@@ -43,6 +43,33 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="this system has no files without a name")
+def test_fetch_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    seen = []
+
+    def write(opened: BinaryIO) -> None:
+        opened.write(b"half")
+        opened.flush()
+        seen.append(listing(tmp_path))
+
+    with LocalFolder(tmp_path) as folder:
+        folder.put("a/b", write)
+
+    assert seen == [["a"]]
+    assert (listing(tmp_path), (tmp_path / "a/b").read_bytes()) == (["a", "a/b"], b"half")
+
+
+def test_file_system_without_nameless_files_is_fetched_into_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    with LocalFolder(tmp_path) as folder:
+        assert folder.put("a", content(b"1")) is Became.FETCHED
+        assert folder.put("a", content(b"2"), overwrite=True) is Became.REPLACED
+
+    assert (listing(tmp_path), (tmp_path / "a").read_bytes()) == (["a"], b"2")
+
+
 REFUSED = {
     "../x": "leads to a folder above",
     "a/../../x": "leads to a folder above",
