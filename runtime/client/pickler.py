@@ -33,6 +33,9 @@ def _pickler() -> Any:
             if isinstance(obj, types.CodeType):
                 function, args = self.dispatch_table[types.CodeType](obj)
                 return function, tuple(map(_in_order, args))
+            if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+                # It would go by its name, which the other side's script does not have.
+                return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
             if isinstance(obj, type) and obj.__module__ == "__main__" and "<" not in obj.__qualname__:
                 _name_class(cloudpickle, obj)
             return super().reducer_override(obj)

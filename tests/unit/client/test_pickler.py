@@ -13,7 +13,7 @@ import pytest
 from tests.services_support import PATIENCE_S
 
 SCRIPT = """\
-import hashlib, sys
+import functools, hashlib, sys
 from dataclasses import dataclass
 from enum import Enum
 from runtime.client.pickler import dumps
@@ -45,7 +45,11 @@ def nested():
         pass
     return Own
 
-THINGS = [uses_class, annotated, has_set, Config(3), Kind.A, Config(2).twice, lambda n: Config(n)]
+@functools.lru_cache(maxsize=8)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+THINGS = [fibonacci, uses_class, annotated, has_set, Config(3), Kind.A, Config(2).twice, lambda n: Config(n)]
 print([hashlib.sha256(dumps(each)).hexdigest() for each in THINGS])
 """
 
@@ -103,3 +107,14 @@ def test_constants_of_a_function_are_sets_again() -> None:
 
     assert (made("a"), made("z")) == (True, False)
     assert frozenset({"a", "b"}) in made.__code__.co_consts
+
+
+def test_cached_function_of_a_script_goes_by_value(tmp_path: Path) -> None:
+    script = SCRIPT.replace("print(", "sys.stdout.buffer.write(dumps(fibonacci)) #")
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    packed = subprocess.run([sys.executable, str(path)], capture_output=True, timeout=PATIENCE_S, check=True).stdout
+
+    found = pickle.loads(packed)
+
+    assert (found(30), found.cache_info().maxsize) == (832040, 8)
