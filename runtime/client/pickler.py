@@ -35,7 +35,9 @@ def _pickler() -> Any:
                 return function, tuple(map(_in_order, args))
             if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
                 # It would go by its name, which the other side's script does not have.
-                return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
+                made = obj.cache_parameters()
+                args = (obj.__wrapped__, made["maxsize"], made["typed"], functools._CacheInfo)  # type: ignore[attr-defined]
+                return functools._lru_cache_wrapper, args, vars(obj)
             if isinstance(obj, type) and obj.__module__ == "__main__" and "<" not in obj.__qualname__:
                 _name_class(cloudpickle, obj)
             return super().reducer_override(obj)

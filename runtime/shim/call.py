@@ -330,6 +330,49 @@ def _text_of(problem: BaseException) -> str:
         return "<no text>"
 
 
+# signals
+
+_kept_from_forks = {}  # type: Dict[int, Any]
+"""The handlers that processes forked by this one do not have, by their signals."""
+
+
+def keep_from_forks(number: int, handler: "Any") -> None:
+    """Let processes that Python forks take a signal as if this handler had not been set, such as those of a pool, which it ends
+    by SIGTERM. Python loses one that comes right after the fork, so it is held up until the default is in place."""
+    import signal
+
+    if not hasattr(os, "register_at_fork"):
+        return  # Python 3.6
+    if not _kept_from_forks:
+        masks = {}  # type: Dict[int, Any]
+        get_ident = importlib.import_module("_thread").get_ident
+
+        def before() -> None:
+            masks[get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, list(_kept_from_forks))
+
+        def in_parent() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(get_ident()))
+
+        def in_child() -> None:
+            for each, ours in _kept_from_forks.items():
+                if signal.getsignal(each) == ours:
+                    signal.signal(each, signal.SIG_DFL)
+            mask = masks.pop(get_ident())
+            masks.clear()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+    _kept_from_forks[number] = handler
+
+
+def handle(number: int, handler: "Any") -> None:
+    """Set a handler of this process alone."""
+    import signal
+
+    signal.signal(number, handler)
+    keep_from_forks(number, handler)
+
+
 # the call
 
 
@@ -407,7 +450,7 @@ def make_run(request: "Dict[str, Any]", variant: "Any", environ: "Dict[str, str]
     for name in request.get("signals") or ():
         import signal
 
-        signal.signal(getattr(signal, name), run.ask_to_stop)
+        handle(getattr(signal, name), run.ask_to_stop)
     return run
 
 
@@ -460,7 +503,7 @@ def main(path: str) -> int:
         assert run is not None
         handler = functools.partial(run.stop)
         handler.gives_way = True  # type: ignore[attr-defined]
-        signal.signal(signal.SIGTERM, handler)
+        handle(signal.SIGTERM, handler)
     try:
         try:
             value = function(*args, **kwargs)

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from runtime.shim.call import PROGRAM, Run, to_number
+from runtime.shim.call import PROGRAM, Run, handle, to_number
 from runtime.worker.attempts import child, scratch
 
 TYPE_CHECKING = False
@@ -206,7 +206,7 @@ class _Outside:
             # `runtime.shim.call` ends a function that does not look.
             gives_way = handler is signal.SIG_DFL or getattr(handler, "gives_way", False)
             if in_main and gives_way:
-                signal.signal(signal.SIGTERM, on_term)
+                handle(signal.SIGTERM, on_term)
         return self._reason
 
     def read_origin(self) -> dict[str, Any]:
