@@ -12,12 +12,13 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
-from runtime.errors import InvalidTask
+from runtime.errors import InvalidTask, RuntimeFailure, may_pass
 from runtime.records.blobs import Blobs
 from runtime.records.codec import SCHEMA, UNDECODABLE, decode_json, encode_json
 from runtime.records.layout import NOTIFICATION, matched, notification_key, told_key
 from runtime.tasks.notifications import Notification
 from runtime.tasks.sinks import TaskSink, check_task_sink, read_sinks, sink_fields
+from runtime.terminal import Log
 from runtime.units import format_time
 from runtime.values import dataclass, field
 
@@ -151,3 +152,17 @@ def _decode(data: bytes | None) -> Told | None:
             by=str(fields["by"]),
         )
     return Told()
+
+
+def keep_message(store: NotificationStore, message: Notification) -> None:
+    """Keep a message about an end before that is recorded.
+
+    A store that is away for a moment refuses the record as well, and all of it is tried again. One that refuses messages
+    alone keeps no record waiting.
+    """
+    try:
+        store.write(message)
+    except RuntimeFailure as problem:
+        if may_pass(problem):
+            raise
+        Log(__name__).warning("a message about `%s` cannot be kept: %s", message.task, problem.message)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from runtime.tasks.history import Record, Settlement
-from runtime.tasks.model import TaskState, canonical_json, experiment_digest, hex_digest
+from runtime.tasks.model import Task, TaskState, canonical_json, experiment_digest, hex_digest
 from runtime.tasks.sinks import TaskSink, sink_fields
 from runtime.units import count_noun, format_time
 from runtime.values import dataclass
@@ -39,9 +39,15 @@ class Notification:
 
 def find_notification(settlement: Settlement, queue: str) -> Notification | None:
     """Return the message about the end that this settlement records; None if nobody wants to hear of it."""
-    task, record = settlement.lease.task, settlement.record
     # The record of another attempt was told of by the worker that committed it.
-    if not task.notify or record.token != settlement.lease.token or not any(_wanted(task.notify, record.state)):
+    if settlement.record.token != settlement.lease.token:
+        return None
+    return notification_of(settlement.lease.task, settlement.record, queue)
+
+
+def notification_of(task: Task, record: Record, queue: str) -> Notification | None:
+    """Return the message about the end that a record has; None if nobody wants to hear of it."""
+    if not task.notify or not any(_wanted(task.notify, record.state)):
         return None
     return Notification(
         experiment=record.experiment,

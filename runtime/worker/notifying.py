@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtime import faults
-from runtime.errors import RuntimeFailure, may_pass
+from runtime.errors import RuntimeFailure
 from runtime.records.base import RecordStore, Totals
 from runtime.records.totals import FEW_OF_ONE, open_tasks
 from runtime.tasks.history import Settlement
 from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
-from runtime.terminal import Log
 from runtime.values import dataclass, field
 from runtime.worker.mailbox import AT_ONCE, Due, Mailbox
 from runtime.worker.offload import Offload
@@ -107,19 +106,12 @@ class Watching:
 
 
 def write_ahead(settlements: Iterable[Settlement], records: RecordStore, queue: str) -> None:
-    """Keep the messages about these ends before they are recorded. Costs nothing for tasks that nobody wants to hear of.
-
-    A store that is away for a moment refuses the records as well, and all of it is tried again. One that refuses messages
-    alone keeps no record waiting.
-    """
+    """Keep the messages about these ends before they are recorded. Costs nothing for tasks that nobody wants to hear of."""
     for settlement in settlements:
         if settlement.lease.task.notify and (message := find_notification(settlement, queue)) is not None:
-            try:
-                records.open_notifications().write(message)
-            except RuntimeFailure as problem:
-                if may_pass(problem):
-                    raise
-                Log(__name__).warning("a message about `%s` cannot be kept: %s", message.task, problem.message)
+            from runtime.records.notifications import keep_message
+
+            keep_message(records.open_notifications(), message)
             faults.reach("worker.notification_written")
 
 

@@ -7,6 +7,7 @@ embedded file records all of its tasks in one transaction.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
@@ -15,9 +16,11 @@ from runtime.client.tasks.standing import Stack, read_standing
 from runtime.client.tasks.status import queue_of
 from runtime.errors import NotPossible
 from runtime.records.base import RecordExists, settle_record
+from runtime.records.notifications import keep_message
 from runtime.records.orders import Order, OrderKind, person
-from runtime.tasks.history import cancelled_record, mark_of
-from runtime.tasks.model import TaskState
+from runtime.tasks.history import Record, cancelled_record, mark_of
+from runtime.tasks.model import Task, TaskState
+from runtime.tasks.notifications import notification_of
 from runtime.tasks.wire import stand_in
 from runtime.values import dataclass, replace
 
@@ -40,6 +43,9 @@ class CancelsOpen(Protocol):
     """A queue that can record all tasks of an experiment as cancelled in one transaction."""
 
     def cancel_open(self, experiment: str) -> int: ...
+
+    def list_notifying(self, experiment: str) -> Iterator[Task]:
+        """Its open tasks whose ends somebody wants to hear of."""
 
 
 def cancel(stack: Stack, what: Identity, *, now: datetime) -> Cancelled:
@@ -79,6 +85,7 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
         _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
     record = cancelled_record(task.id, task.generation, task.experiment, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended))
+    _keep_message(stack, task, record)
     try:
         settle_record(records, record, mark_of(record, standing.task))
     except RecordExists as first:
@@ -93,7 +100,11 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancel
     records = stack.records
     if records.holds_tasks:
         queue = stack.queue(queue_of(records, experiment, stack.default_queue))
-        ended = queue.cancel_open(experiment) if isinstance(queue, CancelsOpen) else None
+        ended = None
+        if isinstance(queue, CancelsOpen):
+            for task in queue.list_notifying(experiment):
+                _keep_message(stack, task, cancelled_record(task.id, task.generation, experiment, now=now, by=person()))
+            ended = queue.cancel_open(experiment)
         return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
     listed = frozenset(part.name for part in records.parts(experiment))
     order = Order(kind=OrderKind.CANCEL, at=now, by=person(), experiments={experiment: listed})
@@ -103,6 +114,14 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancel
     if begun:
         _tell_workers(stack, experiment, replace(order, experiments={}, tasks=begun))
     return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED)
+
+
+def _keep_message(stack: Stack, task: Task, record: Record) -> None:
+    """Keep the message about a cancel for the workers, which send it once there is a record. Another end may come first."""
+    if task.notify:
+        queue = queue_of(stack.records, task.experiment, stack.default_queue)
+        if (message := notification_of(task, record, queue)) is not None:
+            keep_message(stack.records.open_notifications(), message)
 
 
 def _tell_workers(stack: Stack, experiment: str, order: Order) -> None:

@@ -8,7 +8,7 @@ leases back. The same file, in memory that outlives a killed process, lists the 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -461,6 +461,17 @@ class SqliteQueue:
                 experiment,
                 now=self._clock.now().timestamp(),
             )
+
+    def list_notifying(self, experiment: str) -> Iterator[Task]:
+        """Yield the experiment's open tasks whose ends somebody wants to hear of."""
+        last = 0
+        while True:
+            with self._file.reading() as connection:
+                listed = rows.list_notifying(connection, experiment, last)
+            if not listed:
+                return
+            yield from (task for _, task in listed if task.notify)
+            last = listed[-1][0]
 
     @property
     def path(self) -> Path:

@@ -191,6 +191,17 @@ def list_open(connection: sqlite3.Connection, queue: str, after: int) -> list[tu
     ]
 
 
+def list_notifying(connection: sqlite3.Connection, experiment: str, after: int) -> list[tuple[int, Task]]:
+    """Queued and leased tasks of an experiment that may have sinks, in the order of their numbers."""
+    rows = connection.execute(
+        "SELECT t.seq, t.generation, t.body FROM (SELECT seq FROM ready UNION ALL SELECT seq FROM delayed UNION ALL "
+        "SELECT seq FROM leases) w JOIN tasks t USING(seq) WHERE t.experiment=(SELECT id FROM experiments WHERE name=?) "
+        "AND t.seq>? AND instr(t.body, 'notify') ORDER BY t.seq LIMIT 500",
+        (experiment, after),
+    ).fetchall()
+    return [(seq, read_task(connection, seq, generation, body)) for seq, generation, body in rows]
+
+
 def follow_record(connection: sqlite3.Connection, seq: int, experiment: int, record: Record) -> None:
     """Take out a task that another store has a record of, unless its next generation was put meanwhile."""
     if is_generation(connection, seq, record.generation) and (was := take_out(connection, seq)):

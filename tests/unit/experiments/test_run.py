@@ -676,11 +676,35 @@ def test_packed_call_of_a_packed_call_goes_through(lab: Any, worker: Callable[[]
     assert runtime.map(lambda n: n + 1, [1], target="queue:").results(timeout=PATIENCE_S) == [2]
 
 
+def test_cancelled_calls_of_a_queue_are_told_of_whether_they_wait_or_run(
+    lab: Any, worker: Callable[[], None], tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    Path("runtime.toml").write_text(f"[notify.log]\ncommand = ['sh', '-c', 'printf \"%s\\n\" \"$(cat)\" >> {told}']\n")
+    calls = runtime.map(lab.hang, [1, 2, 3], name="slow", target="queue:", notify="log", notify_on="cancelled,complete")
+    unheard = runtime.map(lab.hang, [4], name="slow", target="queue:")
+    worker()
+    assert wait_until(lambda: calls[0].logs() == "hangs\n")
+
+    calls[2].cancel()
+    assert main(["cancel", "--yes", "slow"]) == 0
+
+    def heard() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in told.read_text().splitlines() if line] if told.exists() else []
+
+    assert wait_until(lambda: len(heard()) >= 4)
+    ends = {each["task"]: each["state"] for each in heard() if "task" in each}
+    assert len(heard()) == 4
+    assert list(ends.values()) == ["cancelled"] * 3
+    assert [each["counts"] for each in heard() if "counts" in each] == [{"cancelled": 4}]
+    assert wait_until(unheard[0].done)
+
+
 def test_calls_of_a_queue_tell_a_sink_of_the_settings_of_their_ends_and_that_all_have_ended(
     lab: Any, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
-    Path("runtime.toml").write_text(f'[notify.log]\ncommand = ["sh", "-c", "cat >> {told}; echo >> {told}"]\n')
+    Path("runtime.toml").write_text(f"[notify.log]\ncommand = ['sh', '-c', 'printf \"%s\\n\" \"$(cat)\" >> {told}']\n")
     calls = runtime.map(lab.double, [1, 2], target="queue:", notify="log", notify_on=["succeeded", "complete"])
 
     runtime.run_worker(options=runtime.WorkerOptions(idle_timeout="0.1s"))
