@@ -174,15 +174,25 @@ class Sending(threading.Thread):
         self.sink, self.number, self.event, self.find_url, self.folder = sink, number, event, find_url, folder
         self.quiet = quiet
         self.problem = "no answer within %d s" % NOTIFY_S
+        self.child = None  # type: Optional[subprocess.Popen[bytes]]
+        """The command of a sink that is one."""
 
     def run(self):
         try:
-            deliver(self.sink, self.event, self.find_url, self.folder, self.quiet)
+            deliver(self.sink, self.event, self.find_url, self.folder, self.quiet, began=self._note)
             self.problem = ""
         except Undelivered as problem:
             self.problem = str(problem)
         except Exception as problem:
             self.problem = type(problem).__name__  # its text may have the address
+
+    def _note(self, child):
+        self.child = child
+
+    def stop(self) -> None:
+        """End a command that still runs; nobody else would once its sender has gone."""
+        if self.child is not None and self.child.poll() is None:
+            _end(self.child)
 
 
 def send_together(sending: "Sequence[Sending]") -> "Sequence[Sending]":
@@ -218,15 +228,17 @@ def deliver(
     find_url: "Callable[[], str]",
     folder: "Optional[str]" = None,
     quiet: bool = False,
+    began: "Callable[[subprocess.Popen[bytes]], None]" = lambda child: None,
 ) -> None:
-    """Send a message to its sink. A command runs in `folder`; what it prints is dropped if `quiet`. Raises `Undelivered`."""
+    """Send a message to its sink. A command runs in `folder`, and `began` gets it; what it prints is dropped if `quiet`.
+    Raises `Undelivered`."""
     body = json.dumps(event, sort_keys=True).encode("utf-8")
     if "webhook" in sink:
         post(find_url().strip(), body)
     elif "topic" in sink:
         _publish(sink["topic"], body, event)
     else:
-        _run(sink["command"], body, folder, subprocess.DEVNULL if quiet else 2)
+        _run(sink["command"], body, folder, subprocess.DEVNULL if quiet else 2, began)
 
 
 def post(url: str, body: bytes, headers: "Optional[Mapping[str, str]]" = None) -> None:
@@ -292,7 +304,14 @@ def _publish(topic, body, event):
     post("%spubsub.googleapis.com/v1/%s:publish" % (server, topic), text, {"Authorization": "Bearer " + token})
 
 
-def _run(words, body, folder, output):
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except OSError:
+        pass  # nothing of it is left
+
+
+def _run(words, body, folder, output, began):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIME_")}
     # A worker holds signals back from its threads, and a child would inherit that for good.
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -310,15 +329,13 @@ def _run(words, body, folder, output):
         raise Undelivered("its command cannot be started: %s" % os.strerror(problem.errno or 0))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    began(child)
     try:
         child.communicate(body, timeout=NOTIFY_S)
     except subprocess.TimeoutExpired:
         raise Undelivered("its command did not end within %d s" % NOTIFY_S)
     finally:
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except OSError:
-            pass  # nothing of it is left
+        _end(child)
         child.wait()
     if child.returncode:
         raise Undelivered("its command ended with exit code %d" % child.returncode)

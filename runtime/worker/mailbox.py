@@ -45,7 +45,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._waiting: dict[tuple[TaskSink, ...], deque[Due]] = {}
         self._under_way: Counter[TaskSink] = Counter()
-        self._sending = 0
+        self._sending: dict[str, Due] = {}
         self._failing: set[TaskSink] = set()
         self.names: set[str] = set()
         """The names of all messages in it."""
@@ -65,18 +65,18 @@ class Mailbox:
         due = waiting.popleft()
         if waiting:
             self._waiting[receivers] = waiting
-        self._sending += 1
+        self._sending[due.message.name] = due
         self._under_way.update(receivers)
         return due
 
     def _has_room(self, receivers: tuple[TaskSink, ...]) -> bool:
-        return self._sending < AT_ONCE and all(
+        return len(self._sending) < AT_ONCE and all(
             self._under_way[each] < (1 if each in self._failing else TO_ONE) for each in receivers
         )
 
     def end(self, due: Due, failed: set[int] | None) -> None:
         """Note that a message is under way no more, and the numbers of the sinks that failed; None if nothing was sent."""
-        self._sending -= 1
+        self._sending.pop(due.message.name, None)
         self._under_way.subtract(due.receivers())
         self.names.discard(due.message.name)
         if failed is not None:
@@ -91,6 +91,9 @@ class Mailbox:
         under_way = any(count > 0 and sink not in self._failing for sink, count in self._under_way.items())
         return under_way or any(self._failing.isdisjoint(receivers) for receivers in self._waiting)
 
-    def clear(self) -> None:
-        """Leave what waits to the store."""
+    def close(self) -> None:
+        """Leave what is not sent to the store, and end the commands that still run."""
         self._waiting.clear()
+        for due in list(self._sending.values()):
+            for each in list(due.sending):
+                each.stop()

@@ -157,7 +157,7 @@ class Notifying:
 
     def close(self) -> None:
         """Leave what is not sent to other workers; a call that hangs is not waited for."""
-        self._mailbox.clear()
+        self._mailbox.close()
         self.calls.close(wait=False)
 
     # on the loop

@@ -284,6 +284,23 @@ def test_receiver_that_hangs_holds_only_its_own_messages_up_however_many_they_ar
     assert log.read_text() == "x\n" * len(to_other)
 
 
+def test_worker_that_leaves_ends_a_command_that_hangs(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.worker.worker.GRACE_FOR_MESSAGES_S", 0.0)
+    mark = tmp_path / "mark"
+    hangs = TaskSink(command=("sh", "-c", f"echo $$ >{mark}.new; mv {mark}.new {mark}; exec sleep 600"))
+    bench.put(bench.function("give", 1, notify=(hangs,)))
+    with bench.running():
+        assert wait_until(mark.exists)
+
+    pid = int(mark.read_text())
+    assert wait_until(
+        lambda: not Path(f"/proc/{pid}").exists() or "(zombie)" in Path(f"/proc/{pid}/status").read_text()
+    )
+    assert len(left(bench.records)) == 1
+
+
 def test_command_gets_the_message_without_the_variables_of_the_worker_and_its_signals(
     bench: Bench, tmp_path: Path, receiver: Receiver
 ) -> None:
