@@ -101,6 +101,11 @@ def find_definition(name: str, settings: Settings) -> Definition:
     """Return how the target called `name` is defined. Raises `UnknownName`."""
     # A target of the project is used without a look at the user's file.
     definitions = _read_project(settings, {}) if name in settings.project.targets else read_definitions(settings)
+    if name not in definitions and (name == "here" or name.startswith("queue:")):
+        raise RequestRefused(
+            f"`{name}` is no target of jobs",
+            hint="calls of functions take it, `runtime.map` and `runtime.run_experiment`; `runtime submit` puts work into queues",
+        )
     if name not in definitions:
         file = settings.project.file
         table = f"[targets.{name}] to {file or 'runtime.toml'}"

@@ -664,6 +664,14 @@ def test_function_that_exits_returns_none_or_fails_with_its_text(lab: Any, targe
         assert str(problem).splitlines()[0].endswith(said)
 
 
+@pytest.mark.parametrize("target", ["here", "queue:", "queue:big"])
+def test_launch_on_what_is_no_target_of_jobs_says_what_takes_it(lab: Any, target: str) -> None:
+    with pytest.raises(RequestRefused, match="is no target of jobs") as refused:
+        runtime.launch(lab.double, target, args=[1])
+
+    assert "runtime.map" in (refused.value.hint or "")
+
+
 def test_end_of_a_job_without_a_value_says_how_its_process_ended(lab: Any) -> None:
     with pytest.raises(CallFailed, match="app_failed, exit code 3"):
         runtime.map(lab.leave, [3], target="local").results(timeout=PATIENCE_S)
