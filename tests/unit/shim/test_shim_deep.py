@@ -185,6 +185,7 @@ def test_job_whose_command_leaves_a_deep_tree_everywhere_succeeds(tmp_path: Path
     assert "Traceback" not in job.stderr
 
 
+@pytest.mark.slow
 def test_job_that_fails_with_a_deep_checkpoint_is_tried_again(tmp_path: Path) -> None:
     script = dig("here") + "; [ -e $RUNTIME_CHECKPOINT_DIR/d ] || { " + dig("$RUNTIME_CHECKPOINT_DIR") + "; exit 3; }"
     job = make_job(tmp_path, sys.executable, script, retry={"failure": 1})

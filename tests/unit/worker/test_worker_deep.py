@@ -65,6 +65,7 @@ def test_task_that_leaves_a_deep_tree_in_its_code_succeeds_and_so_does_the_next(
     assert left(bench) == []
 
 
+@pytest.mark.slow
 def test_task_that_fails_and_leaves_deep_trees_fails_for_its_own_reason(bench: Bench) -> None:
     task = shell("; ".join(map(dig, ("$TMPDIR/there", "$RUNTIME_CHECKPOINT_DIR"))) + "; exit 3")
     bench.put(task)
