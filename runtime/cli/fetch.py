@@ -19,6 +19,8 @@ from runtime.units import count_noun, format_size
 if TYPE_CHECKING:
     from runtime.client.fetch import Fetched, FetchList
 
+_NAMED = 5
+"""How many of the folders that are left out are named."""
 COLUMNS: Columns = {"FILE": "path", "SIZE": lambda one: format_size(one.size_bytes), "WHAT": "what"}
 
 
@@ -72,7 +74,8 @@ def fetch(
 def _fetch(lists: Sequence[FetchList], folder: Path, *, overwrite: bool, output: Output) -> int:
     from runtime.client.fetch import fetch, refuse_differing
 
-    listed = [each for _, files in lists for each in files]
+    deep = [each for _, files in lists for each in files if each.too_deep]
+    listed = [each for _, files in lists for each in files if not each.too_deep]
     done: list[Fetched] = []
     try:
         with progress("fetching", len(listed), "files") if listed else nullcontext() as bar:
@@ -88,5 +91,13 @@ def _fetch(lists: Sequence[FetchList], folder: Path, *, overwrite: bool, output:
     finally:
         print_list(done, COLUMNS, output)
     note(f"{count_noun(len(listed), 'file')}, {format_size(sum(each.size_bytes for each in listed))}, in {folder}")
+    for one in deep[:_NAMED]:
+        note(f"left out: `{_shorten(one.place)}` lies too deep; it stays where the command wrote it")
+    if len(deep) > _NAMED:
+        note(f"left out: {count_noun(len(deep) - _NAMED, 'more folder')} of this kind")
     refuse_differing(done, folder)
     return 0
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= 200 else f"{name[:100]}…{name[-100:]}"

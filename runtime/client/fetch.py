@@ -22,6 +22,7 @@ from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
 from runtime.shim import tree
+from runtime.shim.folders import MOST_PARTS
 from runtime.snapshots.own_files import MARKER, make_output_folder
 from runtime.units import count_noun
 from runtime.values import dataclass
@@ -164,6 +165,11 @@ class RemoteFile:
     """Its path in the local folder."""
     size_bytes: int
 
+    @property
+    def too_deep(self) -> bool:
+        """Whether it lies too deep to be fetched, or stands for what does."""
+        return self.place.endswith("/") or self.place.count("/") >= MOST_PARTS
+
 
 FetchList: TypeAlias = "tuple[Files, list[RemoteFile]]"
 """Files that lie together, and the way to read them."""
@@ -216,10 +222,11 @@ def _outputs_of(files: Files, job: str, index: int) -> Iterator[tuple[str, str, 
 
 
 def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[Fetched]:
-    """Copy the files, one by one. A file appears whole or not at all, and below `to`.
+    """Copy the files, one by one, but for those that lie too deep. A file appears whole or not at all, and below `to`.
 
     Raises `NameRefused` at the first name that leads elsewhere; files before it stay.
     """
+    listed = [each for each in listed if not each.too_deep]
     if not listed:
         return
     # A file of the job that has the marker's name comes as it is.

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from runtime.records.blobs.folder import sync
+from runtime.shim.folders import walk
 from runtime.values import dataclass, field
 
 _SAID: Final = 5
 """How many of the left-out files are named."""
+_KEY_BYTES: Final = 1024
+"""The longest name of an object that Google and Amazon take."""
 _NOT_OPENED: Final = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT)
 
 
@@ -59,12 +62,12 @@ def find_outputs(root: Path) -> FoundOutputs:
     def refuse(problem: OSError) -> None:
         found.others[os.path.relpath(problem.filename, root)] = f"cannot be read: {problem.strerror}"
 
-    for name, folders, files in os.walk(root, onerror=refuse):
+    for name, folders, files in walk(str(root), refuse):
         folder = Path(name)
         found.folders.append(folder)
-        for path in (folder / each for each in sorted((*files, *folders))):
-            if path.name in files or path.is_symlink():
-                found.take(path, os.path.relpath(path, root))
+        links = {each for each in folders if os.path.islink(f"{name}/{each}")}  # noqa: PTH114 (raises for a long path)
+        for each in sorted((*files, *links)):
+            found.take(folder / each, os.path.relpath(f"{name}/{each}", root))
     return found
 
 
@@ -81,12 +84,14 @@ def _why_no_output(path: Path) -> str | None:
     return None
 
 
-def why_no_object(name: str) -> str | None:
-    """Why no object of a bucket can have this name; None if one can."""
+def why_no_object(name: str, url: str) -> str | None:
+    """Why no object of a bucket can have this name, at this address; None if one can."""
     try:
-        name.encode()
+        key = url.partition("://")[2].partition("/")[2].encode()
     except UnicodeEncodeError:
         return "has a name that is no UTF-8"
+    if len(key) > _KEY_BYTES:
+        return f"has a name that is too long for a bucket, with its folder more than {_KEY_BYTES:,} bytes"
     return "has a control character in its name" if any(ord(char) < 32 or ord(char) == 127 for char in name) else None
 
 

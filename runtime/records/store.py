@@ -267,7 +267,11 @@ class BlobRecords(BlobTotals, RecordStore):
                 return KeptOutputs()
             found.sync()
             return KeptOutputs(self._address(key))
-        odd = {name: why for name in found.files if (why := kept_outputs.why_no_object(name))}
+        odd = {
+            name: why
+            for name in found.files
+            if (why := kept_outputs.why_no_object(name, self._address(f"{key}/{name}")))
+        }
         names = [name for name in found.files if name not in odd]
         deque(self._in_parallel(lambda name: self.blobs.upload(f"{key}/{name}", found.files[name]), names), maxlen=0)
         left_out = kept_outputs.tell_left_out(found.others | odd)

@@ -8,11 +8,11 @@
 import json
 import os
 import re
-import shutil
 import threading
 import time
 
 from runtime.shim.files import PASSING, WRITE_AGAIN_S, WRITE_PATIENCE_S, drop_file, list_names, make_folder, token
+from runtime.shim.folders import remove_folder
 from runtime.shim.tree import NameRefused
 from runtime.shim.versions import (
     KEPT,
@@ -66,8 +66,7 @@ def restore_to(record, said, data, path, stage, give_up):
 
     `stage` is a folder on the same file system. Raises `Stopped`, `IOError` and `OSError`.
     """
-    if os.path.isdir(stage):
-        shutil.rmtree(stage)
+    remove_folder(stage)
     folder = os.path.join(stage, "files")
     os.makedirs(folder)
     try:
@@ -78,16 +77,15 @@ def restore_to(record, said, data, path, stage, give_up):
         if not whole:
             return "a file of it is gone, or has other bytes than it names"
         made = os.path.join(folder, from_text(next(iter(files)))) if said.get("single") else folder
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        elif os.path.lexists(path):
-            os.unlink(path)
+        left = remove_folder(path)
+        if left is not None:
+            raise left
         make_folder(os.path.dirname(path))
         os.rename(made, path)
     except (NameRefused, KeyError, TypeError, AttributeError, StopIteration) as problem:
         return "its list is refused: %s" % problem
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        remove_folder(stage)
     return None
 
 
@@ -353,7 +351,7 @@ class Artifacts(object):
             again = time.time() + WRITE_AGAIN_S
             while time.time() < again and not gives_up():
                 time.sleep(LOOK_S)
-        shutil.rmtree(self.stage, ignore_errors=True)
+        remove_folder(self.stage)
         notes = [note for note in (each.describe() for each in self.captured) if note]
         failed = "; ".join("`%s`: %s" % each for each in problems)
         return "its artifact could not be saved: " + failed if failed else None, "; ".join(notes) or None
@@ -379,4 +377,4 @@ def clear_superseded(order, run, number):
             record.remove("%s/data/%s" % (place, content))
     for name in list_names(os.path.join(run.folder, "artifacts")):
         if name.startswith(".a"):
-            shutil.rmtree(os.path.join(run.folder, "artifacts", name), ignore_errors=True)
+            remove_folder(os.path.join(run.folder, "artifacts", name))

@@ -7,6 +7,7 @@ import signal
 import time
 
 from runtime.shim.files import METRICS, METRICS_SUM, create_whole, make_folder, read_system, write_whole
+from runtime.shim.folders import walk
 from runtime.shim.metrics import Reports
 from runtime.shim.processes import ASKING, ENDING, end_orphans, reap_orphans
 from runtime.shim.ranks import PREEMPTED_NOTE, SETUP_FAILED, Ranks, make_command
@@ -122,7 +123,7 @@ class Attempt(object):
             self.ranks.end(0)
             raise
         finally:
-            self.ranks.close()
+            self._close()
             self._sum_up()
 
     def _keep_artifacts(self, end):
@@ -148,6 +149,13 @@ class Attempt(object):
             return reason, code, dict(details, message=left_out)
         return end
 
+    def _close(self):
+        """Close the logs. The attempt's end counts, even if a log cannot be completed."""
+        try:
+            self.ranks.close()
+        except Exception as problem:
+            say("cannot complete the logs of attempt %d: %s" % (self.number, problem))
+
     def _sum_up(self):
         """Write the sum of all reports. It is no reason to fail, and a machine that goes leaves no time for all of them."""
         if not self._leads():
@@ -158,7 +166,7 @@ class Attempt(object):
             reports.finish(SUM_UP_IN_HASTE_S if gone else SUM_UP_S)
             if reports.lines:
                 write_whole(os.path.join(self.folder, METRICS_SUM), reports.encode())
-        except (IOError, OSError) as problem:
+        except Exception as problem:
             say("cannot sum up the reports of attempt %d: %s" % (self.number, problem))
 
     def _start(self):
@@ -531,7 +539,7 @@ def read_end(path, size=4096):
 def find_newest(folder):
     """The newest time and the number of files below, which differ between checkpoints."""
     newest, count = 0.0, 0
-    for place, _, names in os.walk(folder):
+    for place, _, names in walk(folder):
         for name in names:
             try:
                 newest = max(newest, os.stat(os.path.join(place, name)).st_mtime)

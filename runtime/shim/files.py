@@ -8,9 +8,9 @@ import io
 import json
 import os
 import re
-import shutil
 import time
 
+from runtime.shim.folders import walk
 from runtime.shim.words import HOST, LOOK_S, Taken, say
 
 TYPE_CHECKING = False
@@ -167,12 +167,6 @@ def list_names(path):
         return []
 
 
-def remove_folder(folder):
-    for place, _, _ in os.walk(folder):
-        os.chmod(place, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 SNAPSHOT = "snapshot.tar"
 VALUE, METRICS, METRICS_SUM = "value", "metrics.jsonl", "metrics.json"
 """Files of an attempt: what its function returned or raised, the numbers that it reported, and their sum."""
@@ -207,7 +201,7 @@ def fold(job, start=""):
     """
     kept, beside = {}, []
     many = not start and len(list_runs(job)) > 1
-    for place, folders, names in os.walk(os.path.join(job, start) if start else job):
+    for place, folders, names in walk(os.path.join(job, start) if start else job):
         parts = [] if place == job else os.path.relpath(place, job).split(os.sep)
         folders[:] = [each for each in folders if not _is_apart(parts + [each], many)]
         for name in names:
@@ -326,9 +320,14 @@ def _move(path, to):
 
 def _remove_empty(job, start, many):
     """Remove files of no use and empty folders, but for those of the command."""
-    for place, _, names in os.walk(os.path.join(job, start) if start else job, topdown=False):
+    found = []
+    for place, folders, names in walk(os.path.join(job, start) if start else job):
         parts = [] if place == job else os.path.relpath(place, job).split(os.sep)
-        if (many and parts[:1] == ["runs"]) or len(parts) > (4 if parts[2:3] == ["output"] else 3):
+        found.append((place, parts, names))
+        if len(parts) >= (4 if parts[2:3] == ["output"] else 3) or (many and parts == ["runs"]):
+            folders.clear()
+    for place, parts, names in reversed(found):
+        if many and parts[:1] == ["runs"]:
             continue
         for name in names if len(parts) in (0, 3) and parts[2:3] not in [[each] for each in OF_COMMAND] else ():
             if name in OF_NO_USE:
@@ -377,7 +376,7 @@ def close_job(order, record):
             time.sleep(0.02)
         if ended:
             fold_job(record.folder, order)
-    except (IOError, OSError) as problem:
+    except Exception as problem:
         say("cannot fold the job: %s" % problem)
 
 

@@ -8,7 +8,6 @@ folder of the machine. docs/shim.md describes the folder and each rule.
 
 import argparse
 import os
-import shutil
 import sys
 
 from runtime.shim.files import (
@@ -21,6 +20,7 @@ from runtime.shim.files import (
     read_header,
     unfold,
 )
+from runtime.shim.folders import remove_folder
 from runtime.shim.processes import Asked, adopt_orphans
 from runtime.shim.record import FolderRecord, Run, claim_job, drop_open, load_order
 from runtime.shim.serve import serve, serve_node, serve_rank
@@ -47,7 +47,7 @@ def forget_secrets(order, folder):
     names = list_names(os.path.join(os.path.dirname(os.path.dirname(folder)), "done"))
     ended = {name.split(".")[1] for name in names if name.startswith(job + ".") and name.count(".") == 4}
     if ended.issuperset(order["runs"]):
-        shutil.rmtree(os.path.join(folder, "secrets"), ignore_errors=True)
+        remove_folder(os.path.join(folder, "secrets"))
 
 
 def end_job(order, record, part, urls):

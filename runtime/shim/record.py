@@ -25,10 +25,10 @@ from runtime.shim.files import (
     read_folded,
     read_json,
     read_text,
-    remove_folder,
     write_patiently,
     write_whole,
 )
+from runtime.shim.folders import remove_folder
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
 from runtime.shim.retry import LOSS, forgive_commands, name_end, name_loss, pod_failures
@@ -385,7 +385,9 @@ class Run(object):
             found = os.lstat(path)
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
                 say("removes %s, which a killed shim left" % path)
-                remove_folder(path)
+                left = remove_folder(path)
+                if left is not None:
+                    raise left
         except OSError as problem:
             if problem.errno != errno.ENOENT:
                 say("cannot remove %s: %s" % (path, problem.strerror))

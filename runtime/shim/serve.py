@@ -7,7 +7,8 @@ import time
 
 from runtime.faults import reach
 from runtime.shim.attempt import OVERTAKEN, Attempt
-from runtime.shim.files import fold, make_folder, remove_folder, token
+from runtime.shim.files import fold, make_folder, token
+from runtime.shim.folders import remove_folder
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.meeting import POLL_S, find_attempt, open_meeting
 from runtime.shim.processes import stops_within
@@ -191,11 +192,27 @@ def attempt_once(order, run, number, scratch, asked, binding, gpus):
             meeting.conclude(end, asked)
         return end
     finally:
-        if meeting is not None:
-            meeting.leave()
-        remove_folder(scratch)
-        if gpus and not run.hold:
-            gpus.drop()
+        tidy(
+            number,
+            ([meeting.leave] if meeting is not None else [])
+            + [lambda: _remove(scratch)]
+            + ([gpus.drop] if gpus and not run.hold else []),
+        )
+
+
+def tidy(number, steps):
+    """Take the steps after an attempt. What fails is said: the attempt's end counts, and is still to be recorded."""
+    for step in steps:
+        try:
+            step()
+        except Exception as problem:
+            say("cannot tidy up after attempt %d: %s: %s" % (number, type(problem).__name__, problem))
+
+
+def _remove(scratch):
+    left = remove_folder(scratch)
+    if left is not None:
+        raise left
 
 
 OF_NODE_0 = ("time_limit_s", "native_limit_s", "idle_timeout_s")
@@ -274,7 +291,7 @@ def settle(order, run, result):
     if order.get("fold") and len(order["runs"]) > 1 and run.record.folds:
         try:
             fold(run.job, run.name)
-        except (IOError, OSError) as problem:
+        except Exception as problem:
             say("cannot fold run %d: %s" % (run.index, problem))
     return DONE if result["reason"] == "succeeded" else FAILED
 

@@ -4,11 +4,11 @@ import errno
 import hashlib
 import io
 import os
-import shutil
 import tempfile
 
 from runtime.owners import is_ours, private_folder
-from runtime.shim.files import remove_folder, token
+from runtime.shim.files import token
+from runtime.shim.folders import MOST_PARTS, remove_folder, walk
 from runtime.shim.words import SetupFailed
 
 TYPE_CHECKING = False
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Set, Tuple
 
 
-PART_BYTES, PATH_BYTES, MOST_PARTS = 255, 4095, 255
-"""The most of a name that another machine chose: bytes of each part, bytes of the whole path, and parts."""
+PART_BYTES, PATH_BYTES = 255, 4095
+"""The most bytes of each part of a name that another machine chose, and of the whole path."""
 
 
 class NameRefused(ValueError):
@@ -172,10 +172,9 @@ def restore(archive, sha256, folder):
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise SetupFailed("the snapshot %s holds other bytes than were submitted: sha256 is %s" % (archive, found))
-    if os.path.islink(folder):
-        os.unlink(folder)
-    elif os.path.exists(folder):
-        shutil.rmtree(folder)
+    left = remove_folder(folder)
+    if left is not None:
+        raise left
     try:
         unpack(content, folder)
     except NameRefused as problem:
@@ -270,7 +269,7 @@ def shared_tree(archive, sha256):
     if is_ours(tree) and os.path.isdir(tree):
         return tree
     fresh = restore(archive, sha256, "%s.%s" % (tree, token()))
-    for folder, _, names in os.walk(fresh):
+    for folder, _, names in walk(fresh):
         for name in names:
             path = os.path.join(folder, name)
             if not os.path.islink(path):

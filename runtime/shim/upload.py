@@ -4,13 +4,13 @@ The files of a command lie on this machine. One thread sends its log in numbered
 no longer change; its outputs follow at the end of the attempt, before the record has that end.
 """
 
+import errno
 import fnmatch
 import functools
 import io
 import json
 import os
 import re
-import shutil
 import stat
 import threading
 import time
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from runtime.shim.bucket import Bucket
 from runtime.shim.cloud import Denied, Unreachable
 from runtime.shim.files import SNAPSHOT, drop_file, is_result, list_names, make_folder, token
+from runtime.shim.folders import remove_folder, walk
 from runtime.shim.logs import split_log
 from runtime.shim.record import read_outcomes
 from runtime.shim.tree import NameRefused
@@ -55,6 +56,8 @@ class Checkpoints(object):
         self.contents = {}
         """(name, its entry in `_scan`) → content id"""
         self.there = set()
+        self.left_out = set()
+        """Paths that were said to be in no list."""
         self.mine = []
         """Lists of this attempt in the bucket, as (name, content ids)."""
 
@@ -102,8 +105,9 @@ class Checkpoints(object):
 
     def _empty(self):
         """Remove files of an earlier attempt, perhaps newer than its last list, or of a newer list."""
-        make_folder(self.folder)
-        shutil.rmtree(self.folder)
+        left = remove_folder(self.folder)
+        if left is not None:
+            raise left
         make_folder(self.folder)
 
     def _restore_all(self, place, files, give_up):
@@ -116,7 +120,7 @@ class Checkpoints(object):
         try:
             return restore_files(files, self.folder, self.stage, fetch)
         finally:
-            shutil.rmtree(self.stage, ignore_errors=True)
+            remove_folder(self.stage)
 
     def _key(self, place, content):
         return self.record.key("%s/data/%s" % (place, content))
@@ -124,7 +128,7 @@ class Checkpoints(object):
     def _scan(self):
         """Name → ("file", size, time, mode), ("link", target) or ("folder",)."""
         found: Dict[str, Tuple[Any, ...]] = {}
-        for place, folders, names in os.walk(self.folder):
+        for place, folders, names in walk(self.folder, self._leave_out):
             for each in folders + names:
                 path = os.path.join(place, each)
                 try:
@@ -135,9 +139,16 @@ class Checkpoints(object):
                         found[name] = ("folder",)
                     elif stat.S_ISREG(status.st_mode):
                         found[name] = ("file", status.st_size, status.st_mtime, status.st_mode & 0o777)
-                except (IOError, OSError, UnicodeError):
-                    continue  # it was removed meanwhile, or has a name that no bucket takes
+                except (IOError, OSError) as problem:
+                    self._leave_out(problem)
+                except UnicodeError:
+                    continue  # no bucket takes the name
         return found
+
+    def _leave_out(self, problem):
+        if problem.filename not in self.left_out:
+            self.left_out.add(problem.filename)
+            say_left_out("a checkpoint", problem)
 
     def send(self, give_up=None):
         """Send a new checkpoint. With `give_up`, while the command runs, only if it has not changed since the last look;
@@ -150,7 +161,7 @@ class Checkpoints(object):
         try:
             files = self._send_all(now, give_up)
         finally:
-            shutil.rmtree(self.stage, ignore_errors=True)
+            remove_folder(self.stage)
         if files is None:
             return  # it changed while it was sent
         name = "a%04d.%06d.json" % (self.attempt, self.number)
@@ -224,6 +235,8 @@ FIRST_LOOK_S = 1.0
 LAST_LOOK_S = 30.0
 """How often a log is sent, at first and after a long time."""
 CHUNK_BYTES = 8 << 20
+KEY_BYTES = 1024
+"""The longest name of an object that Google and Amazon take."""
 AT_ONCE = 4
 """How many files are in memory at once."""
 
@@ -504,14 +517,17 @@ class Carrier(object):
         with ThreadPoolExecutor(AT_ONCE) as pool:
             sending = [pool.submit(self.send_logs, True), pool.submit(self._send_last_checkpoint)]
             results = [os.path.join(self.folder, name) for name in list_names(self.folder) if is_result(name)]
-            sending += [pool.submit(self._send_output, path) for path in results + list(list_files(self.output))]
+            outputs = list_files(self.output, functools.partial(say_left_out, "an output"))
+            sending += [pool.submit(self._send_output, path) for path in results + list(outputs)]
             for each in sending:
                 each.result()
 
     def _send_last_checkpoint(self):
         try:
             self.checkpoints.send()
-        except (IOError, OSError) as problem:
+        except Unreachable:
+            raise
+        except Exception as problem:
             say("the last checkpoint is left out: %s" % problem)
 
     def _sync_outputs(self):
@@ -530,6 +546,8 @@ class Carrier(object):
         if self.synced.get(path) == status:
             return
         name = as_text(os.path.relpath(path, self.record.folder))
+        if len((self.record.bucket.prefix + self.record.key(name)).encode("utf-8")) > KEY_BYTES:
+            raise OSError(errno.ENAMETOOLONG, "its name in the record root would have more than %d bytes" % KEY_BYTES)
         self.record.bucket.upload(self.record.key(name), path, patience, give_up)
         if is_settled(status):
             self.synced[path] = status
@@ -539,12 +557,28 @@ class Carrier(object):
             self._send_changed(path)
         except (IOError, OSError, UnicodeError) as problem:
             # It was removed meanwhile, may not be read, or has a name that no bucket takes.
-            say("an output is left out: %s: %s" % (ascii(path), problem))
+            say("an output is left out: %s: %s" % (_shorten(path), getattr(problem, "strerror", None) or problem))
 
 
-def list_files(folder):
-    for place, _, names in os.walk(folder):
+def list_files(folder, refuse=None):
+    """Yield the paths of regular files; `refuse` is called with the problems of files and folders that cannot be looked at."""
+    for place, _, names in walk(folder, refuse):
         for name in names:
             path = os.path.join(place, name)
-            if os.path.isfile(path):
-                yield path
+            try:
+                if stat.S_ISREG(os.stat(path).st_mode):
+                    yield path
+            except OSError as problem:
+                if refuse is not None:
+                    refuse(problem)
+
+
+def say_left_out(what, problem):
+    """Name what cannot be looked at, unless it has been removed or is a link to nothing."""
+    if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        say("%s is left out: %s: %s" % (what, _shorten(problem.filename), problem.strerror))
+
+
+def _shorten(path):
+    text = ascii(path)
+    return text if len(text) <= 200 else "%s...%s" % (text[:100], text[-100:])

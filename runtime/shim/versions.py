@@ -10,7 +10,8 @@ import os
 import stat
 import time
 
-from runtime.shim.tree import MOST_PARTS, Below, NameRefused
+from runtime.shim.folders import MOST_PARTS
+from runtime.shim.tree import Below, NameRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

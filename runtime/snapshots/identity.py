@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from runtime.shim.folders import walk
 from runtime.tasks.model import CommandEntry, Entry, FunctionEntry
 
 _MOST_FILES: Final = 5_000
@@ -151,6 +152,6 @@ def digest_sources(place: Path) -> str | None:
 
 
 def _find_sources(folder: Path) -> Iterator[Path]:
-    for root, folders, names in os.walk(folder):
+    for root, folders, names in walk(str(folder)):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
         yield from (Path(root) / name for name in names if name.endswith(".py"))

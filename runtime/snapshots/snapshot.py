@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
+from runtime.shim.folders import MOST_PARTS
 from runtime.snapshots.cache import Seen, SnapshotCache
 from runtime.snapshots.secret_files import find_secret_files, find_secrets
 from runtime.units import format_size
@@ -327,6 +328,7 @@ def _list_below(
         name = os.fsdecode(raw).rstrip("/")
         if not name or (ignored and ignored(prefix + name)):
             continue
+        _check_depth(prefix + name)
         if not _is_inside(folder, name.rpartition("/")[0], real):
             continue  # Git lists the files of a folder that was replaced by a link; these are others.
         try:
@@ -367,6 +369,7 @@ def _walk(
             ignored(name.removeprefix(start) + ("/" if is_folder else "")) for start, ignored in ignores
         ):
             continue
+        _check_depth(name)
         if is_folder:
             yield from _walk(f"{folder}/{entry.name}", f"{name}/", ignores, patience)
             continue
@@ -374,6 +377,15 @@ def _walk(
             yield name, entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue  # Gone since it was listed.
+
+
+def _check_depth(name: str) -> None:
+    """Refuse a name that no machine would unpack, before there are more names below it than Python calls itself."""
+    if name.count("/") >= MOST_PARTS:
+        raise NotPossible(
+            f"`{name[:100]}…` lies in more than {MOST_PARTS - 1} folders, which is too deep for a snapshot",
+            hint=f"name folders that are no code in .gitignore or {IGNORE_FILE}",
+        )
 
 
 class _Patience:

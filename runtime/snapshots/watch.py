@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from runtime.shim.folders import walk
+
 _MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
 _SELF, _ONLYDIR, _ADD = 0x400 | 0x800, 0x01000000, 0x20000000
 _CONTENT: Final = _MODIFY | _ATTRIB | _CLOSE_WRITE
@@ -129,7 +131,7 @@ def _find_empty(root: Path, folders: dict[str, set[bytes]]) -> list[str]:
             path = f"{folder}/{name}" if folder else name
             if name != ".git" and path not in folders:
                 walked = []
-                for where, _, files in os.walk(root / path):
+                for where, _, files in walk(str(root / path)):
                     if files:  # The first file ends the walk: an ignored folder may be large.
                         break
                     walked.append(os.path.relpath(where, root))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.config import Project
+from runtime.shim.folders import walk
 from runtime.tasks.model import WorkflowEntry
 
 _FILES_READ: Final = 200
@@ -48,7 +49,13 @@ def _find_sources(name: str, search: list[str]) -> list[Path] | None:
         if spec is None:
             return None
         places, origin = spec.submodule_search_locations, spec.origin if spec.has_location else None
-    below = [path for place in places or () for path in Path(place).rglob("*.py")]
+    below = [
+        Path(where, each)
+        for place in places or ()
+        for where, _, names in walk(place)
+        for each in names
+        if each.endswith(".py")
+    ]
     return below or ([Path(origin)] if origin else [])
 
 

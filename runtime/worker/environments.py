@@ -7,13 +7,13 @@ full disk, no network) is left to other workers.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from runtime.shim.environment import CannotMake, GivenUp, find_environment
+from runtime.shim.folders import remove_folder
 from runtime.shim.words import SetupFailed
 from runtime.snapshots.environment import Packages, fetch_packages
 from runtime.values import dataclass
@@ -89,7 +89,7 @@ def make_environment(packages: Packages, scratch: str, gives_up: Callable[[], bo
     except SetupFailed as problem:
         raise MakingFailed(problem, "".join(said)) from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
     return Made(home, "".join(said))
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Files and commands on the machine where it runs; the other end of `RemoteHost`, which `LocalHost` calls directly.
 
-One file of the standard library, for Python 3.6 to 3.14: it is sent over the connection and never installed. Requests
-are lines of JSON on standard input. Answers are lines on standard output after a mark of the other end, so that output of
+It needs the standard library and `runtime.shim.folders`, on Python 3.6 to 3.14: both are sent over the connection and never
+installed. Requests are lines of JSON on standard input. Answers are lines on standard output after a mark of the other end, so that output of
 a login shell does no harm.
 """
 
@@ -14,12 +14,13 @@ import json
 import os
 import re
 import select
-import shutil
 import stat
 import subprocess
 import sys
 import time
 from typing import Any, Dict, List, Optional, Set
+
+from runtime.shim.folders import remove_folder, walk
 
 FOLDING_S = 10.0
 """How long a folder may change while it is removed."""
@@ -368,14 +369,21 @@ class Place(object):
 
     def tree(self, folder: str) -> List[Any]:
         top = self.path(folder)
-        found = []
-        for place, _, names in os.walk(top, onerror=_raise_unless_gone):
+        found = []  # type: List[Any]
+
+        def refuse(problem: OSError) -> None:
+            if problem.errno == errno.ENAMETOOLONG:
+                found.append([os.path.relpath(problem.filename, top) + "/", 0])
+            else:
+                _raise_unless_gone(problem)
+
+        for place, _, names in walk(top, refuse):
             for name in names:
                 path = os.path.join(place, name)
                 try:
                     status = os.stat(path)
                 except OSError as problem:
-                    _raise_unless_gone(problem)
+                    refuse(problem)
                     continue
                 if stat.S_ISREG(status.st_mode):  # a reader of a pipe would wait for ever
                     found.append([os.path.relpath(path, top), status.st_size])
@@ -403,18 +411,11 @@ class Place(object):
         """Remove a folder, even while a shim that has just ended still folds it."""
         until = time.time() + FOLDING_S
         while True:
-            try:
-                for place, folders, _ in os.walk(path):
-                    for folder in folders:
-                        if not os.path.islink(os.path.join(place, folder)):
-                            os.chmod(os.path.join(place, folder), 0o700)
-                shutil.rmtree(path)
+            left = remove_folder(path)
+            if left is None or not os.path.lexists(path):
                 return
-            except OSError as problem:
-                if not os.path.lexists(path):
-                    return
-                if problem.errno not in (errno.ENOENT, errno.ENOTEMPTY) or time.time() >= until:
-                    raise
+            if left.errno not in (errno.ENOENT, errno.ENOTEMPTY) or time.time() >= until:
+                raise left
             time.sleep(0.02)
 
     def room(self) -> List[Optional[int]]:

@@ -116,7 +116,10 @@ class Files(Protocol):
         """Sorted names in the folder that begin with `prefix`; empty if there is no folder."""
 
     def tree(self, folder: str) -> list[tuple[str, int]]:
-        """Relative name and size in bytes of every file below, and of links to files, but not of pipes and the like."""
+        """Relative name and size in bytes of every file below, and of links to files, but not of pipes and the like.
+
+        A name with a slash at its end stands for what lies too deep to be listed or read.
+        """
 
     def download(self, name: str, to: BinaryIO) -> None:
         """Copy a file's bytes to an empty file of this machine that is open for writing.

@@ -11,14 +11,24 @@ from typing import Any, Final
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts import agent
 from runtime.jobs.hosts.base import AgentFiles, AgentHost, HostUnavailable, RootWatch, explain_refusal
+from runtime.shim import folders
 
 PROGRAM: Final = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode())"
 """Python that reads the agent from its standard input and runs it."""
 
+_CARRY: Final = """
+import sys
+module = type(sys)({module!r})
+exec({source!r}, module.__dict__)
+sys.modules[{module!r}] = module
+"""
+"""Makes a module of the package importable that the agent needs."""
+
 
 def render_agent(mark: str, root: str) -> bytes:
     """The input of `PROGRAM`: an agent that serves `root` and writes `mark` before each answer."""
-    text = Path(agent.__file__).read_bytes() + f"\nserve({mark!r}, {root!r})\n".encode()
+    carried = _CARRY.format(module=folders.__name__, source=Path(folders.__file__).read_text(encoding="utf-8"))
+    text = carried.encode() + Path(agent.__file__).read_bytes() + f"\nserve({mark!r}, {root!r})\n".encode()
     return b"%d\n" % len(text) + text
 
 

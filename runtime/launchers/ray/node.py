@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from runtime.launchers.ray import guard
 from runtime.launchers.ray.rotation import read_rotated
+from runtime.shim.folders import remove_folder
 
 FOLDER: Final = "runtime-ray-"
 """What the names of the temporary folders begin with."""
@@ -72,7 +72,7 @@ class Node:
                 log = f"{folder}/shim.log"
             return self._guard([sys.executable, str(program), folder, *words], log, env)
         finally:
-            shutil.rmtree(own, ignore_errors=True)
+            remove_folder(own)
 
     def _guard(self, words: list[str], log: str, env: Mapping[str, str]) -> int:
         ours, its = os.pipe(), os.pipe()

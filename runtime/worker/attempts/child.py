@@ -225,9 +225,12 @@ class Child:
         retires = fresh or self._must_retire or self.environment.fenced or (functions and self._is_worn())
         flags = 0 if self.environment.restore_streams() and not retires else wire.RETIRES
         self._end_descendants()
-        if self._tree is not None and not execution.keeps_tree:
-            self._tidy(self._tree, execution.fields[9])
-        execution.remove_folders()
+        try:
+            if self._tree is not None and not execution.keeps_tree:
+                self._tidy(self._tree, execution.fields[9])
+            execution.remove_folders()
+        except Exception as problem:  # how the attempt ended counts all the same
+            entries.print_error(f"runtime: cannot tidy up after the attempt: {entries.describe(problem)}")
         if not flags:
             self.environment.restore()
             if _has_output():

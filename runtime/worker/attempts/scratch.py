@@ -5,16 +5,16 @@ free is a leftover. The guardian inherits the lock, so a root outlives its worke
 """
 
 # pathlib is too large for the processes that load this.
-# ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH106, PTH108, PTH112, PTH116, PTH120
+# ruff: noqa: PTH100, PTH102, PTH103, PTH106, PTH108, PTH112, PTH116, PTH120
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import sys
 
 from runtime.owners import private_folder
+from runtime.shim.folders import remove_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,35 +193,8 @@ def clear_containers(root: str, pid: int | None = None) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a file or folder with all in it, read-only folders too. Links are not followed.
-
-    Files that do not exist or cannot be removed are passed over.
-    """
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISDIR(mode):
-        _unlink(path)
-        return
-    try:
-        os.rmdir(path)
-    except OSError as problem:
-        if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM):
-            return
-    else:
-        return
-    if mode & 0o700 != 0o700:
-        try:
-            os.chmod(path, 0o700)
-        except OSError:
-            return
-    for entry in _entries(path):
-        if entry.is_dir(follow_symlinks=False):
-            remove_tree(entry.path)
-        else:
-            _unlink(entry.path)
-    remove_empty(path)
+    """Remove a file or folder with all in it as `remove_folder` does. Files that do not exist or cannot be removed are passed over."""
+    remove_folder(path)
 
 
 def remove_empty(path: str, *, parents: int = 0) -> None:
