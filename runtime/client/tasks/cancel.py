@@ -7,7 +7,7 @@ embedded file records all of its tasks in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
@@ -42,10 +42,8 @@ class Cancelled:
 class CancelsOpen(Protocol):
     """A queue that can record all tasks of an experiment as cancelled in one transaction."""
 
-    def cancel_open(self, experiment: str) -> int: ...
-
-    def list_notifying(self, experiment: str) -> Iterator[Task]:
-        """Its open tasks whose ends somebody wants to hear of."""
+    def cancel_open(self, experiment: str, *, before: Callable[[Task], None]) -> int:
+        """`before` gets the tasks whose ends somebody wants to hear of."""
 
 
 def cancel(stack: Stack, what: Identity, *, now: datetime) -> Cancelled:
@@ -100,11 +98,11 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancel
     records = stack.records
     if records.holds_tasks:
         queue = stack.queue(queue_of(records, experiment, stack.default_queue))
-        ended = None
-        if isinstance(queue, CancelsOpen):
-            for task in queue.list_notifying(experiment):
-                _keep_message(stack, task, cancelled_record(task.id, task.generation, experiment, now=now, by=person()))
-            ended = queue.cancel_open(experiment)
+
+        def before(task: Task) -> None:
+            _keep_message(stack, task, cancelled_record(task.id, task.generation, experiment, now=now, by=person()))
+
+        ended = queue.cancel_open(experiment, before=before) if isinstance(queue, CancelsOpen) else None
         return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
     listed = frozenset(part.name for part in records.parts(experiment))
     order = Order(kind=OrderKind.CANCEL, at=now, by=person(), experiments={experiment: listed})

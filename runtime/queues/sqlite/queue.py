@@ -8,7 +8,7 @@ leases back. The same file, in memory that outlives a killed process, lists the 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -449,11 +449,19 @@ class SqliteQueue:
         with self._file.reading() as connection:
             return rows.list_open(connection, self.name, after)
 
-    def cancel_open(self, experiment: str) -> int:
+    def cancel_open(self, experiment: str, *, before: Callable[[Task], None] = lambda task: None) -> int:
         """Record every task of the experiment that has not ended as cancelled, in one transaction; returns how many.
 
-        Only where the records lie in this file. A worker that runs one learns it when it renews its lease.
+        Only where the records lie in this file. A worker that runs one learns it when it renews its lease. `before` gets
+        the tasks whose ends somebody wants to hear of.
         """
+        last: int | None = 0
+        while last is not None:
+            with self._file.reading() as connection:
+                listed = rows.list_notifying(connection, experiment, last)
+            for _, task in listed:
+                before(task)
+            last = listed[-1][0] if listed else None
         with self._file.transaction(durable=True) as connection:
             return rows.cancel_rows(
                 connection,
@@ -461,17 +469,6 @@ class SqliteQueue:
                 experiment,
                 now=self._clock.now().timestamp(),
             )
-
-    def list_notifying(self, experiment: str) -> Iterator[Task]:
-        """Yield the experiment's open tasks whose ends somebody wants to hear of."""
-        last = 0
-        while True:
-            with self._file.reading() as connection:
-                listed = rows.list_notifying(connection, experiment, last)
-            if not listed:
-                return
-            yield from (task for _, task in listed if task.notify)
-            last = listed[-1][0]
 
     @property
     def path(self) -> Path:
