@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST
@@ -19,6 +19,8 @@ SHOWN: Final = "shown"
 MOST_SHOWN: Final = 100
 MOST_TEXT: Final = 200
 MOST_PARTS: Final = 16
+MOST_LOOKED: Final = 1000
+DEEPEST: Final = 4
 _OPTION: Final = re.compile(r"--?([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -40,39 +42,81 @@ def _flatten(value: Mapping[Any, Any], before: str) -> Iterator[tuple[str, Any]]
 
 def show_params(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a call that has to be pickled, as far as they are numbers, texts and short lists of these: the
-    same in each process, so they may be part of what names the work."""
-    named = _params_of_call([_by_name(each) for each in args], kwargs)
-    shown = ((str(name), _plain(each)) for name, each in named.items())
-    return dict([(name, each) for name, each in shown if each is not None][:MOST_SHOWN])
+    same in each process, so they may be part of what names the work. Nothing that its objects define is called, but for
+    numpy's numbers; what cannot be shown so is left out.
+    """
+    parts = _parts_of(args[0]) if len(args) == 1 else ((f"arg{place}", each) for place, each in enumerate(args))
+    every = itertools.chain(((ITEM, args[0]),) if parts is None else parts, kwargs.items())
+    try:
+        return dict(itertools.islice(_show(every, "", iter(range(MOST_LOOKED))), MOST_SHOWN))
+    except Exception:
+        return {}
 
 
-def _by_name(value: Any) -> Any:
-    """The fields of a dataclass or named tuple."""
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return {name: getattr(value, name, None) for name in value.__dataclass_fields__}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value, strict=False))
-    return value
+def _show(parts: Iterable[tuple[Any, Any]], before: str, steps: Iterator[int]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values as long as there are `steps` left, which all parts of parts share."""
+    for (name, each), _ in zip(parts, steps, strict=False):
+        if type(name) not in (str, int):
+            continue
+        path = before + _text(str(name))
+        inner = _parts_of(each) if path.count(".") < DEEPEST else None
+        if inner is not None:
+            yield from _show(inner, path + ".", steps)
+        elif (plain := _plain(each)) is not None:
+            yield path, plain
 
 
-def _plain(value: Any) -> Any:
+def _parts_of(value: Any) -> Iterator[tuple[Any, Any]] | None:
+    """The names and values of a dictionary, dataclass or named tuple; None for anything else."""
+    kind = type(value)
+    if isinstance(value, dict):
+        return iter(dict.items(value))
+    if isinstance(value, tuple) and isinstance(fields := getattr(kind, "_fields", None), tuple):
+        return zip(fields, tuple.__iter__(value), strict=False)
+    if isinstance(fields := getattr(kind, "__dataclass_fields__", None), dict):
+        return ((name, _read_field(value, name)) for name in fields)
+    return None
+
+
+def _read_field(value: object, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except Exception:
+        return None
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON has it, numpy's as Python's; None for what it has not."""
-    if type(value).__module__.partition(".")[0] == "numpy" and getattr(value, "ndim", None) == 0:
-        value = value.item()
+    if type(value).__module__ == "numpy" and not isinstance(value, str):
+        value = _read_number(value)
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value) if value.bit_length() < 64 else None
+        plain = int.__index__(value)
+        return plain if plain.bit_length() < 64 else None
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else repr(float(value))
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
+        number = float.__float__(value)
+        return number if math.isfinite(number) else repr(number)
     if isinstance(value, str):
-        return value[:MOST_TEXT]
-    if isinstance(value, list | tuple) and len(value) <= MOST_PARTS:
-        parts = [_plain(each) for each in value]
+        return _text(str.__str__(value))
+    if type(value).__module__.startswith("pathlib"):
+        return _text(str(value))
+    if type(value) in (list, tuple) and len(value) <= MOST_PARTS and depth < DEEPEST:
+        parts = [_plain(each, depth + 1) for each in value]
         return None if None in parts else parts
     return None
+
+
+def _read_number(value: Any) -> Any:
+    try:
+        return value.item() if value.ndim == 0 else None
+    except Exception:
+        return None
+
+
+def _text(text: str) -> str:
+    """A text that can be stored, not too long."""
+    return text[:MOST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
 def params_of_packed(packed: object) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from runtime.shim.call import PROTOCOL
+from runtime.shim.call import PROTOCOL, reduce_cached
 
 
 def dumps(value: object) -> bytes:
@@ -33,11 +33,8 @@ def _pickler() -> Any:
             if isinstance(obj, types.CodeType):
                 function, args = self.dispatch_table[types.CodeType](obj)
                 return function, tuple(map(_in_order, args))
-            if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
-                # It would go by its name, which the other side's script does not have.
-                made = obj.cache_parameters()
-                args = (obj.__wrapped__, made["maxsize"], made["typed"], _CacheInfo())
-                return functools._lru_cache_wrapper, args, vars(obj)
+            if (cached := reduce_cached(obj)) is not None:
+                return cached
             if isinstance(obj, type) and obj.__module__ == "__main__" and "<" not in obj.__qualname__:
                 _name_class(cloudpickle, obj)
             return super().reducer_override(obj)
@@ -73,13 +70,6 @@ def _in_order(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(_in_order, value))
     return _Sorted(value) if type(value) is frozenset else value
-
-
-class _CacheInfo:
-    """Stands for a class of `functools` that does not have the name that it says."""
-
-    def __reduce__(self) -> Any:
-        return getattr, (functools, "_CacheInfo")
 
 
 class _Sorted:

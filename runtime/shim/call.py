@@ -249,7 +249,34 @@ def dump(value: "Any") -> bytes:
             cloudpickle = None
         if cloudpickle is None:
             raise
-        return bytes(cloudpickle.dumps(value, protocol=PROTOCOL))
+
+        class Pickler(cloudpickle.CloudPickler):  # type: ignore[name-defined,misc]
+            def reducer_override(self, found: "Any") -> "Any":
+                return reduce_cached(found) or super().reducer_override(found)
+
+        buffer = io.BytesIO()
+        Pickler(buffer, protocol=PROTOCOL).dump(value)
+        return buffer.getvalue()
+
+
+def reduce_cached(found: "Any") -> "Any":
+    """How a cached function of a script is pickled: with what it caches, since it has a name in that script alone; None for
+    anything else."""
+    import functools
+
+    if not isinstance(found, functools._lru_cache_wrapper) or found.__module__ != "__main__":
+        return None
+    made = found.cache_parameters()
+    return functools._lru_cache_wrapper, (found.__wrapped__, made["maxsize"], made["typed"], _CacheInfo()), vars(found)
+
+
+class _CacheInfo(object):
+    """Stands for a class of `functools` that does not have the name that it says."""
+
+    def __reduce__(self) -> "Any":
+        import functools
+
+        return getattr, (functools, "_CacheInfo")
 
 
 def encode_value(value: "Any") -> bytes:

@@ -103,8 +103,11 @@ class _Removal(object):
         while self.way:
             level = self.way[-1]
             if level.folders:
+                name = level.folders.pop()
                 try:
-                    self._enter(level.folders.pop(), level.opened)
+                    # Once more: something may be mounted there by now, and its files are not ours to remove.
+                    if self._drop(name, level.opened):
+                        self._enter(name, level.opened)
                 except OSError as problem:
                     self.note(problem)
             else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
+from runtime.client.params import params_of_packed
 from runtime.errors import InvalidValue
 from runtime.jobs.array import fill_command
 from runtime.jobs.plan import LaunchPlan, Target
@@ -46,8 +47,9 @@ def _find_in_spec(plan: LaunchPlan) -> Iterator[tuple[str, str | None]]:
     spec = plan.spec
     yield "env", next((name for name, value in spec.env.items() if has_known_form(value)), None)
     yield "command", _find_in_command(spec, plan)
-    if spec.call and not spec.call.packed:
-        yield "call", find_secret_anywhere([spec.call.args, spec.call.kwargs, spec.array.items if spec.array else ()])
+    if spec.call:
+        given: Sequence[Any] = (*spec.call.args, spec.call.kwargs, *(spec.array.items if spec.array else ()))
+        yield "call", find_secret_anywhere([params_of_packed(each) for each in given] if spec.call.packed else given)
     yield "environment.setup", find_secret_anywhere(spec.environment.setup)
     yield "notify", next(filter(None, (find_secret_argument(each.command) for each in spec.notify)), None)
     yield "placement.selector", find_secret(spec.placement.selector)

@@ -580,6 +580,32 @@ def test_submitted_callable_that_its_module_has_not_under_its_name_is_the_one_th
         runtime.map_tasks(lab.Trainer(0.5).scale, [[1]], output=str)
 
 
+CACHED = """
+import functools, runtime
+
+class Model:
+    @functools.lru_cache
+    def predict(self, x):
+        return x + 1
+
+def train(run, variant):
+    return Model()
+
+if __name__ == "__main__":
+    print(runtime.run_experiment(train, 1, name="cached", target="local").result(timeout="10m").predict(2))
+"""
+
+
+def test_value_of_a_class_of_the_script_with_a_cached_method_comes_back(lab: Any) -> None:
+    Path("script.py").write_text(CACHED)
+
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
 def test_marker_that_a_submitted_function_returns_is_only_a_dictionary(lab: Any, worker: Callable[[], None]) -> None:
     worker()
     marked = {"$runtime.pickle": "gASVDwAAAAAAAACMBXBvc2l4lIwEZXhpdJSTlC4="}
