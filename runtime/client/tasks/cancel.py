@@ -82,7 +82,7 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
         named = frozenset({(task_id, standing.generation)})
         _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
     record = cancelled_record(task.id, task.generation, task.experiment, now=now, by=by)
-    record = replace(record, attempts=len(standing.history.ended))
+    record = replace(record, attempts=len(standing.history.ended) + (standing.holder is not None))
     _keep_message(stack, task, record)
     try:
         settle_record(records, record, mark_of(record, standing.task))

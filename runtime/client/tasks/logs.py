@@ -67,7 +67,7 @@ def choose_log(task_id: str, logs: list[AttemptLog], attempt: str | None = None)
         if logs:
             return logs[-1]
         raise NotPossible(
-            f"task `{task_id}` has printed nothing: no attempt of it has started",
+            f"task `{task_id}` has no log: no attempt of it has started, or it was cancelled while its first one ran",
             hint=f"`runtime explain {task_id}` says why; `-f` waits for it",
         )
     chosen = [log for log in logs if log.token.startswith(attempt)]

@@ -161,7 +161,7 @@ def cancel_rows(connection: sqlite3.Connection, where: str, value: object, *, no
     connection.execute(
         "INSERT INTO records(rid, state, token, reason, ended, attempts, message) "
         "SELECT (seq << 20) | t.generation, 'cancelled', lower(hex(randomblob(8))), 'cancelled', ?, "
-        "(SELECT count(*) FROM notes n WHERE n.seq=t.seq AND n.generation=t.generation), ? "
+        "leased + (SELECT count(*) FROM notes n WHERE n.seq=t.seq AND n.generation=t.generation), ? "
         "FROM cancelling JOIN tasks t USING(seq)",
         (now, f"cancelled by {person()}"),
     )

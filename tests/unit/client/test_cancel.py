@@ -170,7 +170,7 @@ def test_cancel_experiment_in_the_embedded_file_records_all_of_it_at_once(tmp_pa
     assert done == Cancelled(name="sample", kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=5)
     assert {state: number for state, number in counts.items() if number} == {TaskState.CANCELLED: 5}
     assert record is not None
-    assert (record.state, record.reason, record.attempts) == (TaskState.CANCELLED, EndReason.CANCELLED, 1)
+    assert (record.state, record.reason, record.attempts) == (TaskState.CANCELLED, EndReason.CANCELLED, 2)
     assert len({record.token for record in bench.records.records("sample")}) == 5
     assert bench.queue().renew([running], TTL) == [running]
     assert [task.experiment for task in bench.queue().peek(10)] == ["other"]
