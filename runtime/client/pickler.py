@@ -12,9 +12,12 @@ import io
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from runtime.shim.call import PROTOCOL, reduce_cached
+
+DEEPEST: Final = 6
+_EVERYWHERE: Final = {"__dict__", "__weakref__", "__module__", "__doc__"}
 
 
 def dumps(value: object) -> bytes:
@@ -42,18 +45,56 @@ def _pickler() -> Any:
     return Pickler
 
 
+_named: Final[dict[int, type]] = {}
+"""Classes that have their names for as long as this process lives: two that share one would be one class for who loads them."""
+
+
 def _name_class(cloudpickle: Any, found: type) -> None:
-    """Give a class of the script an id by the script's text, its name, and the number of classes that had the name before."""
+    """Give a class of the script an id by the script's text, its name, what is in it, and the number of equal classes before."""
     text = _text_of_script()
     if text is None:
         return
-    number = 0
+    about, number = f"{found.__qualname__} {describe_class(found)}".encode("utf-8", "backslashreplace"), 0
     while True:
-        name = hashlib.sha256(b"%s %s %d" % (text, found.__qualname__.encode(), number)).hexdigest()[:32]
+        name = hashlib.sha256(b"%s %s %d" % (text, about, number)).hexdigest()[:32]
         # Pickles call this function by its name, so it is there in each version.
         if cloudpickle._lookup_class_or_track(name, found) is found:
+            _named[id(found)] = found
             return
         number += 1
+
+
+def describe_class(found: type) -> str:
+    """Describe what is in a class as far as it is code and plain values, the same in each process."""
+    own = sorted((name, value) for name, value in vars(found).items() if name not in _EVERYWHERE)
+    return repr([[each.__qualname__ for each in found.__bases__], [(name, _describe(value)) for name, value in own]])
+
+
+def _describe(value: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        return "…"
+    inner = functools.partial(_describe, depth=depth + 1)
+    if isinstance(value, types.CodeType):
+        return value.co_code.hex(), value.co_names, value.co_varnames, [inner(each) for each in value.co_consts]
+    if isinstance(value, types.FunctionType):
+        cells = [inner(each.cell_contents) for each in value.__closure__ or () if each != types.CellType()]
+        return inner(value.__code__), inner(value.__defaults__), inner(value.__kwdefaults__), cells
+    if isinstance(value, staticmethod | classmethod):
+        return inner(value.__func__)
+    if isinstance(value, property):
+        return [inner(each) for each in (value.fget, value.fset, value.fdel)]
+    if isinstance(value, type):
+        return value.__qualname__
+    if type(value) in (type(None), bool, int, float, complex, str, bytes):
+        return repr(value)
+    if type(value) in (tuple, list):
+        return [inner(each) for each in value]
+    if type(value) in (set, frozenset):
+        return sorted(repr(inner(each)) for each in value)
+    if isinstance(value, dict | types.MappingProxyType):
+        return [(inner(name), inner(each)) for name, each in value.items()]
+    known = getattr(value, "__dict__", {}).get("_value_")  # a member of an enum
+    return [type(value).__qualname__, inner(known)]
 
 
 @functools.cache

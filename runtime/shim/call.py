@@ -260,11 +260,15 @@ def dump(value: "Any") -> bytes:
 
 
 def reduce_cached(found: "Any") -> "Any":
-    """How a cached function of a script is pickled: with what it caches, since it has a name in that script alone; None for
-    anything else."""
+    """How a cached function that no module has under its name is pickled: with what it caches; None for anything else."""
     import functools
 
-    if not isinstance(found, functools._lru_cache_wrapper) or found.__module__ != "__main__":
+    if not isinstance(found, functools._lru_cache_wrapper):
+        return None
+    named = sys.modules.get(found.__module__)  # type: Any
+    for part in found.__qualname__.split("."):
+        named = getattr(named, part, None)
+    if named is found and found.__module__ != "__main__":
         return None
     made = found.cache_parameters()
     return functools._lru_cache_wrapper, (found.__wrapped__, made["maxsize"], made["typed"], _CacheInfo()), vars(found)
@@ -368,7 +372,8 @@ def keep_from_forks(number: int, handler: "Any") -> None:
     by SIGTERM. Python loses one that comes right after the fork, so it is held up until the default is in place."""
     import signal
 
-    if not hasattr(os, "register_at_fork"):
+    at_fork = getattr(os, "register_at_fork", None)
+    if at_fork is None:
         return  # Python 3.6
     if not _kept_from_forks:
         masks = {}  # type: Dict[int, Any]
@@ -388,7 +393,7 @@ def keep_from_forks(number: int, handler: "Any") -> None:
             masks.clear()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-        os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+        at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
     _kept_from_forks[number] = handler
 
 

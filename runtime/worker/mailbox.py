@@ -84,12 +84,8 @@ class Mailbox:
             self._failing.difference_update(ended)
             self._failing.update(sink for sink, has_failed in ended.items() if has_failed)
 
-    def is_busy(self, *, healthy: bool = False) -> bool:
-        """Whether there is anything in it; of a `healthy` one, anything that no failing receiver holds up."""
-        if not healthy:
-            return bool(self.names)
-        under_way = any(count > 0 and sink not in self._failing for sink, count in self._under_way.items())
-        return under_way or any(self._failing.isdisjoint(receivers) for receivers in self._waiting)
+    def is_empty(self) -> bool:
+        return not self.names
 
     def close(self) -> None:
         """Leave what is not sent to the store, and end the commands that still run."""

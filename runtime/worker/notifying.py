@@ -129,7 +129,7 @@ class Notifying:
         self.calls = Offload(inline=False, threads=AT_ONCE)
 
     def next_at(self) -> float:
-        return float("inf") if self._has_to_do() else self._look_at
+        return float("inf") if self._looking else self._look_at
 
     def tell(self, recorded: Sequence[Settlement]) -> None:
         """Send the messages about ends that this worker has recorded."""
@@ -141,7 +141,7 @@ class Notifying:
         self._go_on()
 
     def look_when_due(self, now: float) -> None:
-        if now >= self._look_at and not self._has_to_do():
+        if now >= self._look_at and not self._looking:
             self._look()
 
     def is_over(self, now: float, *, patience_s: float) -> bool:
@@ -150,10 +150,10 @@ class Notifying:
             self._give_up_at = now + patience_s
         if now >= self._give_up_at:
             return True
-        if not self._looked_last and not self._has_to_do():
+        if not self._looked_last and not self._looking:
             self._looked_last = True
             self._look()
-        return not (self._looking or self._mailbox.is_busy())
+        return not self._looking and self._mailbox.is_empty()
 
     def close(self) -> None:
         """Leave what is not sent to other workers; a call that hangs is not waited for."""
@@ -161,10 +161,6 @@ class Notifying:
         self.calls.close(wait=False)
 
     # on the loop
-
-    def _has_to_do(self) -> bool:
-        """Whether it looks or sends; a receiver that fails keeps nobody from looking for messages to others."""
-        return self._looking or self._mailbox.is_busy(healthy=True)
 
     def _look(self) -> None:
         self._looking = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib
 import os
 import pickle
 import subprocess
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.client.pickler import dumps
 from tests.services_support import PATIENCE_S
 
 SCRIPT = """\
@@ -118,3 +122,51 @@ def test_cached_function_of_a_script_goes_by_value(tmp_path: Path) -> None:
     found = pickle.loads(packed)
 
     assert (found(30), found.cache_info().maxsize) == (832040, 8)
+
+
+MANY = """\
+import gc, sys
+from collections import namedtuple
+from runtime.client.pickler import dumps
+
+def make(k):
+    class Model:
+        K = k
+        def value(self):
+            return k, self.K
+    return Model
+
+packed = []
+for k in range(5):
+    class Model:
+        K = k
+        def value(self):
+            return self.K
+    Row = namedtuple("Row", [f"a{k}"])
+    packed.append(dumps([Model(), type("Typed", (), {"K": k}), Row(k)]))
+    del Model, Row
+    gc.collect()
+print(packed)
+"""
+
+
+def test_classes_of_one_name_stay_different_ones_for_who_loads_them(tmp_path: Path) -> None:
+    first, again = (ast.literal_eval(digests(tmp_path, MANY, seed)) for seed in (1, 2))
+
+    found = [pickle.loads(each) for each in first]
+
+    assert [model.value() for model, _, _ in found] == [0, 1, 2, 3, 4]
+    assert [typed.K for _, typed, _ in found] == [0, 1, 2, 3, 4]
+    assert [row._asdict() for _, _, row in found] == [{f"a{k}": k} for k in range(5)]
+    assert first == again
+
+
+def test_cached_function_that_its_module_has_not_goes_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "import functools\ndef f(n):\n    return n + 1\nkept = functools.lru_cache(f)\n@functools.cache\ndef g(n):\n    return n\n"
+    (tmp_path / "cached_of_test.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = importlib.import_module("cached_of_test")
+
+    assert pickle.loads(dumps(found.kept))(1) == 2
+    assert pickle.loads(dumps(functools.lru_cache(found.f)))(1) == 2
+    assert pickle.loads(dumps(found.g)) is found.g

@@ -92,11 +92,14 @@ def test_experiment_without_tasks_is_not_complete(clock: FakeClock) -> None:
     assert Watching(MemoryRecords(clock=clock)).find_complete("none", last=True) is None
 
 
-def test_worker_looks_soon_after_its_start_and_then_at_intervals(
-    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sends", [False, True])
+def test_worker_looks_soon_after_its_start_and_then_at_intervals_even_while_it_sends(
+    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sends: bool
 ) -> None:
     parts = Parts(tmp_path, clock)
     notifying = Notifying(parts.services)
+    if sends:
+        notifying._mailbox.names.add("t-1.g1")
     began = clock.boottime()
     looks: list[float] = []
     find_due = notifying._find_due
@@ -107,8 +110,9 @@ def test_worker_looks_soon_after_its_start_and_then_at_intervals(
         clock.advance(seconds=0.1)
 
     assert looks == pytest.approx([LOOK_AFTER_S, LOOK_AFTER_S + LOOK_EVERY_S, LOOK_AFTER_S + 2 * LOOK_EVERY_S], abs=0.2)
-    assert notifying.is_over(clock.boottime(), patience_s=40.0)
+    assert notifying.is_over(clock.boottime(), patience_s=40.0) is not sends
     assert len(looks) == 4, "a worker looks before it leaves"
+    clock.advance(seconds=41)
     assert notifying.is_over(clock.boottime(), patience_s=40.0)
     assert len(looks) == 4
     notifying.close()
