@@ -38,7 +38,7 @@ def _pickler() -> Any:
                 return function, tuple(map(_in_order, args))
             if (cached := reduce_cached(obj)) is not None:
                 return cached
-            if isinstance(obj, type) and obj.__module__ == "__main__" and "<" not in obj.__qualname__:
+            if isinstance(obj, type) and (obj.__module__ == "__main__" or "<" in obj.__qualname__):
                 _name_class(cloudpickle, obj)
             return super().reducer_override(obj)
 

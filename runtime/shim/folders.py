@@ -93,7 +93,9 @@ class _Removal(object):
 
     def note(self, problem: OSError) -> None:
         if self.problem is None and problem.errno != errno.ENOENT:
-            problem.filename = os.path.join(*[level.name for level in self.way], problem.filename or "")
+            # A problem with an open folder names it by a number.
+            name = problem.filename if isinstance(problem.filename, str) else ""
+            problem.filename = os.path.join(*[level.name for level in self.way], name)
             self.problem = problem
 
     def run(self, path: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from runtime.client import functions
 from runtime.client.functions import import_paths, make_call, name_function, pack_function
 from runtime.errors import MissingExtra, RequestRefused
+from runtime.shim.call import unpack
 
 
 def plain(x: int) -> int:
@@ -127,8 +128,9 @@ def test_plain_arguments_stay_json_and_others_are_packed_together() -> None:
 
     call, items = make_call(plain, [(1, 2)], {"b": {3}}, items=[1, {2}])
     assert (call.packed, call.kwargs, len(call.args)) == (True, {}, 1)
-    assert pickle.loads(base64.b64decode(call.args[0])) == (((1, 2),), {"b": {3}})
-    assert [pickle.loads(base64.b64decode(each)) for each in items] == [1, {2}]
+    assert unpack(call.args[0]) == (((1, 2),), {"b": {3}})
+    assert [unpack(each) for each in items] == [1, {2}]
+    assert [each["shown"] for each in (*call.args, *items)] == [{"item": [1, 2]}, {"item": 1}, {}]
 
 
 def test_argument_that_cannot_be_packed_is_refused_by_its_number() -> None:

@@ -143,7 +143,7 @@ for k in range(5):
         def value(self):
             return self.K
     Row = namedtuple("Row", [f"a{k}"])
-    packed.append(dumps([Model(), type("Typed", (), {"K": k}), Row(k)]))
+    packed.append(dumps([Model(), make(k)(), type("Typed", (), {"K": k}), Row(k)]))
     del Model, Row
     gc.collect()
 print(packed)
@@ -155,9 +155,10 @@ def test_classes_of_one_name_stay_different_ones_for_who_loads_them(tmp_path: Pa
 
     found = [pickle.loads(each) for each in first]
 
-    assert [model.value() for model, _, _ in found] == [0, 1, 2, 3, 4]
-    assert [typed.K for _, typed, _ in found] == [0, 1, 2, 3, 4]
-    assert [row._asdict() for _, _, row in found] == [{f"a{k}": k} for k in range(5)]
+    assert [model.value() for model, _, _, _ in found] == [0, 1, 2, 3, 4]
+    assert [made.value() for _, made, _, _ in found] == [(k, k) for k in range(5)]
+    assert [typed.K for _, _, typed, _ in found] == [0, 1, 2, 3, 4]
+    assert [row._asdict() for _, _, _, row in found] == [{f"a{k}": k} for k in range(5)]
     assert first == again
 
 
