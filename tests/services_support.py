@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import pytest
+
 REQUIRE_VARIABLE = "RUNTIME_REQUIRE_SERVICES"
 
 PATIENCE_S = 600.0
@@ -253,6 +255,14 @@ def find_free_port() -> int:
         _held.append(name.detach())
         return port
     raise RuntimeError(f"no port of {_PORTS} is free")
+
+
+def replace_sleep(monkeypatch: pytest.MonkeyPatch, instead: Callable[[float], object]) -> None:
+    """Have `time.sleep` of this thread do something else; threads that other tests left behind sleep on."""
+    sleep, mine = time.sleep, threading.get_ident()
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: instead(seconds) if threading.get_ident() == mine else sleep(seconds)
+    )
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> bool:

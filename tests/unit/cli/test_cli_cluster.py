@@ -20,6 +20,7 @@ from tests.fakes.google import Refusal
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.machine_support import MetadataServer
 from tests.output_support import differences, documented
+from tests.services_support import replace_sleep
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -490,7 +491,7 @@ def test_stop_looks_until_two_lists_in_a_row_are_empty(
         if len(pauses) == 1:
             server.add_node("late", "CREATING", labels=member_labels("late"), acceleratorType="v4-8")
 
-    monkeypatch.setattr("time.sleep", a_member_is_added)
+    replace_sleep(monkeypatch, a_member_is_added)
 
     code, out, err = run("stop", "--yes", "--leave-head")
 

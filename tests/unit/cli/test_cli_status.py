@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -22,6 +21,7 @@ from runtime.cli.render import render, summarise
 from runtime.cli.status import RateMeter, is_over
 from runtime.client.tasks.status import read_experiment, read_overview, read_task
 from runtime.testing import sample_task
+from tests.services_support import replace_sleep
 from tests.verbs_support import Bench
 
 
@@ -202,7 +202,7 @@ def test_watch_in_a_pipe_says_a_line_for_each_change_and_ends_by_itself(
 ) -> None:
     bench.put(sample_task("1"), sample_task("2"))
     steps = iter([bench.succeed, lambda: None, bench.succeed])
-    monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
+    replace_sleep(monkeypatch, lambda _: next(steps)())
 
     code, out, _ = run("sample", "--watch")
 
@@ -220,7 +220,7 @@ def test_watch_interrupted_leaves_quietly(bench: Bench, run: Run, monkeypatch: p
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", interrupt)
+    replace_sleep(monkeypatch, interrupt)
 
     assert run("sample", "--watch") == (130, "sample: 1 queued of 1\n", "")
 

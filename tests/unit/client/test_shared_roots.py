@@ -8,8 +8,8 @@ import pytest
 
 from runtime.launchers.processes import base
 from runtime.launchers.standing import ELSEWHERE, judge_job
+from tests.conformance.test_launchers import kill_job
 from tests.services_support import wait_until
-from tests.shim_support import processes_with, signal_all
 from tests.unit.client.test_job_artifacts import Here, here, read_log, settings, tree
 
 __all__ = ["here", "settings", "tree"]
@@ -45,7 +45,7 @@ def test_job_that_lives_in_another_container_is_found_and_not_begun_again(starte
 
 def test_job_of_a_container_that_is_gone_goes_on(started: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = started.jobs
-    signal_all(processes_with(job.id))
+    kill_job(job)
     monkeypatch.setattr("runtime.jobs.runs.STILL_S", 0.0)
 
     again = started.end(*RUNS)

@@ -24,6 +24,7 @@ from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.settings import read_place
 from runtime.units import format_time
 from tests.fakes.kubernetes import Api
+from tests.services_support import replace_sleep
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_slots_taken_by_another_between_read_and_write_are_counted(api: Api) -> 
 
 
 def test_table_that_is_written_all_the_time_is_given_up_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    replace_sleep(monkeypatch, lambda seconds: None)
     take(api, "one", api.job("one"), wanted=1)
 
     def interfere() -> None:

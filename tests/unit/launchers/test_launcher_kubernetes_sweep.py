@@ -32,6 +32,7 @@ from runtime.launchers.kubernetes.settings import Place, read_place
 from runtime.reasons import EndReason
 from tests.fakes.kubernetes import Api
 from tests.jobs_support import Terminal, open_terminal
+from tests.services_support import replace_sleep
 
 NO_IMAGE = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
 RUNS = {"running": {}}
@@ -178,7 +179,7 @@ def test_who_follows_a_job_that_waits_for_what_does_not_come_is_told_once(
         if next(looks, None) is None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("time.sleep", sleep)
+    replace_sleep(monkeypatch, sleep)
 
     said = lab.run("logs", "-f", job.id)
 

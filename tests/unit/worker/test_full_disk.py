@@ -23,6 +23,7 @@ from runtime.shim.processes import boot_id, started_at
 from runtime.shim.record import FolderRecord, Run
 from runtime.shim.words import HOST
 from tests.jobs_support import Terminal, open_terminal
+from tests.services_support import replace_sleep
 from tests.shim_support import (
     CALL,
     IMPORT,
@@ -234,7 +235,7 @@ def test_shim_that_waits_to_note_a_failure_on_a_full_disk_ends_when_it_is_told_t
         end(*args)
 
     monkeypatch.setattr(Run, "end", fill_up)
-    monkeypatch.setattr(time, "sleep", tell)
+    replace_sleep(monkeypatch, tell)
 
     assert serve(tmp_path, "exit 3", asked) == code
     assert not (tmp_path / "done").is_dir() or list((tmp_path / "done").iterdir()) == []
