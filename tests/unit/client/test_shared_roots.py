@@ -9,7 +9,7 @@ import pytest
 from runtime.launchers.processes import base
 from runtime.launchers.standing import ELSEWHERE, judge_job
 from tests.conformance.test_launchers import kill_job
-from tests.services_support import wait_until
+from tests.services_support import PATIENCE_S, wait_until
 from tests.unit.client.test_job_artifacts import Here, here, read_log, settings, tree
 
 __all__ = ["here", "settings", "tree"]
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
     not Path("/proc/self/ns/pid").exists(), reason="this system has no namespaces of processes"
 )
 
+LIST = base._LIST
 RUNS = ("sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || exec sleep 600")
 
 
@@ -31,7 +32,10 @@ def started(here: Here, monkeypatch: pytest.MonkeyPatch) -> Here:
     return here
 
 
-def test_job_that_lives_in_another_container_is_found_and_not_begun_again(started: Here) -> None:
+def test_job_that_lives_in_another_container_is_found_and_not_begun_again(
+    started: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.jobs.runs.STILL_S", PATIENCE_S)
     (job,) = started.jobs
     _, (native,) = judge_job(job.entry(), job.target, job.launcher, job.host)
     assert native.raw == ELSEWHERE
@@ -48,6 +52,8 @@ def test_job_of_a_container_that_is_gone_goes_on(started: Here, monkeypatch: pyt
     kill_job(job)
     monkeypatch.setattr("runtime.jobs.runs.STILL_S", 0.0)
 
-    again = started.end(*RUNS)
+    again = started.start(*RUNS)
+    monkeypatch.setattr(base, "_LIST", LIST)
+    again.wait(timeout=PATIENCE_S)
 
     assert (again.id, again.attempts()) == (job.id, [1, 2])

@@ -476,9 +476,7 @@ def test_outputs_of_the_patterns_are_in_the_bucket_while_the_command_runs_and_al
 
 def test_output_that_has_not_changed_is_sent_once(server: GcsServer, tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / JOB
-    outputs = {"every_s": 600.0, "include": []}
     run = Run(BucketRecord(Bucket(URL), str(folder)), 0)
-    run.outputs = outputs
     output = folder / "runs/0/output/a0001"
     output.mkdir(parents=True)
     (output / "old").write_text("old")
