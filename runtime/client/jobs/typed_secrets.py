@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from runtime.client.params import params_of_packed
 from runtime.errors import InvalidValue
 from runtime.jobs.array import fill_command
 from runtime.jobs.plan import LaunchPlan, Target
@@ -49,7 +48,11 @@ def _find_in_spec(plan: LaunchPlan) -> Iterator[tuple[str, str | None]]:
     yield "command", _find_in_command(spec, plan)
     if spec.call:
         given: Sequence[Any] = (*spec.call.args, spec.call.kwargs, *(spec.array.items if spec.array else ()))
-        yield "call", find_secret_anywhere([params_of_packed(each) for each in given] if spec.call.packed else given)
+        if spec.call.packed:
+            from runtime.client.params import params_of_packed
+
+            given = [params_of_packed(each) for each in given]
+        yield "call", find_secret_anywhere(given)
     yield "environment.setup", find_secret_anywhere(spec.environment.setup)
     yield "notify", next(filter(None, (find_secret_argument(each.command) for each in spec.notify)), None)
     yield "placement.selector", find_secret(spec.placement.selector)

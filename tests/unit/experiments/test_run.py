@@ -677,6 +677,17 @@ def test_results_show_the_parameters_of_variants_that_json_lacks(
     assert found == [[shown, {"lr": "nan"}], [shown]]
 
 
+@pytest.mark.parametrize("target", ["local", "queue:"])
+def test_secret_in_a_variant_that_json_lacks_is_refused(lab: Any, target: str) -> None:
+    variant = {"password": "hunter2hunter2", "shape": (1, 2)}
+
+    with pytest.raises((InvalidSpec, InvalidTask)) as refused:
+        runtime.map(lab.same, [variant], target=target)
+
+    assert "password" in refused.value.render()
+    assert "hunter2" not in refused.value.render()
+
+
 @pytest.mark.parametrize("target", [each for each in TARGETS if each != "here"], indirect=True)
 def test_function_that_exits_returns_none_or_fails_with_its_text(lab: Any, target: str) -> None:
     once = {"max_failures": 1} if target == "queue:" else {}
