@@ -278,9 +278,7 @@ class _CacheInfo(object):
     """Stands for a class of `functools` that does not have the name that it says."""
 
     def __reduce__(self) -> "Any":
-        import functools
-
-        return getattr, (functools, "_CacheInfo")
+        return getattr, (importlib.import_module("functools"), "_CacheInfo")
 
 
 def encode_value(value: "Any") -> bytes:
@@ -367,15 +365,14 @@ _kept_from_forks = {}  # type: Dict[int, Any]
 """The handlers that processes forked by this one do not have, by their signals."""
 
 
-def keep_from_forks(number: int, handler: "Any") -> None:
-    """Let processes that Python forks take a signal as if this handler had not been set, such as those of a pool, which it ends
-    by SIGTERM. Python loses one that comes right after the fork, so it is held up until the default is in place."""
+def handle(number: int, handler: "Any") -> None:
+    """Set a handler of this process alone. Processes that Python forks take the signal as if it had not been set, such as those
+    of a pool, which it ends by SIGTERM. Python loses one that comes right after the fork, so it is held up until then."""
     import signal
 
-    at_fork = getattr(os, "register_at_fork", None)
-    if at_fork is None:
-        return  # Python 3.6
-    if not _kept_from_forks:
+    signal.signal(number, handler)
+    at_fork = getattr(os, "register_at_fork", None)  # from Python 3.7 on
+    if at_fork is not None and not _kept_from_forks:
         masks = {}  # type: Dict[int, Any]
         get_ident = importlib.import_module("_thread").get_ident
 
@@ -395,14 +392,6 @@ def keep_from_forks(number: int, handler: "Any") -> None:
 
         at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
     _kept_from_forks[number] = handler
-
-
-def handle(number: int, handler: "Any") -> None:
-    """Set a handler of this process alone."""
-    import signal
-
-    signal.signal(number, handler)
-    keep_from_forks(number, handler)
 
 
 # the call
@@ -537,16 +526,11 @@ def main(path: str) -> int:
         handler.gives_way = True  # type: ignore[attr-defined]
         handle(signal.SIGTERM, handler)
     try:
-        try:
-            value = function(*args, **kwargs)
-        except SystemExit as ended:
-            if ended.code not in (None, 0):
-                if isinstance(ended.code, str):
-                    leave(folder, ended, "", keep)
-                raise
-            value = None
+        value = find_value(function, args, kwargs)
         content = (encode_plain if request.get("plain") else encode_value)(value) if keep else b""
-    except SystemExit:
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            leave(folder, ended, "", keep)
         raise
     except BaseException as problem:
         return fail(folder, problem, keep)
@@ -557,6 +541,16 @@ def main(path: str) -> int:
             sys.stderr.write("error: the value of %d bytes cannot be written: %s\n" % (len(content), problem))
             return 1
     return 0
+
+
+def find_value(function: "Callable[..., Any]", args: "List[Any]", kwargs: "Dict[str, Any]") -> "Any":
+    """What the function returns; None for one that exits with success."""
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as ended:
+        if ended.code in (None, 0):
+            return None
+        raise
 
 
 def refuse(folder: str, message: str) -> int:

@@ -18,7 +18,7 @@ import termios
 import time
 
 from runtime import faults
-from runtime.shim.call import keep_from_forks
+from runtime.shim.call import handle
 from runtime.worker.attempts import entries, processes, scratch, trees, wire
 from runtime.worker.attempts.entries import Failed, Stopped
 from runtime.worker.attempts.environment import Environment
@@ -145,7 +145,7 @@ class Child:
         """Serve orders, right after the fork, with output on 1 and 2 and the control socket on 3."""
         self.control.open(cell)
         self.environment.set_handlers()
-        keep_from_forks(signal.SIGTERM, self._on_term)
+        handle(signal.SIGTERM, self._on_term)
         while True:
             fields = self.control.next_order()
             # Before the order counts as begun: its time limit is for the submitted code.
