@@ -29,6 +29,7 @@ ROOT_MODULES = {
     "units",
     "reasons",
     "clock",
+    "platform",
     "faults",
     "owners",
     "terminal",
