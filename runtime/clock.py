@@ -6,12 +6,10 @@ Nothing is decided by comparing wall times of two machines; a large difference i
 
 from __future__ import annotations
 
-import os
-import time
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import datetime, timedelta
 from typing import Final, Protocol
 
+from runtime.platform import system
 from runtime.units import format_duration
 
 SKEW: Final = timedelta(seconds=30)
@@ -26,30 +24,17 @@ class Clock(Protocol):
         """Seconds since this boot, suspends included."""
 
 
-# CLOCK_BOOTTIME is Linux's; elsewhere the monotonic clock stands in, which may stop in a suspend: leases then
-# only live longer.
-_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
 class SystemClock:
     def now(self) -> datetime:
-        return datetime.now(UTC)
+        return system.now()
 
     def boottime(self) -> float:
-        return time.clock_gettime(_BOOT_CLOCK)
-
-
-def boot_id() -> str:
-    """The id of this boot of this kernel."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return f"booted-{round(time.time() - time.clock_gettime(_BOOT_CLOCK))}"
+        return system.boottime()
 
 
 def machine_id(boot: str | None = None) -> str:
     """Host name and boot: two losses on machines that differ in both were on different hosts, containers or not."""
-    return f"{os.uname().nodename}/{boot or boot_id()}"
+    return f"{system.node()}/{boot or system.boot_id()}"
 
 
 def describe_skew(skew: timedelta | None, whose: str) -> str | None:

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from runtime.platform import system
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -258,11 +260,14 @@ def find_free_port() -> int:
 
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, instead: Callable[[float], object]) -> None:
-    """Have `time.sleep` of this thread do something else; threads that other tests left behind sleep on."""
+    """Have `system.sleep` and `time.sleep` of this thread do something else; threads that other tests left behind sleep on."""
     sleep, mine = time.sleep, threading.get_ident()
-    monkeypatch.setattr(
-        time, "sleep", lambda seconds: instead(seconds) if threading.get_ident() == mine else sleep(seconds)
-    )
+
+    def sleep_or(seconds: float) -> object:
+        return instead(seconds) if threading.get_ident() == mine else sleep(seconds)
+
+    monkeypatch.setitem(vars(system), "sleep", sleep_or)
+    monkeypatch.setattr(time, "sleep", sleep_or)
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> bool:

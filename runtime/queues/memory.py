@@ -5,12 +5,12 @@ Nothing survives the process. Leases end by the clock alone.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 from runtime.clock import Clock, SystemClock, machine_id
+from runtime.platform import system
 from runtime.queues import base
 from runtime.queues.base import DEFAULT_QUEUE, Settled
 from runtime.queues.purge import Purge, open_task
@@ -52,7 +52,7 @@ class MemoryQueue:
         self.name = name
         self.records = records
         self._clock: Clock = clock or SystemClock()
-        self._mutex = threading.RLock()
+        self._mutex = system.rlock()
         self._waiting: dict[str, _Wait] = {}
         self._held: dict[str, _Held] = {}
         self._known: dict[str, int] = {}

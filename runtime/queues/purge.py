@@ -8,13 +8,13 @@ either covered and ended, or not covered and run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
 from runtime.clock import Clock
 from runtime.errors import InfrastructureFailure, RuntimeFailure
+from runtime.platform import system
 from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.orders import Order, OrderKind, person
 from runtime.tasks.history import Record, cancelled_record, mark_of
@@ -50,7 +50,7 @@ class Purge:
         self._by = person()
         self.ended: dict[str, int] = {}
         """By experiment: tasks that this purge has ended."""
-        self._pool = ThreadPoolExecutor(ENDED_AT_ONCE, thread_name_prefix="purge")
+        self._pool = system.pool(ENDED_AT_ONCE, name="purge")
 
     @property
     def count(self) -> int:

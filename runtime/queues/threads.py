@@ -6,12 +6,15 @@ memory or a small file. Here a call is one entry in a queue, and many calls of o
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from runtime.platform import system
+
+if TYPE_CHECKING:
+    import threading
+    from queue import SimpleQueue
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -27,11 +30,11 @@ class Threads:
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], object] | None] = system.queue()
         self._threads: list[threading.Thread] = []
         self._free = 0
         """Threads that wait for a call. Too high while all of them work and calls wait, when none can be started anyway."""
-        self._lock = threading.Lock()
+        self._lock = system.lock()
         self.mean_s = 0.0
         """Mean duration of recent calls. Single calls wait for the interpreter's lock, and prove nothing."""
 
@@ -42,7 +45,7 @@ class Threads:
                 self._free -= 1
             elif len(self._threads) < self._most:
                 # The process may end while a call hangs for good.
-                thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                thread = system.thread(target=self._serve, name=f"{self._name}-{len(self._threads)}")
                 self._threads.append(thread)
                 thread.start()
         self._calls.put(call)
@@ -60,7 +63,7 @@ class Threads:
             return [call(items[0])]
         results: list[B | None] = [None] * len(items)
         problems: list[Exception | None] = [None] * len(items)
-        over = threading.Event()
+        over = system.event()
         left = list(items)
 
         def make(index: int) -> None:
@@ -102,12 +105,12 @@ class Lane(Generic[A]):
         self._left: deque[A] = deque()
         self._taken_at = 0.0
         self._working = 0
-        self._lock = threading.Lock()
+        self._lock = system.lock()
 
     def add(self, items: Iterable[A]) -> None:
         """Have them called. With no items it has another thread help where all that work seem to hang."""
         with self._lock:
-            hanging = bool(self._left) and time.perf_counter() - self._taken_at > HANGING_S
+            hanging = bool(self._left) and system.perf_counter() - self._taken_at > HANGING_S
             self._left.extend(items)
             if not self._left or self._working == self._most or (self._working and not hanging):
                 return
@@ -124,7 +127,7 @@ class Lane(Generic[A]):
     def _work(self) -> None:
         threads, left, call = self._threads, self._left, self._call
         while True:
-            began = time.perf_counter()
+            began = system.perf_counter()
             with self._lock:
                 if not left:
                     self._working -= 1
@@ -137,7 +140,7 @@ class Lane(Generic[A]):
             if another:
                 threads.start(self._work)
             call(item)
-            now = time.perf_counter()
+            now = system.perf_counter()
             threads.mean_s += (now - began - threads.mean_s) / 16
             if now - self._paused_at > PAUSE_EVERY_S:
                 self._paused_at = now

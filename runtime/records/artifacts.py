@@ -14,13 +14,13 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone
+from runtime.platform import system
 from runtime.records.blobs import Blobs
 from runtime.shim.tree import Below, NameRefused
 from runtime.shim.versions import (
@@ -326,7 +326,9 @@ def read_files(path: Path) -> tuple[Manifest, dict[str, Path]]:
             entries[name or path.name] = Entry(sha256=content, size=detail[0], mode=detail[1])
             places[content] = place
     single = found is not None and found[""][0] == "file"
-    made = Manifest(entries=entries, single=single, absent=found is None, saved_at=time.time(), left_out=tell(left_out))
+    made = Manifest(
+        entries=entries, single=single, absent=found is None, saved_at=system.time(), left_out=tell(left_out)
+    )
     return made, places
 
 
@@ -436,7 +438,7 @@ class Writer:
             entries=entries,
             single=single and bool(entries),
             absent=found is None or (single and not entries),
-            saved_at=time.time(),
+            saved_at=system.time(),
             left_out=tell(left_out),
         )
 

@@ -7,10 +7,10 @@ import re
 from array import array
 from collections.abc import Sequence
 from datetime import datetime
-from threading import Lock
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
+from runtime.platform import system
 from runtime.records.base import ManifestPart, ManifestStore
 from runtime.records.orders import FIRST_OWN_NUMBER, Control
 from runtime.tasks.idset import IdSet, task_key
@@ -55,7 +55,7 @@ class Coverage:
         self._read: dict[str, frozenset[str]] = {}
         self._whole: dict[str, frozenset[str]] = {}
         """Parts of an experiment that were all read at the last look: comparing sets takes time for each part."""
-        self._reading = Lock()
+        self._reading = system.lock()
 
     def covers(self, control: Control, task: Task, published_at: datetime | None = None) -> bool | None:
         """Whether `control` covers the task; None if `read` has to be called first.

@@ -17,7 +17,6 @@ import re
 import sqlite3
 import stat
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -27,6 +26,7 @@ from typing import Final, Literal
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible, StoreBroken, StoreUnavailable, Untrusted
 from runtime.owners import check_trusted, close_file, make_folders
+from runtime.platform import system
 from runtime.records.beside import check_beside, take_names
 from runtime.records.disk import is_full, tell_free
 from runtime.records.filelock import NOTE_AFTER_S, PATIENCE_S, LockBusy, take_lock
@@ -106,7 +106,7 @@ class EmbeddedFile:
         """How long to wait for the lock; a worker sets None and waits for ever, since its attempts go on meanwhile."""
         self._clock = clock or SystemClock()
         self.workers_folder = path.with_name(path.name + "-workers")
-        self._mutex = threading.RLock()
+        self._mutex = system.rlock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._readings = 0
@@ -369,10 +369,10 @@ _never_closed: list[sqlite3.Connection | None] = []
 
 def _before_fork() -> None:
     _forking.acquire()
-    until = time.monotonic() + FORK_PATIENCE_S
+    until = system.monotonic() + FORK_PATIENCE_S
     files = list(_files)
     for file in files:
-        if file._mutex.acquire(timeout=max(0.0, until - time.monotonic())):
+        if file._mutex.acquire(timeout=max(0.0, until - system.monotonic())):
             _waited_for.append(file)  # noqa: PERF401 - one that is acquired is listed at once
     # If this thread itself is in the middle of a call, waiting for a lock might mean waiting for itself.
     at_work = any(file._readings or (file._writer and file._writer.in_transaction) for file in _waited_for)
@@ -392,7 +392,7 @@ def _after_fork_in_child() -> None:
     global _forking
     _forking = threading.RLock()  # Threads that are not here may wait for the parent's.
     for file in list(_files):
-        file._mutex = threading.RLock()
+        file._mutex = system.rlock()
         file._readings = 0
         if (file._reader or file._writer or file not in _waited_for) and (identity := _identity(file._name)):
             _in_use_at_fork.add(identity)
@@ -485,11 +485,11 @@ def check_layout(path: Path, connection: sqlite3.Connection) -> None:
 def examine_file(path: Path, *, patience_s: float) -> bool:
     """Check a task file without changing it; False if `patience_s` passed first. Raises its first problem."""
     look_at_file(path)
-    until = time.monotonic() + patience_s
+    until = system.monotonic() + patience_s
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
             check_layout(path, connection)
-            connection.set_progress_handler(lambda: time.monotonic() > until, 100_000)
+            connection.set_progress_handler(lambda: system.monotonic() > until, 100_000)
             said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as problem:
         if getattr(problem, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:

@@ -12,6 +12,7 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.errors import StoreUnavailable
 from runtime.owners import user_name
+from runtime.platform import system
 from runtime.terminal import Log
 from runtime.units import format_duration
 
@@ -54,7 +55,7 @@ def take_lock(fd: int, path: str, *, clock: Clock, patience_s: float | None) -> 
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(pause_s)
+            system.sleep(pause_s)
         else:
             return
     _Wait(fd).wait(path, clock, patience_s)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
 
 from runtime.clock import Clock
+from runtime.platform import system
 from runtime.records.blobs import BlobInfo
 from runtime.records.store import BlobRecords
 
@@ -22,7 +22,7 @@ class MemoryBlobs:
         self._blobs: dict[str, tuple[bytes, datetime]] = {}
         self._keys: list[str] = []
         """Sorted."""
-        self._lock = Lock()
+        self._lock = system.lock()
         self._files: TemporaryDirectory[str] | None = None
 
     def create(self, key: str, data: bytes) -> bool:
@@ -39,7 +39,7 @@ class MemoryBlobs:
     def _store(self, key: str, data: bytes) -> None:
         if key not in self._blobs:
             bisect.insort(self._keys, key)
-        self._blobs[key] = (bytes(data), datetime.now(UTC))
+        self._blobs[key] = (bytes(data), system.now())
 
     def upload(self, key: str, file: Path) -> None:
         self.put(key, file.read_bytes())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import PartTaken, StoreUnavailable
+from runtime.platform import system
 from runtime.records import codec
 from runtime.records.base import ExperimentSeen, ManifestPart
 from runtime.records.blobs import PAUSES_S, BlobInfo, Blobs
@@ -59,7 +58,7 @@ class Objects:
         self._reported: set[str] = set()
         """Keys of undecodable objects, each reported once."""
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = Lock()
+        self._lock = system.lock()
 
     def put_blob(self, data: bytes, *, prefix: str = "payloads") -> str:
         key = f"{prefix}/{hex_digest(data)}"
@@ -104,7 +103,7 @@ class Objects:
             if existing is not None:
                 return existing
             # S3 refuses while another's conditional write is on its way, and that one may still fail.
-            time.sleep(pause)
+            system.sleep(pause)
         raise StoreUnavailable(f"`{self._address(key)}` was refused as existing, yet it is not there")
 
     def _decoded(self, key: str, data: bytes, decode: Callable[[bytes, str], A]) -> list[A]:
@@ -139,11 +138,10 @@ class Objects:
             yield under_way.popleft().result()
 
     def _executor(self) -> ThreadPoolExecutor:
-        from concurrent.futures import ThreadPoolExecutor
 
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.blobs.parallel, thread_name_prefix="records")
+                self._pool = system.pool(self.blobs.parallel, name="records")
             return self._pool
 
     def close(self) -> None:

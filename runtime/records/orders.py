@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from threading import Lock
 from typing import Final
 
+from runtime.platform import system
 from runtime.tasks.model import Task
 from runtime.values import dataclass, field
 
@@ -101,13 +101,12 @@ class Control:
 def person() -> str:
     """Name the user who gives an order or cancels a task, for people to read."""
     import getpass
-    import socket
 
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "somebody"
-    return f"{user}@{socket.gethostname()}"
+    return f"{user}@{system.node()}"
 
 
 def pause_order(at: datetime) -> Order:
@@ -177,7 +176,7 @@ class OrderLog:
     def __init__(self, old: Control) -> None:
         """`old` comes from an older release."""
         self._old = old
-        self._taking = Lock()
+        self._taking = system.lock()
         self._told: frozenset[str] = frozenset()
         self.known: Mapping[str, ReadOrder] = {}
         self.control = old

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from threading import Lock
 from typing import Any, Final
 
 from runtime.clock import Clock
+from runtime.platform import system
 from runtime.records import codec, layout
 from runtime.records.base import INLINE_BYTES, Totals, is_unwritten
 from runtime.records.blobs import Blobs
@@ -264,7 +263,7 @@ class BlobTotals(BlobResults):
         super().__init__(blobs, clock=clock)
         self._counters: dict[tuple[str, str], str] = {}
         """By experiment and worker: the name of the last report."""
-        self._start_of_counting = os.urandom(4).hex()
+        self._start_of_counting = system.urandom(4).hex()
 
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
         """Write the numbers as a name, so that `totals` lists and never reads.
@@ -305,7 +304,7 @@ class BlobTotals(BlobResults):
         """Count each task by its newest generation. An unsuccessful one has ended while its mark exists: without the mark
         the next generation was published, and the task waits or runs."""
         others = IdSet()
-        lock = Lock()
+        lock = system.lock()
 
         def count(shard: str) -> int:
             succeeded = 0

@@ -6,17 +6,16 @@ locks: a step that must happen once is one create-only write, and everything els
 
 from __future__ import annotations
 
-import os
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock
 from runtime.errors import RuntimeFailure, StoreUnavailable, StoreUnsafe
+from runtime.platform import system
 from runtime.records import codec
 from runtime.records.base import KeptOutputs, RecordStore, WorkerSeen
 from runtime.records.blobs import BlobInfo, Blobs
@@ -93,7 +92,7 @@ class BlobRecords(BlobTotals, RecordStore):
 
     def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]:
         # The backend's clock only saves reading reports that are surely old; `seen_at` decides.
-        surely_old = datetime.now(UTC) - newer_than - timedelta(days=1)
+        surely_old = system.now() - newer_than - timedelta(days=1)
         listed = self.blobs.list_blobs("workers/")
         recent = (info.key for info in listed if info.modified >= surely_old and WORKER.fullmatch(info.key))
         seen = (one for key, data in self._read_all(recent) for one in self._decoded(key, data, codec.WORKER.decode))
@@ -129,7 +128,7 @@ class BlobRecords(BlobTotals, RecordStore):
             if orders is not None:
                 log.take(orders, at=asked)
                 return
-            time.sleep(pause_s)
+            system.sleep(pause_s)
         raise StoreUnavailable(f"the orders of queue `{queue}` in `{self.url}` change faster than they can be read")
 
     def _list_orders(self, queue: str) -> dict[str, BlobInfo]:
@@ -188,9 +187,7 @@ class BlobRecords(BlobTotals, RecordStore):
 
     def _without_ended(self, control: Control, now: datetime) -> Control:
         """`control` without single tasks that ended, and without old orders for experiments that did."""
-        import random
-
-        some = random.sample(sorted(control.tasks), min(TASKS_LOOKED_AT, len(control.tasks)))
+        some = system.sample(sorted(control.tasks), min(TASKS_LOOKED_AT, len(control.tasks)))
         found = self._in_parallel(lambda task: (task, self.find(*task) is not None), some)
         old = [name for name, covered in control.experiments.items() if now - covered.before > REMEMBERED_FOR]
         ended = {name for name in old if self._has_ended(name)}
@@ -225,7 +222,7 @@ class BlobRecords(BlobTotals, RecordStore):
             return
         key = "probe/create-only.json"
         for _ in range(2):
-            data = codec.encode_json({"schema": codec.SCHEMA, "probe": os.urandom(8).hex()})
+            data = codec.encode_json({"schema": codec.SCHEMA, "probe": system.urandom(8).hex()})
             created = self.blobs.create(key, data)
             found = self.blobs.get(key)
             if not created and found is not None and found != data:

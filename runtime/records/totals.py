@@ -7,10 +7,10 @@ for each thousand, so its frequency follows from its duration.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from runtime.platform import system
 from runtime.records.base import ManifestStore, Totals
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass
@@ -96,7 +96,7 @@ def _claims_end(hint: Totals) -> bool:
 class Tally:
     """Totals of experiments as one process looks at them again and again."""
 
-    def __init__(self, records: ManifestStore, *, ticks: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, records: ManifestStore, *, ticks: Callable[[], float] | None = None) -> None:
         self._records, self._ticks = records, ticks
         self._last: dict[str, Recount] = {}
         self._moved: dict[str, tuple[Mapping[TaskState, int], float]] = {}
@@ -114,7 +114,11 @@ class Tally:
         """Totals without an open task only if that is certain; `active`, `final` and `few` as in `is_recount_due`."""
         if exact:
             return self._records.totals(experiment, exact=True)
-        last, hint, now = self._last.get(experiment), self._records.totals(experiment), self._ticks()
+        last, hint, now = (
+            self._last.get(experiment),
+            self._records.totals(experiment),
+            (self._ticks or system.monotonic)(),
+        )
         before = self._moved.get(experiment)
         if before is None or before[0] != hint.counts:
             before = self._moved[experiment] = (hint.counts, now)
@@ -122,6 +126,6 @@ class Tally:
         if not is_recount_due(hint, last, now=now, still_s=still_s, active=active, final=final, few=few):
             return choose_totals(hint, last)
         totals = self._records.totals(experiment, exact=True)
-        done = self._ticks()
+        done = (self._ticks or system.monotonic)()
         self._last[experiment] = Recount(totals, hint, at=done, took_s=done - now)
         return totals

@@ -9,7 +9,6 @@ import functools
 import json
 import json.encoder
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
+from runtime.platform import system
 from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
 from runtime.tasks.sinks import NO_SINKS, TaskSink, check_sinks
 from runtime.values import dataclass, field, replace
@@ -197,13 +197,13 @@ TOKEN_CHARS: Final = 16
 
 def new_token() -> str:
     """The random name of one attempt."""
-    return os.urandom(TOKEN_CHARS // 2).hex()
+    return system.urandom(TOKEN_CHARS // 2).hex()
 
 
 def new_tokens() -> Iterator[str]:
     """As many as are wanted, with one call of the system's generator for many; not to be shared with a forked child."""
     while True:
-        pool = os.urandom(TOKEN_CHARS // 2 * 256).hex()
+        pool = system.urandom(TOKEN_CHARS // 2 * 256).hex()
         for start in range(0, len(pool), TOKEN_CHARS):
             yield pool[start : start + TOKEN_CHARS]
 

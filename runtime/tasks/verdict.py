@@ -9,7 +9,6 @@ that proved itself clears both counts. docs/decisions/retry-budgets.md has the r
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from runtime.errors import explain_briefly
+from runtime.platform import system
 from runtime.reasons import Budget, EndReason
 from runtime.tasks.history import EndedNote, History, InvalidMessage, Lease, Record, Release, Settlement, mark_of
 from runtime.tasks.model import Task, TaskState, new_token
@@ -212,11 +212,11 @@ def decide(
     ended: Iterable[EndedNote],
     *,
     now: datetime,
-    jitter: Callable[[], float] = random.random,
+    jitter: Callable[[], float] | None = None,
 ) -> Decision:
     """Decide the step after the last of `ended`, the unsuccessful attempts of this generation, oldest first.
 
-    `jitter` returns 0 to 1 and spreads the delay over half to one and a half times its length.
+    `jitter` returns 0 to 1, by chance if it is None, and spreads the delay over half to one and a half times its length.
     """
     notes = list(ended)
     if not notes:
@@ -248,12 +248,12 @@ def failures_allowed(task: Task) -> int:
     return max(1, task.max_failures)
 
 
-def backoff(times: int, jitter: Callable[[], float] = random.random) -> timedelta:
+def backoff(times: int, jitter: Callable[[], float] | None = None) -> timedelta:
     """Return 1 s, 2 s, 4 s … up to 10 min for the first, second, third … time, spread by jitter; nothing for 0."""
     if times <= 0:
         return timedelta()
     longest = min(LONGEST_DELAY, FIRST_DELAY * (1 << min(times - 1, 30)))
-    return longest * (0.5 + jitter())
+    return longest * (0.5 + (jitter or system.random)())
 
 
 def _in_a_row(notes: list[EndedNote]) -> int:

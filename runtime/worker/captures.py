@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.config import load_settings
 from runtime.errors import NotPossible, RuntimeFailure, StoreUnavailable
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.tasks.artifacts import CHECKPOINT, EVERY, Version, variable_of
 from runtime.tasks.model import Task
@@ -226,7 +226,7 @@ class Captures:
         self._kept[order.token] = kept
         kept.over, kept.writers = False, {}
         kept.every_s = artifacts.every.total_seconds()
-        kept.next_at = time.monotonic() + kept.every_s
+        kept.next_at = system.monotonic() + kept.every_s
         if named and task.snapshot is not None:
             kept.tree = order.code_dir = self._services.trees.place_apart(task.snapshot, order.token)
             order.cwd = f"{kept.tree}/{task.folder}" if task.folder else None
@@ -333,7 +333,7 @@ class Captures:
         if problem is not None:
             self._services.say.trouble("saving artifacts", problem)
         if problems or problem:
-            kept.next_at = min(kept.next_at, time.monotonic() + AGAIN_S)
+            kept.next_at = min(kept.next_at, system.monotonic() + AGAIN_S)
         if kept.last is not None:
             begin, kept.last = kept.last, None
             begin()
@@ -378,11 +378,11 @@ class Captures:
             passing = [each for each in problems.values() if isinstance(each, StoreUnavailable | OSError)]
             if pause_s is None or len(passing) < len(problems) or not problems:
                 return problems
-            until = time.monotonic() + pause_s
-            while time.monotonic() < until:
+            until = system.monotonic() + pause_s
+            while system.monotonic() < until:
                 if self._must_hurry():
                     return {tag: Stopped("the worker leaves") for tag in problems}
-                time.sleep(0.1)
+                system.sleep(0.1)
         return {}
 
     def describe_end(self, held: HeldLease, *, succeeded: bool) -> tuple[str | None, str | None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.owners import make_folders, private_folder
+from runtime.platform import system
 from runtime.records.artifacts import hash_pieces
 from runtime.units import parse_size
 
@@ -79,7 +80,7 @@ class ContentCache:
         disk = shutil.disk_usage(self._folder)
         if size > self._limit_bytes or disk.free - size < LEAST_FREE * disk.total:
             return
-        part = self._folder / f"{_PART}{os.urandom(8).hex()}"
+        part = self._folder / f"{_PART}{system.urandom(8).hex()}"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with file.open("rb") as source, os.fdopen(os.open(part, flags, 0o600), "wb") as opened:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.records.base import calls_at_once
 from runtime.tasks.history import StartedMark
@@ -54,7 +54,7 @@ class Suspects:
         task_id = held.lease.task.id
         if task_id not in self._waits_since and len(self._waits_since) > 1_000:
             self._waits_since.clear()
-        self._waits_since.setdefault(task_id, time.monotonic())
+        self._waits_since.setdefault(task_id, system.monotonic())
         if len(self.waiting) >= self._most:
             return False
         self.waiting.append(held)
@@ -142,8 +142,8 @@ class Dispatch:
         for slot in self._pool_slots:
             running = slot.running()
             free = free or running is None
-            if running is not None and time.time() - running[1] > LOOK_AHEAD_S:
-                self.mean_s = max(self.mean_s, time.time() - running[1])
+            if running is not None and system.time() - running[1] > LOOK_AHEAD_S:
+                self.mean_s = max(self.mean_s, system.time() - running[1])
                 for token in slot.take_back():
                     by_token[token].sent = False
                     self._outbox.give_back(by_token[token])
@@ -264,7 +264,7 @@ class Dispatch:
         away = [problem for _, _, problem in outcomes if isinstance(problem, InfrastructureFailure)]
         if away:
             services.say.trouble("saying what starts", away[0])
-            self.pause_until = max(self.pause_until, time.monotonic() + backoff(2).total_seconds())
+            self.pause_until = max(self.pause_until, system.monotonic() + backoff(2).total_seconds())
         for slot, batch in going.items():
             self._send(batch, services.slots[slot])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.errors import explain_json
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.records.base import KeptOutputs
 from runtime.shim.metrics import Reports
@@ -146,7 +145,7 @@ class Ending:
             return
         lease, dispatch = held.lease, self._dispatch
         if end.token in self._captures:
-            if self._captures.finish(held, end, lambda: self.conclude(end, time.monotonic())):
+            if self._captures.finish(held, end, lambda: self.conclude(end, system.monotonic())):
                 return  # The lease is renewed until then.
             self._tell_of_artifacts(held, end)
         if holdings.on_trial or end.reason is EndReason.LOST:
@@ -189,7 +188,7 @@ class Ending:
         def conclude(_: None, problem: Exception | None) -> None:
             if problem is not None:
                 services.say.trouble(f"keeping the metrics of {task_id}", problem)
-            self.conclude(end, time.monotonic())
+            self.conclude(end, system.monotonic())
 
         def take(reports: Reports | None, problem: Exception | None) -> None:
             if reports is None:
@@ -270,7 +269,7 @@ class Ending:
             self._succeed(held, end, replace(record, outputs_url=kept.url, message=left_out))
         elif held.lease.token in self._services.holdings.by_token:
             end.reason, end.message = EndReason.SETUP_FAILED, f"its outputs could not be kept: {problem}"
-            self.conclude(end, time.monotonic())
+            self.conclude(end, system.monotonic())
 
     def _succeed(self, held: HeldLease, end: Ended, record: Record) -> None:
         self._failed_tasks.clear()
@@ -309,7 +308,7 @@ class Ending:
             code=self._code_of(lease),
             log=log,
             log_url=self._logs.complete(held, end),
-            jitter=random.random,
+            jitter=system.random,
         )
         say = partial(services.say.ended, lease.task, end, verdict)
         if isinstance(verdict, Settle):

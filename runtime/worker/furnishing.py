@@ -7,13 +7,13 @@ and less often, so that a worker that lacks the right leaves the queue to the ot
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from runtime.errors import NotPossible, RuntimeFailure, may_pass
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.stack.attempt_secrets import NotGranted
 from runtime.tasks.verdict import backoff, unstarted
@@ -85,7 +85,7 @@ class Furnishing:
         """Count the tasks that wait for a slow call and take no room."""
         if not self._fetches:
             return 0
-        now, by_token = time.monotonic(), self._services.holdings.by_token
+        now, by_token = system.monotonic(), self._services.holdings.by_token
         slow = [fetch for fetch in self._fetches.values() if now - fetch.began > PATIENT_S]
         # A task that was dropped meanwhile is not held: it takes no room anyway.
         return sum(held.lease.token in by_token for fetch in slow for held in fetch.waiting)
@@ -105,7 +105,7 @@ class Furnishing:
             services.leaving.decide(why, problem.exit_code)
 
     def _wait(self, held: HeldLease, names: tuple[str, ...], secrets: AttemptSecrets) -> None:
-        now = time.monotonic()
+        now = system.monotonic()
         fetch = self._fetches.get(names)
         if fetch is None:
             self._fetches[names] = _Fetch(now, [held])
@@ -141,7 +141,7 @@ class Furnishing:
         if tasks:
             self._services.say.trouble("secrets for attempts", problem)
             self._brake(LONGEST_PAUSE_S if may_pass(problem) else LONGEST_BRAKE_S)
-            self._in_vain = self._in_vain or (time.monotonic(), problem)
+            self._in_vain = self._in_vain or (system.monotonic(), problem)
         for held in tasks:
             self._decline(held, problem.message, LONGEST_WAIT)
 
@@ -158,7 +158,7 @@ class Furnishing:
         self._outbox.end_unstarted(held, settlement)
 
     def _brake(self, longest_s: float) -> None:
-        now = time.monotonic()
+        now = system.monotonic()
         if now >= self.slow_until:
             self._lacked += 1
             self.slow_until = now + min(longest_s, backoff(self._lacked).total_seconds())

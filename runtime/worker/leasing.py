@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+from runtime.platform import system
 from runtime.queues.base import Outlook
 from runtime.tasks.history import Lease
 from runtime.tasks.verdict import backoff
@@ -85,7 +85,7 @@ class Leasing:
 
     def _fetched(self, leases: list[Lease] | None, problem: Exception | None) -> None:
         self.under_way = False
-        now = time.monotonic()
+        now = system.monotonic()
         if problem is not None:
             self._services.leaving.trouble("leasing", problem)
             self._failures += 1
@@ -144,6 +144,6 @@ class Leasing:
         self._claiming -= asked
         if leases:
             self._seen_any = True
-            self._preparing.take(leases, time.monotonic())
+            self._preparing.take(leases, system.monotonic())
         elif leases is not None and not self._services.holdings.by_token:
             self._poll_at = 0.0

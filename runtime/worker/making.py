@@ -7,12 +7,12 @@ task: the task goes back to the queue for other workers.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
 from datetime import timedelta
 from typing import Final, Generic, TypeVar
 
 from runtime.errors import RequestRefused
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.shim.words import SetupFailed
 from runtime.values import dataclass, field
@@ -93,7 +93,7 @@ class Making(Generic[K, T]):
         """Pass the task on once what it needs is here."""
         made, made_at = self._made.get(key, (None, 0.0))
         why, until = self._cannot.get(key, ("", 0.0))
-        now = time.monotonic()
+        now = system.monotonic()
         if made is not None and now - made_at < self.fresh_s and self.is_there(made):
             self.give(held, made)
             self._then(held)
@@ -121,7 +121,7 @@ class Making(Generic[K, T]):
             held for held in self._wanted.pop(key).waiting if held.lease.token in self.services.holdings.by_token
         ]
         if made is not None:
-            self._made[key] = made, time.monotonic()
+            self._made[key] = made, system.monotonic()
             for held in waiting:
                 self.give(held, made)
                 if said:
@@ -137,7 +137,7 @@ class Making(Generic[K, T]):
                     self.take(held, key)
         elif self.is_of_the_machine(told):
             why = f"{self.kind}{told}"
-            now = time.monotonic()
+            now = system.monotonic()
             self._cannot = {each: known for each, known in self._cannot.items() if now < known[1]}
             self._cannot[key] = why, now + CANNOT_FOR_S
             for held in waiting:

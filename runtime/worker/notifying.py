@@ -8,7 +8,6 @@ docs/notifications.md has the promises.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtime import faults
 from runtime.errors import RuntimeFailure
+from runtime.platform import system
 from runtime.records.base import RecordStore, Totals
 from runtime.records.totals import FEW_OF_ONE, open_tasks
 from runtime.tasks.history import Settlement
@@ -84,7 +84,7 @@ class Watching:
 
         The `last` look of a worker that leaves counts, if that takes few requests.
         """
-        hint, now = self.records.totals(experiment), time.monotonic()
+        hint, now = self.records.totals(experiment), system.monotonic()
         few = last and hint.submitted <= FEW_OF_ONE
         if not (hint.exact or few or self._is_count_due(experiment, hint, now)):
             return None
@@ -119,7 +119,7 @@ class Notifying:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._mailbox = Mailbox()
-        self._look_at = time.monotonic() + LOOK_AFTER_S
+        self._look_at = system.monotonic() + LOOK_AFTER_S
         self._looking = False
         self._looked_last = False
         self._give_up_at = float("inf")
@@ -164,7 +164,7 @@ class Notifying:
 
     def _look(self) -> None:
         self._looking = True
-        self._look_at = time.monotonic() + (LOOK_EVERY_S if self._services.local else REMOTE_LOOK_EVERY_S)
+        self._look_at = system.monotonic() + (LOOK_EVERY_S if self._services.local else REMOTE_LOOK_EVERY_S)
         self._services.offload.call(partial(self._find_due, frozenset(self._mailbox.names)), self._found)
 
     def _found(self, due: list[Due] | None, problem: Exception | None) -> None:
@@ -302,8 +302,8 @@ class Notifying:
     def _find_url(self, reference: str) -> str:
         """Return the URL of a webhook, with the rights that attempts have here. Raises `Undelivered`."""
         known = self._urls.get(reference)
-        if known is None or time.monotonic() >= known[1]:
-            known = self._urls[reference] = self._read_url(reference), time.monotonic() + URL_FOR_S
+        if known is None or system.monotonic() >= known[1]:
+            known = self._urls[reference] = self._read_url(reference), system.monotonic() + URL_FOR_S
         return known[0]
 
     def _read_url(self, reference: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
+from runtime.platform import system
 from runtime.queues.threads import Lane, Threads
 
 A = TypeVar("A")
@@ -39,9 +38,8 @@ class Offload:
         """`fd` is readable already."""
         if not inline:
             self._threads = Threads(threads, "runtime-io")
-            self.fd, self._wake = fds = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            # Also of one that nobody closes. Threads that still work know it.
-            self._close_fds = weakref.finalize(self, _close, fds)
+            self._wake_up = system.wake_up()
+            self.fd = self._wake_up.fd
 
     def call(
         self, work: Callable[[], T], then: Callable[[T | None, Exception | None], None], *, awaited: bool = False
@@ -99,17 +97,10 @@ class Offload:
     def _ring(self) -> None:
         if not self._rung:
             self._rung = True
-            try:
-                os.write(self._wake, b"!")
-            except BlockingIOError:
-                pass  # The pipe is full of wake-ups already.
+            self._wake_up.ring()
 
     def collect(self) -> None:
-        assert self.fd is not None
-        try:
-            os.read(self.fd, 4096)
-        except BlockingIOError:
-            pass
+        self._wake_up.drain()
         # Before any result is taken: a later result wakes the loop again.
         self._rung = False
         for _ in range(len(self._done)):
@@ -122,15 +113,10 @@ class Offload:
         if self._threads is None:
             return
         self._threads.close(wait=wait)
-        # A call that hangs rings when it ends, so the descriptors stay as long as it knows of this object.
+        # A call that hangs rings when it ends, so without `wait` the descriptors stay as long as it knows of this object.
         if wait:
             self.collect()
-            self._close_fds()
-
-
-def _close(fds: tuple[int, int]) -> None:
-    for fd in fds:
-        os.close(fd)
+            self._wake_up.close()
 
 
 def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final, Literal
 
+from runtime.platform import system
 from runtime.queues.base import DEFAULT_LEASE
 from runtime.units import Span, read_span, to_span
 from runtime.values import dataclass, field
@@ -69,5 +68,5 @@ class WorkerResult:
 
 def new_worker_name() -> str:
     """Make a name, `w-HOST-RANDOM`, that is unique in the world and sorts by host."""
-    host = "".join(c for c in socket.gethostname().lower() if c.isalnum() or c == "-")[:24].strip("-") or "host"
-    return f"w-{host}-{os.urandom(4).hex()}"
+    host = "".join(c for c in system.node().lower() if c.isalnum() or c == "-")[:24].strip("-") or "host"
+    return f"w-{host}-{system.urandom(4).hex()}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.errors import explain_briefly
+from runtime.platform import system
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
 from runtime.tasks.history import Lease, Settlement
@@ -69,7 +69,7 @@ class Orders:
         services.offload.call(lambda: services.records.control(services.queue.name), self._answered)
 
     def _answered(self, control: Control | None, problem: Exception | None) -> None:
-        now = time.monotonic()
+        now = system.monotonic()
         trouble = self._services.leaving.trouble
         self.due = now + CONTROL_EVERY_S
         if control is None:

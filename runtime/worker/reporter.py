@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
@@ -19,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import RuntimeFailure, StoreBroken
+from runtime.platform import system
 from runtime.reasons import Budget, EndReason
 from runtime.tasks.entries import describe_entry
 from runtime.tasks.model import Task, TaskState
@@ -80,7 +80,7 @@ class Reporter:
         json_lines: bool = False,
         colour: bool = False,
         clock: Clock | None = None,
-        ticks: Callable[[], float] = time.monotonic,
+        ticks: Callable[[], float] | None = None,
         zone: tzinfo | None = None,
     ) -> None:
         self._stream, self._json, self._colour = stream, json_lines, colour
@@ -172,7 +172,7 @@ class Reporter:
 
     def trouble(self, what: str, problem: Exception | None) -> None:
         """Log that a service or disk failed, and the worker tries again; the same trouble again after 30 seconds."""
-        now = self._ticks()
+        now = (self._ticks or system.monotonic)()
         said_at, times = self._troubles.get(what, (float("-inf"), 0))
         if now - said_at < TROUBLE_EVERY_S:
             self._troubles[what] = (said_at, times + 1)
@@ -198,7 +198,7 @@ class Reporter:
 
     def succeeded(self, task: Task, end: Ended) -> None:
         self._succeeded += 1
-        if self._ticks() >= self._window_ends:
+        if (self._ticks or system.monotonic)() >= self._window_ends:
             self.tick()
         self._successes += 1
         if self._crowded or self._successes > SUCCESSES_PER_S:
@@ -304,7 +304,7 @@ class Reporter:
 
     def tick(self, *, last: bool = False) -> None:
         """Sum up once a second the events that were only counted. Costs nothing while nothing is due."""
-        now = self._ticks()
+        now = (self._ticks or system.monotonic)()
         if now < self._window_ends and not last:
             return
         if self._unsaid:
@@ -325,7 +325,7 @@ class Reporter:
         """Return the seconds until `tick` has something to sum up; None while it has nothing."""
         if not self._unsaid and not self._unsaid_failures:
             return None
-        return max(0.0, self._window_ends - self._ticks())
+        return max(0.0, self._window_ends - (self._ticks or system.monotonic)())
 
     def _too_many_failures(self, fate: str) -> bool:
         self.tick()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
-import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock
 from runtime.errors import StoreBroken
+from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
@@ -86,7 +84,7 @@ class Holdings:
         """By task: why this worker cannot hold the task."""
         self.taken = 0
         """Tasks taken in all, less the tasks that went back unstarted."""
-        self.busy_at = time.monotonic()
+        self.busy_at = system.monotonic()
         """The last time with something to do."""
 
     def take(self, lease: Lease, now: float, confirmed_at: float) -> HeldLease:
@@ -127,10 +125,8 @@ class Leaving:
         self.asked = 0
         """How often somebody asked the worker to stop. A notice and the signal that follows from it are one request."""
         self._signals = self._notices = 0
-        self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        """`wake_fd` turns readable when somebody asks."""
-        # Anybody who knows the worker may ask, also after its end.
-        weakref.finalize(self, _close, (self.wake_fd, self._wake_write))
+        self.wake_up = system.wake_up()
+        """It rings when somebody asks, which anybody who knows the worker may do, also after its end."""
 
     def ask(self, reason: str, exit_code: int = 0, *, notice: bool = False) -> None:
         """Ask the worker to leave, and wake it; safe from a signal handler and from any thread."""
@@ -141,10 +137,7 @@ class Leaving:
             self._signals += 1
         self.asked = max(self._signals, self._notices)
         self.decide(reason, exit_code)
-        try:
-            os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            pass  # It is full of wake-ups already.
+        self.wake_up.ring()
 
     def decide(self, reason: str, exit_code: int = 0) -> None:
         if self.reason is None:
@@ -156,11 +149,6 @@ class Leaving:
         self._say.trouble(what, problem)
         if isinstance(problem, StoreBroken):
             self.decide(problem.message, problem.exit_code)
-
-
-def _close(fds: tuple[int, ...]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,13 +6,13 @@ A result that is refused for a reason of its own is recorded as failed with that
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final
 
 from runtime import faults
 from runtime.errors import InfrastructureFailure, may_pass
+from runtime.platform import system
 from runtime.queues.base import Settled
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.verdict import backoff, failed_instead
@@ -144,7 +144,7 @@ class Settling:
         outbox.settlements = [*(one for one in ended if isinstance(one, Settlement)), *outbox.settlements]
         outbox.releases = [*(one for one in ended if isinstance(one, Release)), *outbox.releases]
         self.failures += 1
-        self._retry_at = time.monotonic() + min(30.0, backoff(self.failures).total_seconds())
+        self._retry_at = system.monotonic() + min(30.0, backoff(self.failures).total_seconds())
         self._services.leaving.trouble("recording", problem)
 
     # one by one
@@ -229,7 +229,7 @@ class Settling:
             outbox.stuck[token] = known
         if handed.stuck:
             times = max(stuck.times for stuck in outbox.stuck.values())
-            self._stuck_at = time.monotonic() + min(30.0, backoff(times).total_seconds())
+            self._stuck_at = system.monotonic() + min(30.0, backoff(times).total_seconds())
         if handed.problem is not None:
             self._services.leaving.trouble("recording", handed.problem)
         if handed.again:

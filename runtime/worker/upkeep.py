@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.records.base import WorkerSeen
 from runtime.tasks.history import Lease, Record
@@ -72,7 +71,7 @@ class Upkeep:
         busy = bool(self._services.holdings.running)
         if busy != self._was_busy:
             self._was_busy = busy
-            self._seen_at = min(self._seen_at, time.monotonic() + SEEN_AFTER_CHANGE_S)
+            self._seen_at = min(self._seen_at, system.monotonic() + SEEN_AFTER_CHANGE_S)
 
     def _renew(self) -> None:
         services = self._services
@@ -132,7 +131,7 @@ class Upkeep:
         lived = max(1e-9, (now - self._started_at).total_seconds())
         seen = WorkerSeen(
             worker=services.name,
-            host=socket.gethostname(),
+            host=system.node(),
             queue=services.queue.name,
             seen_at=now,
             started_at=self._started_at,

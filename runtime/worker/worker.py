@@ -13,24 +13,20 @@ import selectors
 import signal
 import struct
 import sys
-import threading
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock, SystemClock, machine_id
-from runtime.config import load_project
+from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
-from runtime.snapshots.identity import CodeIdentity
 from runtime.worker.attempts.model import Ended, PoolSettings
-from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.scratch import clear_left_containers, open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.captures import Captures
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.ending import AttemptLogs, Ending
+from runtime.worker.host import WorkerHost
 from runtime.worker.leasing import Leasing
 from runtime.worker.metrics import open_metrics
 from runtime.worker.notifying import Notifying
@@ -67,8 +63,10 @@ class Worker:
         clock: Clock | None = None,
         reporter: Reporter | None = None,
         secrets: AttemptSecrets | None = None,
+        host: WorkerHost | None = None,
     ) -> None:
         self._queue = queue
+        self._host = host or WorkerHost()
         self._secrets = secrets
         self._options = options or WorkerOptions()
         self._clock = clock or SystemClock()
@@ -79,29 +77,24 @@ class Worker:
 
     def run(self) -> WorkerResult:
         """Serve until asked to leave. Raises problems that keep it from beginning; afterwards only reports them."""
-        queue, options, say, leaving = self._queue, self._options, self._say, self._leaving
+        queue, options, say, leaving, host = self._queue, self._options, self._say, self._leaving, self._host
         queue.records.check()
         metrics = open_metrics(options.metrics_address, queue=queue.name)
         metrics.set_slots(len(self._slots))
         life_fds = queue.join(self.name)
-        scratch = open_root(self.name)
-        clear_left_containers()
-        selector = selectors.DefaultSelector()
-        pool = self._pool = AttemptPool(
-            selector=selector,
-            slots=len(self._slots),
-            settings=PoolSettings(
-                reuse=options.reuse_process,
-                hold_fds=(*life_fds, scratch.fd),
-                adopt_orphans=options.owns_process,
-                scratch=scratch.path,
-                # The `runtime` script has no current folder on its path; `python -m` puts it first.
-                sys_path=[str(Path.cwd()), *sys.path] if options.owns_process else None,
-            ),
+        scratch = host.open_scratch(self.name)
+        host.clear_left()
+        selector = system.selector()
+        settings = PoolSettings(
+            reuse=options.reuse_process,
+            hold_fds=(*life_fds, scratch.fd),
+            adopt_orphans=options.owns_process,
+            scratch=scratch.path,
+            # The `runtime` script has no current folder on its path; `python -m` puts it first.
+            sys_path=[str(Path.cwd()), *sys.path] if options.owns_process else None,
         )
+        pool = self._pool = host.make_pool(selector, len(self._slots), settings)
         pool.start()
-        # Trees of dead workers may be large; nothing waits for their end.
-        threading.Thread(target=remove_leftovers, name="leftovers", daemon=True).start()
         local = not queue.traits.remote and (queue.records.holds_tasks or queue.records.url.startswith("memory:"))
         services = Services(
             name=self.name,
@@ -120,7 +113,7 @@ class Worker:
             pool=pool,
             scratch=scratch.path,
             trees=Trees(scratch.path, pool.discard),
-            code=CodeIdentity(Path.cwd(), load_project().workflow_packages),
+            code=host.identify_code(),
             secrets=self._secrets,
             local=local,
         )
@@ -214,7 +207,7 @@ class Loop:
             orders,
             self._dispatch,
             self.captures,
-            conclude=lambda end: self._ending.conclude(end, time.monotonic()),
+            conclude=lambda end: self._ending.conclude(end, system.monotonic()),
         )
         self._leasing = Leasing(services, self.outbox, orders, self._dispatch, self._preparing)
         self._settling = Settling(services, self.outbox, self._leasing)
@@ -233,9 +226,8 @@ class Loop:
         for calls in (self.environments.calls, self.notifying.calls):
             assert calls.fd is not None
             selector.register(calls.fd, selectors.EVENT_READ, calls.collect)
-        selector.register(
-            services.leaving.wake_fd, selectors.EVENT_READ, lambda: os.read(services.leaving.wake_fd, 4096)
-        )
+        wake_up = services.leaving.wake_up
+        selector.register(wake_up.fd, selectors.EVENT_READ, wake_up.drain)
 
     def run(self) -> None:
         leaving, say, pool = self._services.leaving, self._services.say, self._services.pool
@@ -244,14 +236,14 @@ class Loop:
         upkeep, drain, captures, notifying = self.upkeep, self._drain, self.captures, self.notifying
         ended: list[Ended] = []
         while True:
-            now = time.monotonic()
+            now = system.monotonic()
             drain.advance(now)
             self._listen_to_queue()
             if ended and leaving.reason is None and dispatch.may_linger():
-                time.sleep(LINGER_S)
+                system.sleep(LINGER_S)
             for key, _ in self._selector.select(self._patience(now)):
                 key.data()
-            now = time.monotonic()
+            now = system.monotonic()
             deadline = pool.next_deadline()
             ended = pool.tick() if deadline is not None and now >= deadline else []
             if pool.failure is not None:

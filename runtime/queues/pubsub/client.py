@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
 from runtime.outputs import PubSubQueueOutput
+from runtime.platform import system
 from runtime.terminal import Log
 from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    import threading
 
 T = TypeVar("T")
 log = Log(__name__)
@@ -245,7 +246,7 @@ class PubSubClient:
         """The service's own time, within a second and never ahead of it; None without an answer."""
         if self.emulator:
             # It sends no time of its own, and uses the clock of this machine.
-            return datetime.now(UTC)
+            return system.now()
         import http.client
         import urllib.error
         import urllib.request
@@ -396,20 +397,20 @@ def insist(call: Callable[[], T], *, patience_s: float, known: bool = False, sto
     If topic and subscription are `known` to have existed, a missing one may come back, as after an emulator's restart.
     `stop` ends the waiting early.
     """
-    started = time.monotonic()
+    started = system.monotonic()
     for attempt in itertools.count():
         try:
             return call()
         except PubSubUnavailable as problem:
             pause = backoff_s(attempt)
-            waited = time.monotonic() - started
+            waited = system.monotonic() - started
             again = problem.retryable or (known and problem.missing is not None)
             if not again or waited + pause > patience_s:
                 raise
             if attempt == 4:
                 log.warning("%s; trying again for up to %s", problem.message, format_duration(patience_s - waited))
         if stop is None:
-            time.sleep(pause)
+            system.sleep(pause)
         elif stop.wait(pause):
             patience_s = 0
     raise AssertionError
@@ -417,7 +418,7 @@ def insist(call: Callable[[], T], *, patience_s: float, known: bool = False, sto
 
 def backoff_s(attempt: int) -> float:
     """0.1 s, doubling to 5 s, each with jitter, so that a fleet does not come back in one moment."""
-    return min(5.0, 0.1 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+    return min(5.0, 0.1 * 2.0 ** min(attempt, 10)) * (0.5 + system.random() / 2)
 
 
 def _creating_command(resource: str) -> str:

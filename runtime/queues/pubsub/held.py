@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
 from runtime.clock import Clock
+from runtime.platform import system
 from runtime.queues.pubsub.message import Delivery, Holding
 from runtime.tasks.model import new_tokens
 
@@ -33,7 +33,7 @@ class Held:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.changed = threading.Condition()
+        self.changed = system.condition()
         """Held for every change, and notified when a delivery is ready or one is asked for."""
         self._by_key: dict[tuple[str, int], Delivery] = {}
         """All that is not done, handed out or not, by task and generation."""

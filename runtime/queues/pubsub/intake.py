@@ -8,16 +8,15 @@ for its time if it has one, and wakes the worker. Its lease is renewed from the 
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock
 from runtime.errors import InfrastructureFailure
 from runtime.outputs import PubSubQueueOutput
+from runtime.platform import WakeUp, system
 from runtime.queues.base import DEFAULT_LEASE
 from runtime.queues.pubsub.client import (
     OutgoingMessage,
@@ -35,6 +34,9 @@ from runtime.queues.threads import Threads
 from runtime.records.base import FleetStore, RecordStore, calls_at_once
 from runtime.records.orders import Control
 from runtime.terminal import Log
+
+if TYPE_CHECKING:
+    import threading
 
 log = Log(__name__)
 
@@ -72,8 +74,8 @@ class Intake:
     ) -> None:
         self._settings, self._records, self._client = settings, records, client
         self._queue, self._clock = queue, clock
-        self._stop = threading.Event()
-        self._chores = threading.Event()
+        self._stop = system.event()
+        self._chores = system.event()
         self._threads: list[threading.Thread] = []
         self._finders = Threads(calls_at_once(records), "pubsub-find")
         self._ttl = DEFAULT_LEASE
@@ -88,7 +90,8 @@ class Intake:
             changed=self.held.changed,
         )
         self.orders = OrdersSeen(records, queue=queue, clock=clock)
-        self.wake_up = WakeUp()
+        self._wake_up: WakeUp | None = None
+        """Rings when a delivery is ready; made for the first who waits for it."""
 
     # calls of the worker
 
@@ -169,7 +172,15 @@ class Intake:
 
     def wake_descriptor(self) -> int:
         with self.held.changed:
-            return self.wake_up.open(awake=bool(self.held.ready))
+            if self._wake_up is None:
+                self._wake_up = system.wake_up()
+                if self.held.ready:
+                    self._wake_up.ring()
+            return self._wake_up.fd
+
+    def drain_wakes(self) -> None:
+        if self._wake_up is not None:
+            self._wake_up.drain()
 
     # pulling
 
@@ -182,7 +193,7 @@ class Intake:
                 ("keep", self._keep_on),
                 ("acknowledge", self._subscription.acknowledge_on),
             ):
-                self._threads.append(threading.Thread(target=work, name=f"pubsub-{name}", daemon=True))
+                self._threads.append(system.thread(target=work, name=f"pubsub-{name}"))
         for thread in self._threads:
             thread.start()
 
@@ -270,8 +281,8 @@ class Intake:
         with self.held.changed:
             self.held.examined(deliveries)
             ready = self.held.make_ready(verdicts.ready)
-            if ready:
-                self.wake_up.wake()
+            if ready and self._wake_up is not None:
+                self._wake_up.ring()
         self._chores.set()
         self._park(parked)
         return bool(ready), bool(verdicts.later)
@@ -401,7 +412,10 @@ class Intake:
             self.held.drop(self.give_back(copies))
             self._subscription.flush(RETURN_PATIENCE_S)
         self._finders.close(wait=False)
-        self.wake_up.close()
+        with self.held.changed:
+            if self._wake_up is not None:
+                self._wake_up.close()
+                self._wake_up = None
 
 
 class OrdersSeen:
@@ -423,37 +437,3 @@ class OrdersSeen:
                 log.warning("cannot read the orders of queue `%s`, keeping the last: %s", self._queue, problem)
             self._read_at = self._clock.boottime()
         return self.control
-
-
-class WakeUp:
-    """A pipe that turns readable when a delivery is ready."""
-
-    def __init__(self) -> None:
-        self._ends: tuple[int, int] | None = None
-
-    def open(self, *, awake: bool) -> int:
-        """The descriptor to wait for; the first call makes the pipe, and wakes its reader if `awake`."""
-        if self._ends is None:
-            self._ends = os.pipe()
-            for end in self._ends:
-                os.set_blocking(end, False)
-            if awake:
-                self.wake()
-        return self._ends[0]
-
-    def wake(self) -> None:
-        if self._ends is not None:
-            with suppress(BlockingIOError):
-                os.write(self._ends[1], b"\0")
-
-    def drain(self) -> None:
-        if self._ends is not None:
-            with suppress(BlockingIOError):
-                while os.read(self._ends[0], 4096):
-                    pass
-
-    def close(self) -> None:
-        if self._ends is not None:
-            for end in self._ends:
-                os.close(end)
-            self._ends = None

@@ -9,16 +9,15 @@ for users.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.outputs import PubSubQueueOutput
+from runtime.platform import system
 from runtime.queues import base
 from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
 from runtime.queues.pubsub.client import (
@@ -41,6 +40,10 @@ from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import malformed
 from runtime.terminal import Log
 from runtime.units import count_noun, format_time
+
+if TYPE_CHECKING:
+    import threading
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -80,7 +83,7 @@ class PubSubQueue:
         self._settings = settings
         self._clock: Clock = clock or SystemClock()
         self._opened: PubSubClient | None = client
-        self._opening = threading.Lock()
+        self._opening = system.lock()
         self._intake = Intake(settings, records, self._client, queue=name, clock=self._clock, patience=patience)
         self._at_once = calls_at_once(records)
         self._stores = Threads(2 * self._at_once, "pubsub-store")
@@ -104,7 +107,7 @@ class PubSubQueue:
         for task in tasks:
             check_task(task, queue=self.name, last=last)
         waiting: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(PUBLISHES_AT_ONCE, thread_name_prefix="pubsub-put") as pool:
+        with system.pool(PUBLISHES_AT_ONCE, name="pubsub-put") as pool:
             try:
                 for batch in split_requests(write_message(task, self.records.put_blob) for task in tasks):
                     waiting.append(pool.submit(self._publish, batch))
@@ -224,7 +227,7 @@ class PubSubQueue:
             return
         if self._drain is None or not self._drain.is_alive():
             self._drained_at = now
-            self._drain = threading.Thread(target=self._drain_quietly, name="pubsub-drain", daemon=True)
+            self._drain = system.thread(target=self._drain_quietly, name="pubsub-drain")
             self._drain.start()
 
     def _drain_quietly(self) -> None:
@@ -289,7 +292,7 @@ class PubSubQueue:
         return self._intake.wake_descriptor()
 
     def drain_wakes(self) -> bool:
-        self._intake.wake_up.drain()
+        self._intake.drain_wakes()
         return False
 
     def depth(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock
 from runtime.errors import InfrastructureFailure
+from runtime.platform import system
 from runtime.queues.pubsub.client import (
     MAX_ACK_IDS,
     AckReply,
@@ -23,6 +23,9 @@ from runtime.queues.pubsub.client import (
 from runtime.queues.pubsub.message import Delivery, Holding
 from runtime.terminal import Log
 from runtime.units import format_duration
+
+if TYPE_CHECKING:
+    import threading
 
 log = Log(__name__)
 
@@ -60,7 +63,7 @@ class Subscription:
         self.problem: InfrastructureFailure | None = None
         self._failing_since = 0.0
         self._ack_ids: list[str] = []
-        self._ack_ids_changed = threading.Condition()
+        self._ack_ids_changed = system.condition()
 
     # whether the service answers; only the pulling thread reports
 

@@ -18,7 +18,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from runtime.clock import Clock, SystemClock, boot_id, machine_id
+from runtime.clock import Clock, SystemClock, machine_id
+from runtime.platform import system
 from runtime.queues.base import DEFAULT_LEASE, Running
 from runtime.queues.sqlite.rows import SUSPECT, read_task, requeue
 from runtime.reasons import EndReason
@@ -251,7 +252,7 @@ class Holders:
         self, file: EmbeddedFile, records: AttemptStore, clock: Clock, *, fused: bool, wake: Callable[[], None]
     ) -> None:
         self._file, self._records, self._clock = file, records, clock
-        self._boot, self._fused, self._wake = boot_id(), fused, wake
+        self._boot, self._fused, self._wake = system.boot_id(), fused, wake
         self.number: int | None = None
         """This worker's row."""
         self.lease_s = DEFAULT_LEASE.total_seconds()

@@ -18,13 +18,13 @@ import os
 import re
 import shlex
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from runtime.errors import InvalidValue, MissingExtra, ObjectGone, StoreUnavailable
+from runtime.platform import system
 from runtime.records.blobs import BlobInfo
 from runtime.terminal import Log
 
@@ -351,7 +351,7 @@ class BucketBlobs:
 
     def _call(self, key: str, call: Callable[[], T], tries: int = TRIES) -> T:
         """Make a call, again while its failure may pass. Raises `FileNotFoundError` if the object does not exist."""
-        deadline = time.monotonic() + self._retry_for.total_seconds()
+        deadline = system.monotonic() + self._retry_for.total_seconds()
         for tries_left in reversed(range(tries)):
             try:
                 return call()
@@ -363,9 +363,9 @@ class BucketBlobs:
                 if isinstance(problem, self._obstore.exceptions.InvalidPathError) or _NOT_A_PAGE in str(problem):
                     raise _PageRefused(_UNREADABLE.sub("?", str(problem).partition("\n")[0])) from problem
                 failure = self._explain(problem, key)
-                if not failure.retryable or not tries_left or time.monotonic() > deadline:
+                if not failure.retryable or not tries_left or system.monotonic() > deadline:
                     raise failure from problem
-                time.sleep(0.1 * 2 ** (tries - 1 - tries_left))
+                system.sleep(0.1 * 2 ** (tries - 1 - tries_left))
         raise AssertionError(key)
 
     def _explain(self, problem: Exception, key: str) -> StoreUnavailable:
@@ -417,7 +417,7 @@ def _ask_provider(provider: Callable[[], Mapping[str, Any]]) -> tuple[Any, float
     known = (
         (said["access_key_id"], said["secret_access_key"], said["token"]) if "access_key_id" in said else said["token"]
     )
-    return known, time.time() + 600 if ends is None else ends.timestamp()
+    return known, system.time() + 600 if ends is None else ends.timestamp()
 
 
 def _open_store(

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from runtime.errors import StoreUnavailable, StoreUnsafe
+from runtime.platform import system
 from runtime.records.blobs import PAUSES_S, BlobInfo
 from runtime.records.disk import tell_free
 
@@ -195,7 +196,7 @@ class FolderBlobs:
                     return None
                 if problem.errno in _NOT_ALLOWED or pause is None:
                     raise self._explain(problem, path) from problem
-                time.sleep(pause)
+                system.sleep(pause)
         raise AssertionError(path)
 
     def append(self, key: str, data: bytes) -> None:

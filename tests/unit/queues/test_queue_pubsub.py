@@ -7,13 +7,13 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import NotPossible, QueueUnavailable, StoreUnavailable
+from runtime.platform import system
 from runtime.queues.pubsub import client as pubsub_client
 from runtime.queues.pubsub import held, subscription
 from runtime.queues.pubsub import intake as pubsub_intake
@@ -36,7 +36,7 @@ from runtime.tasks.history import EndedNote, Mark, Record, Release
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
 from tests.fakes.faults import FaultyServer, Request, Response
-from tests.services_support import wait_until
+from tests.services_support import replace_sleep, wait_until
 from tests.unit.queues.pubsub_bench import (
     FIRST_RENEWAL_S,
     SETTINGS,
@@ -603,8 +603,8 @@ def test_insist_gives_up_at_once_on_what_will_not_pass_and_on_a_missing_topic_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = FakeClock()
-    of_the_clock = SimpleNamespace(monotonic=clock.boottime, sleep=lambda pause: clock.advance(seconds=pause))
-    monkeypatch.setattr(pubsub_client, "time", of_the_clock)
+    monkeypatch.setitem(vars(system), "monotonic", clock.boottime)
+    replace_sleep(monkeypatch, lambda pause: clock.advance(seconds=pause))
     calls = 0
     refused = PubSubUnavailable("no", retryable=False)
     missing = PubSubUnavailable("no", retryable=False)

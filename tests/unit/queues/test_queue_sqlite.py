@@ -25,6 +25,7 @@ import pytest
 import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
+from runtime.platform import system
 from runtime.queues.base import PutResult, Running, Waiting
 from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence, WakePipes
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
@@ -233,12 +234,13 @@ def test_machine_that_was_started_again_was_lost_with_all_that_ran_on_it(
     with holder(path, leases=1, running=1) as process:
         process.kill()
         process.wait()
-    monkeypatch.setattr("runtime.queues.sqlite.holders.boot_id", lambda: "another")
+    before = machine_id()
+    monkeypatch.setitem(vars(system), "boot_id", lambda: "another")
     queue, records = open_sqlite(path)
     wait_for(queue, 1)
 
     [note] = records.history(sample_task("0").id, 1).ended
-    assert (note.alone, note.machine) == (False, machine_id())
+    assert (note.alone, note.machine) == (False, before)
 
 
 def test_worker_whose_lock_a_guardian_still_holds_is_not_dead(path: Path) -> None:
@@ -584,7 +586,7 @@ def test_lease_of_an_earlier_boot_is_dead_at_once(path: Path, monkeypatch: pytes
     queue, _ = open_sqlite(path)
     queue.put(tasks(1))
     assert queue.lease(1, worker="w-a", ttl=TTL)
-    monkeypatch.setattr("runtime.queues.sqlite.holders.boot_id", lambda: "another boot")
+    monkeypatch.setitem(vars(system), "boot_id", lambda: "another boot")
     rebooted, _ = open_sqlite(path)
     assert len(wait_for(rebooted, 1)) == 1
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from runtime.platform import system
 from runtime.queues.memory import MemoryQueue
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.identity import CodeIdentity
@@ -118,5 +119,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     """One clock for everything; monotonic time is its boot time."""
     fake = FakeClock()
     with monkeypatch.context() as patch:
-        patch.setattr(time, "monotonic", fake.boottime)
+        patch.setitem(vars(system), "monotonic", fake.boottime)
+        patch.setattr(time, "monotonic", fake.boottime)  # for the attempts' pool
         yield fake

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from runtime.errors import StoreBroken, StoreUnavailable
+from runtime.platform import system
 from runtime.queues.memory import MemoryQueue
 from runtime.reasons import EndReason
 from runtime.tasks.history import Lease, Record
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
-from runtime.worker import upkeep
 from runtime.worker.ending import AttemptLogs
 from runtime.worker.options import WorkerOptions
 from runtime.worker.services import HeldLease, Holdings, Leaving
@@ -226,7 +226,7 @@ def test_worker_reports_in_every_thirty_seconds_and_soon_after_it_became_busy_or
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench()
-    monkeypatch.setattr(upkeep.time, "monotonic", lambda: 5.0)
+    monkeypatch.setitem(vars(system), "monotonic", lambda: 5.0)
     for now in (0.0, 29.9, 30.0):
         bench.upkeep.do_what_is_due(now)
     assert len(bench.seen) == 2
@@ -249,7 +249,7 @@ def test_worker_reports_in_every_thirty_seconds_and_soon_after_it_became_busy_or
     assert last.seen_at - last.started_at == timedelta(seconds=100)
     assert ("put_counters", "w-1", {"lab": {TaskState.SUCCEEDED: 3}}) in bench.calls.calls
 
-    monkeypatch.setattr(upkeep.time, "monotonic", lambda: 8.0)
+    monkeypatch.setitem(vars(system), "monotonic", lambda: 8.0)
     bench.upkeep.note_busy()
     bench.upkeep.do_what_is_due(36.9)
     assert len(bench.seen) == 3

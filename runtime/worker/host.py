@@ -1,0 +1,33 @@
+"""What a worker makes on its machine. A simulation stands in for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from selectors import BaseSelector
+
+from runtime.config import load_project
+from runtime.platform import system
+from runtime.snapshots.identity import CodeIdentity
+from runtime.worker.attempts.model import PoolSettings
+from runtime.worker.attempts.pool import AttemptPool
+from runtime.worker.attempts.scratch import ScratchRoot, clear_left_containers, open_root, remove_leftovers
+
+
+class WorkerHost:
+    """Makes what a worker needs on its machine: processes for attempts, and folders."""
+
+    def open_scratch(self, worker: str) -> ScratchRoot:
+        return open_root(worker)
+
+    def clear_left(self) -> None:
+        """End what dead workers left running, and begin to remove the folders that they left."""
+        clear_left_containers()
+        # Their trees may be large; nothing waits for their end.
+        system.thread(remove_leftovers, name="leftovers").start()
+
+    def make_pool(self, selector: BaseSelector, slots: int, settings: PoolSettings) -> AttemptPool:
+        return AttemptPool(selector=selector, slots=slots, settings=settings)
+
+    def identify_code(self) -> CodeIdentity:
+        """Look for the code of tasks that bring none, in the current folder."""
+        return CodeIdentity(Path.cwd(), load_project().workflow_packages)
