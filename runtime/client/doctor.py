@@ -11,8 +11,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from runtime.outputs import (
     StackOutputs,
     contract_digest,
 )
+from runtime.platform import system
 from runtime.stack.find import FoundStack, NothingThere, find_stack, is_location, read_stack
 from runtime.units import format_duration, format_size
 from runtime.values import dataclass
@@ -90,7 +90,7 @@ def failed(check: str, problem: RuntimeFailure) -> Line:
 
 def examine(name: str | None, settings: Settings, *, now: datetime | None = None) -> Iterator[Line]:
     """Look at this machine, then at the stack `name`, by default the one in use. Lines come as they are known."""
-    now = now or datetime.now(UTC)
+    now = now or system.now()
     yield ok("program", f"research-runtime {__version__}, Python {platform.python_version()}")
     yield _data_folder(settings.data_dir)
     yield from _targets(settings)
@@ -106,7 +106,7 @@ def examine(name: str | None, settings: Settings, *, now: datetime | None = None
         google, lines = _open_google(settings)
         yield from lines
     try:
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
+        with system.pool(_AT_ONCE, name="doctor") as pool:
             for answer in pool.map(_look, _list_checks(found.outputs, google)):
                 yield from [answer] if isinstance(answer, Line) else answer
     finally:

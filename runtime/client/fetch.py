@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
+from runtime.platform import system
 from runtime.shim import tree
 from runtime.shim.folders import MOST_PARTS
 from runtime.snapshots.own_files import MARKER, make_output_folder
@@ -101,7 +101,7 @@ class LocalFolder:
 
     def _put(self, name: str, write: Callable[[BinaryIO], None], overwrite: bool) -> Became:
         folder, last = self._below.enter(name)
-        part = f".{secrets.token_hex(8)}.part"
+        part = f".{system.urandom(8).hex()}.part"
         descriptor, is_named = _open_part(part, folder)
         try:
             with os.fdopen(descriptor, "r+b") as opened:

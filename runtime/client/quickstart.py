@@ -16,11 +16,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final, Protocol, Self
@@ -31,6 +29,7 @@ from runtime.config import load_settings
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, WorkFailed
 from runtime.outputs import SqliteQueueOutput
 from runtime.owners import make_folders
+from runtime.platform import system
 from runtime.queues.sqlite.holders import Presence
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
@@ -107,7 +106,7 @@ def run_quickstart(
         raise InvalidValue("number of workers", workers, "1 or more")
     if path is not None and not path.is_dir():
         raise RequestRefused(f"`{path}` is no folder", hint="name the root of a tree of source files")
-    started = time.monotonic()
+    started = system.monotonic()
     with ExitStack() as undo:
         undo.enter_context(_leave_on_sigterm())
         folder = undo.enter_context(_work_folder(keep=keep))
@@ -149,7 +148,7 @@ def run_quickstart(
             folder=folder,
             root=Path(shards["root"]),
             bytes=shards["bytes"],
-            seconds=time.monotonic() - started,
+            seconds=system.monotonic() - started,
             killed=killed,
             killed_running=running,
             audit=audit([*_ids(mapped), *_ids(reduced)], stack.records, listed),
@@ -227,7 +226,7 @@ def _watch_map(
     kill_from = max(1, round(total * KILL_AFTER))
     killed: str | None = None
     running: tuple[str, ...] = ()
-    last_done, last_change = -1, time.monotonic()
+    last_done, last_change = -1, system.monotonic()
     while True:
         counts = store.totals(EXPERIMENT).counts
         done = sum(count for state, count in counts.items() if state.terminal)
@@ -237,16 +236,16 @@ def _watch_map(
                 show.say("every shard was done before a worker could be killed: give it a larger tree")
             return killed, running
         if done != last_done:
-            last_done, last_change = done, time.monotonic()
+            last_done, last_change = done, system.monotonic()
         if kill and killed is None and done >= kill_from and (victim := fleet.find_busy()) is not None:
             killed, running = victim.name, fleet.kill(victim)
             when = "in the middle of a task" if running else "between two tasks"
             show.say(f"killed worker {killed} with SIGKILL {when}, {done} of {total} recorded; another takes its place")
             fleet.start(1)
         fleet.check()
-        if time.monotonic() - last_change > STALLED_AFTER_S:
+        if system.monotonic() - last_change > STALLED_AFTER_S:
             raise fleet.explain_stall(done, total)
-        time.sleep(_POLL_S)
+        system.sleep(_POLL_S)
 
 
 def _records_of(submission: Submission, store: RecordStore) -> list[Record]:
@@ -267,8 +266,8 @@ def _records_of(submission: Submission, store: RecordStore) -> list[Record]:
 
 
 def _watch_reduce(reduced: Submission, store: RecordStore, fleet: _Fleet) -> Mapping[str, Any]:
-    deadline = time.monotonic() + STALLED_AFTER_S
-    while time.monotonic() < deadline:
+    deadline = system.monotonic() + STALLED_AFTER_S
+    while system.monotonic() < deadline:
         if wait(reduced, timeout=0.2).complete:
             value: Mapping[str, Any] = _records_of(reduced, store)[0].value
             return value
@@ -363,10 +362,10 @@ class _Fleet:
         for each in self._alive():
             each.killed = True
             each.popen.terminate()
-        deadline = time.monotonic() + grace_s
+        deadline = system.monotonic() + grace_s
         for each in self._processes:
             try:
-                each.popen.wait(max(0, deadline - time.monotonic()))
+                each.popen.wait(max(0, deadline - system.monotonic()))
             except subprocess.TimeoutExpired:
                 each.popen.send_signal(signal.SIGKILL)
                 each.popen.wait()
@@ -415,7 +414,7 @@ def _work_folder(*, keep: bool) -> Iterator[Path]:
         else:
             path = base / "quickstart"
             if keep or not _take(held.enter_context((base / "quickstart.lock").open("w", encoding="utf-8"))):
-                path = Path(tempfile.mkdtemp(prefix=f"quickstart-{datetime.now(UTC):%Y%m%d-%H%M%S}-", dir=base))
+                path = Path(tempfile.mkdtemp(prefix=f"quickstart-{system.now():%Y%m%d-%H%M%S}-", dir=base))
             else:
                 shutil.rmtree(path, ignore_errors=True)
                 path.mkdir(0o700)

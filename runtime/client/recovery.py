@@ -15,15 +15,15 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InvalidTask, NotPossible, StoreBroken
+from runtime.platform import system
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.queues.sqlite.holders import Presence
 from runtime.records.blobs.folder import sync
@@ -82,7 +82,7 @@ def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.recovering-", dir=path.parent) as scratch:
             try:
-                done = _recover(path, Path(scratch), now or datetime.now(UTC), in_use=in_use)
+                done = _recover(path, Path(scratch), now or system.now(), in_use=in_use)
             except NotPossible:
                 if not in_use:
                     lock.unlink(missing_ok=True)
@@ -401,7 +401,7 @@ def _name_missing(new: sqlite3.Connection) -> None:
         if new.execute("SELECT 1 FROM experiments WHERE name=?", (name,)).fetchone():
             name = f"{name}-recovered-{number}"
         new.execute(
-            "INSERT INTO experiments(id, name, queue, created) VALUES(?, ?, ?, ?)", (number, name, queue, time.time())
+            "INSERT INTO experiments(id, name, queue, created) VALUES(?, ?, ?, ?)", (number, name, queue, system.time())
         )
 
 

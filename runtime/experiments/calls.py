@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import as_completed as futures_as_completed
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from runtime.client.values import End
 from runtime.errors import InfrastructureFailure
+from runtime.platform import system
 from runtime.terminal import Log
 from runtime.units import Span, count_noun, read_span
 
@@ -189,8 +188,8 @@ class Calls(Sequence[Call]):
     def results(self, timeout: Span | None = None) -> list[Any]:
         """Wait for all calls, and return their values in the order of the items. Raises the exception of the first failed one."""
         span = _seconds(timeout)
-        until = None if span is None else time.monotonic() + span
-        return [each.result(None if until is None else max(0.0, until - time.monotonic())) for each in self._calls]
+        until = None if span is None else system.monotonic() + span
+        return [each.result(None if until is None else max(0.0, until - system.monotonic())) for each in self._calls]
 
     def as_completed(self, timeout: Span | None = None) -> Iterator[Call]:
         """Yield each call once it has ended. Raises `TimeoutError`."""
@@ -216,7 +215,7 @@ def _watch(source: Source, calls: Iterable[Call]) -> None:
         while left:
             for number in [number for number, call in left.items() if call.done()]:
                 del left[number]
-            began = time.monotonic()
+            began = system.monotonic()
             try:
                 ended = source.look(list(left))
             except InfrastructureFailure as problem:
@@ -234,9 +233,9 @@ def _watch(source: Source, calls: Iterable[Call]) -> None:
                 left.pop(number).finish(end)
             pause = FIRST_LOOK_S if ended else min(LAST_LOOK_S, pause * 1.5)
             # A look that takes long, as over a slow connection, is made less often.
-            time.sleep(max(pause, time.monotonic() - began))
+            system.sleep(max(pause, system.monotonic() - began))
 
-    threading.Thread(target=look, name="calls", daemon=True).start()
+    system.thread(target=look, name="calls").start()
 
 
 def _fail(calls: Iterable[Call], problem: BaseException) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,6 +10,7 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.client.values import End
 from runtime.jobs import ledger
 from runtime.jobs.ledger import Outcome
+from runtime.platform import system
 
 JUDGED_EVERY_S: Final = 5.0
 """How often to ask the backend for runs that left no result in the record root, such as lost ones."""
@@ -22,7 +22,7 @@ class JobCalls:
     def __init__(self, job: JobHandle) -> None:
         self.job = job
         self._entry = job.entry()
-        self._judged_at = time.monotonic()
+        self._judged_at = system.monotonic()
 
     def describe(self) -> str:
         return f"job {self.job.id[:10]} on {self.job.target.name}"
@@ -31,7 +31,7 @@ class JobCalls:
         first = self._entry.first_index
         outcomes = ledger.read_outcomes(self.job.files, self.job.id).get(self.job.id, {})
         ended = {index: outcomes[index] for index in (first + number for number in open) if index in outcomes}
-        if not ended and time.monotonic() - self._judged_at >= JUDGED_EVERY_S:
+        if not ended and system.monotonic() - self._judged_at >= JUDGED_EVERY_S:
             ended = self._judge([first + number for number in open])
         ends = returned.read_ends(self.job.files, self._entry, ended) if ended else {}
         return {index - first: end for index, end in ends.items()}
@@ -39,7 +39,7 @@ class JobCalls:
     def _judge(self, open: Sequence[int]) -> dict[int, Outcome]:
         """Return the ends of runs that only the backend knows."""
         status = self.job.status(indices=True)
-        self._judged_at = time.monotonic()
+        self._judged_at = system.monotonic()
         return {
             each.index: returned.end_of(status.entry, each)
             for each in status.indices

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from runtime.client.functions import make_call
@@ -23,6 +20,7 @@ from runtime.client.values import End
 from runtime.config import working_folder
 from runtime.errors import UnknownName
 from runtime.experiments.calls import Call, Calls
+from runtime.platform import system
 from runtime.records.orders import person
 from runtime.snapshots.origin import own_argv
 from runtime.stack.open import OpenStack, open_stack
@@ -70,7 +68,7 @@ def start_on_queue(
     packages = take_packages(environment, opened.records, opened.settings, code, extra=extra)
     if in_file:
         check_packed(call.function, wanted, code)
-    salt = secrets.token_hex(8) if again else None
+    salt = system.urandom(8).hex() if again else None
     ids: dict[str, int] = {}
     argv = own_argv()
 
@@ -123,7 +121,7 @@ class QueueCalls:
         self._name, self._queue, self._stack = name, queue, stack
         self._numbers = dict(ids)
         self._tasks = {number: task for task, number in ids.items()}
-        self._alone = threading.Lock()
+        self._alone = system.lock()
         """Held while the stack is in use, since the calls' own thread and the program's share it."""
 
     def describe(self) -> str:
@@ -142,5 +140,5 @@ class QueueCalls:
     def cancel(self, numbers: Sequence[int] | None) -> list[str]:
         with self._alone:
             for number in self._tasks if numbers is None else numbers:
-                cancel_task(self._stack, self._tasks[number], now=datetime.now(UTC), by=person())
+                cancel_task(self._stack, self._tasks[number], now=system.now(), by=person())
         return []

@@ -7,7 +7,6 @@ counts. So the program that tunes may be killed at any moment or run twice: made
 from __future__ import annotations
 
 import difflib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -19,6 +18,7 @@ from runtime.experiments.sampling import MakesSampler, ask, load_optuna
 from runtime.experiments.space import Space, read_space, spell
 from runtime.experiments.trials import Objective, Study, Trial, TrialState, end_trial, read_objective
 from runtime.faults import reach
+from runtime.platform import system
 from runtime.terminal import Log
 
 FIRST_LOOK_S: Final = 0.02
@@ -191,7 +191,7 @@ def _run(
             ended = True
         pause = FIRST_LOOK_S if ended else min(LAST_LOOK_S, pause * 1.5)
         if place.at_once:
-            time.sleep(pause)
+            system.sleep(pause)
 
 
 def _look(place: Place, trials: list[Trial], objective: Objective) -> bool:

@@ -25,13 +25,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, StoreUnavailable, UnknownName
 from runtime.jobs.hosts.base import AccessDenied, Files
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import MAX_INDICES, JobState
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.units import format_time, parse_time
 from runtime.values import dataclass, field, replace
@@ -472,7 +473,7 @@ def list_jobs(files: Files) -> list[str]:
 
 
 def now() -> datetime:
-    return datetime.now(UTC)
+    return system.now()
 
 
 def read_many_entries(

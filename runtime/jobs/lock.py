@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import job_folder
+from runtime.platform import system
 from runtime.shim import processes
+
+if TYPE_CHECKING:
+    import threading
 
 BEAT_S: Final = 1.0
 STILL_S: Final = 10.0
@@ -41,11 +43,11 @@ class Lock:
     def __init__(self, files: Files, job: str, owner: str, *, folder: str | None = None) -> None:
         """`folder` has the lock, by default that of the job."""
         self._files, self._folder, self._owner = files, folder or job_folder(job), owner
-        self._token = os.urandom(8).hex()
+        self._token = system.urandom(8).hex()
         self._process = _this_process()
         self._number = 0
         self._count = 0
-        self._stop = threading.Event()
+        self._stop = system.event()
         self._thread: threading.Thread | None = None
 
     def take(self, *, patience_s: float, wait: bool = True, tell: Callable[[str], None] = lambda text: None) -> bool:
@@ -54,7 +56,7 @@ class Lock:
         Raises `LockHeld` if a living holder did not release it in time; unless it is to `wait`, as soon as the holder is
         known to live.
         """
-        until, seen, still = time.monotonic() + patience_s, b"", time.monotonic()
+        until, seen, still = system.monotonic() + patience_s, b"", system.monotonic()
         lives = told = False
         dead: tuple[int, object] | None = None
         while True:
@@ -70,20 +72,20 @@ class Lock:
                     return held is not None
                 continue
             if content != seen:
-                lives, seen, still = bool(seen and content), content, time.monotonic()
+                lives, seen, still = bool(seen and content), content, system.monotonic()
                 if _has_ended(holder):
                     dead = held, holder.get("token")
                     continue
-            elif time.monotonic() - still >= STILL_S:
+            elif system.monotonic() - still >= STILL_S:
                 # Not simply the newest: another that watched it may have been first.
                 dead = held, holder.get("token")
                 continue
-            if time.monotonic() >= until or (lives and not wait):
+            if system.monotonic() >= until or (lives and not wait):
                 raise LockHeld(str(holder.get("owner", "unknown")))
             if not told:
                 told = True
                 tell("another launcher is at work on this job; waiting for it")
-            time.sleep(BEAT_S / 4)
+            system.sleep(BEAT_S / 4)
 
     def ensure_held(self) -> None:
         """Raise `NotPossible` if another launcher took the lock over."""
@@ -133,7 +135,7 @@ class Lock:
                 except Exception:
                     continue
 
-        self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)
+        self._thread = system.thread(target=beat, name="launch-lock")
         self._thread.start()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import job_folder, list_attempts
+from runtime.platform import system
 from runtime.shim.logs import GAP, LOG_BYTES, render_gap, split_log
 from runtime.shim.words import BEAT_S
 from runtime.units import format_duration
@@ -41,7 +41,7 @@ class HeartbeatWatch:
         self._files, self._attempt = files, attempt
         self._name = f"{run}/a{attempt:04d}/beat"
         self._before = files.read(self._name)
-        self._began = time.monotonic()
+        self._began = system.monotonic()
 
     def wait(self, tell: Callable[[str], None]) -> Heartbeat | None:
         """Wait for a change for at most `STILL_S`, and report the wait to `tell`. None if there is no counter yet."""
@@ -49,7 +49,7 @@ class HeartbeatWatch:
             return None
         told = False
         while True:
-            watched = time.monotonic() - self._began
+            watched = system.monotonic() - self._began
             now = self._files.read(self._name) or self._before
             if now != self._before or watched >= STILL_S:
                 return Heartbeat(
@@ -58,7 +58,7 @@ class HeartbeatWatch:
             if not told:
                 told = True
                 tell(f"waiting for a sign of life of attempt {self._attempt}, at most {format_duration(STILL_S)}")
-            time.sleep(min(1.0, max(0.05, STILL_S - watched)))
+            system.sleep(min(1.0, max(0.05, STILL_S - watched)))
 
 
 def shows_life(files: Files, job: str, indices: Sequence[int], tell: Callable[[str], None]) -> bool:
@@ -68,12 +68,12 @@ def shows_life(files: Files, job: str, indices: Sequence[int], tell: Callable[[s
         newest = [(index, max(list_attempts(files, job, index), default=0)) for index in indices[:RUNS_WATCHED]]
         return [(n, files.read(f"{job_folder(job)}/runs/{index}/a{n:04d}/beat")) for index, n in newest]
 
-    before, until = read(), time.monotonic() + STILL_S
+    before, until = read(), system.monotonic() + STILL_S
     tell(
         f"waiting for a sign of life of job `{job}`, at most {format_duration(STILL_S)}: it may run where nobody can look from here"
     )
-    while time.monotonic() < until:
-        time.sleep(LOOK_S)
+    while system.monotonic() < until:
+        system.sleep(LOOK_S)
         if read() != before:
             return True
     return False

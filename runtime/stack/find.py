@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +39,7 @@ from runtime.outputs import (
     read_published,
 )
 from runtime.owners import check_trusted, is_ours, write_private
+from runtime.platform import system
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.terminal import Log
 from runtime.units import format_duration, format_time, parse_time
@@ -137,7 +138,7 @@ def find_stack(name: str | None = None, *, settings: Settings | None = None) -> 
         raise InvalidValue("stack", name, "the name of a stack", hint="leave it out for the default stack")
     name = name or settings.stack
     if name == LOCAL or (name is None and settings.outputs is None):
-        return FoundStack(outputs=local_outputs(settings), source="built-in", read_at=datetime.now(UTC))
+        return FoundStack(outputs=local_outputs(settings), source="built-in", read_at=system.now())
     if name is None:
         return _find_published(settings)
     return _find_named(name, settings)
@@ -311,12 +312,12 @@ def _known_copy(cached: FoundStack | None) -> str | None:
 
 def _say_published(found: FoundStack, failed: PulumiFailed) -> None:
     when = found.published.at if found.published else None
-    age = f", published {format_duration(datetime.now(UTC) - when)} ago" if when else ""
+    age = f", published {format_duration(system.now() - when)} ago" if when else ""
     _warn(f"using the published copy of stack `{found.name}` at {found.source}{age} (pulumi: {failed.reason})")
 
 
 def _say_cached(cached: FoundStack, why: str) -> FoundStack:
-    age = format_duration(datetime.now(UTC) - cached.read_at)
+    age = format_duration(system.now() - cached.read_at)
     _warn(f"using outputs of stack `{cached.name}` as read {age} ago from {cached.source} ({why})")
     return cached
 
@@ -336,7 +337,7 @@ def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefuse
 
 
 def _parse_published(source: str) -> FoundStack:
-    return parse_found(decode_fields(read_location(source), source=source), source, datetime.now(UTC))
+    return parse_found(decode_fields(read_location(source), source=source), source, system.now())
 
 
 def read_location(source: str) -> bytes:
@@ -408,7 +409,7 @@ def remember(found: FoundStack, settings: Settings, name: str | None = None) -> 
         "read_at": format_time(found.read_at),
         OUTPUT_NAME: dict(found.fields) or outputs_fields(found.outputs),
     }
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    temporary = path.with_name(f".{path.name}.{system.urandom(4).hex()}")
     try:
         write_private(temporary, json.dumps(content, indent=1) + "\n")
         temporary.replace(path)
@@ -457,7 +458,7 @@ def _read_pulumi(name: str) -> FoundStack:
         raise PulumiFailed(
             name, "pulumi printed no JSON", hint=f"see what `pulumi stack output --json --stack {name}` prints"
         ) from None
-    return parse_found(value, "pulumi", datetime.now(UTC))
+    return parse_found(value, "pulumi", system.now())
 
 
 def _explain_pulumi(stack: str, stderr: str) -> PulumiFailed:

@@ -7,12 +7,12 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible
+from runtime.platform import system
 from runtime.stack.head_way import render_ssh
 from runtime.values import replace
 
@@ -85,7 +85,7 @@ def need_programs(way: HeadWay) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, way: HeadWay, said: BinaryIO) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = system.monotonic() + PATIENCE_S
     while True:
         # ssh listens only once it has logged in.
         try:
@@ -93,14 +93,14 @@ def _wait(process: subprocess.Popen[bytes], port: int, way: HeadWay, said: Binar
             return
         except OSError:
             pass
-        if process.poll() is not None or time.monotonic() > deadline:
+        if process.poll() is not None or system.monotonic() > deadline:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
             ended = (
                 f"no forward within {PATIENCE_S} s" if process.poll() is None else f"ssh ended with {process.poll()}"
             )
             raise TunnelFailed(way, lines[-1] if lines else ended)
-        time.sleep(_LOOK_EVERY_S)
+        system.sleep(_LOOK_EVERY_S)
 
 
 def _free_port() -> int:

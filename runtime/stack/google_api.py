@@ -8,14 +8,14 @@ to it are not authenticated, and Google's host becomes the first part of their p
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, MissingExtra
+from runtime.platform import system
 from runtime.records.blobs.bucket import has_machine_credentials
 
 SCOPES: Final = (
@@ -170,12 +170,12 @@ class GoogleApi:
                 failure, cause = _refusal(method, url, answer), None
             if pause is None or not again or not failure.retryable:
                 raise failure from cause
-            time.sleep(pause)
+            system.sleep(pause)
         raise AssertionError("unreachable")
 
     def _note_time(self, date: str | None) -> None:
         try:
-            self.skew = datetime.now(UTC) - parsedate_to_datetime(date) if date else self.skew
+            self.skew = system.now() - parsedate_to_datetime(date) if date else self.skew
         except (ValueError, TypeError):  # no date, or one without a zone
             return
 

@@ -7,7 +7,6 @@ commit and the time.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import datetime, timedelta
@@ -27,6 +26,7 @@ from runtime.outputs import (
     published_fields,
     read_published,
 )
+from runtime.platform import system
 from runtime.snapshots.identity import ask_git
 from runtime.stack.find import FoundStack, NothingThere, is_location, read_location
 from runtime.units import parse_time
@@ -275,7 +275,7 @@ def _write_file(url: str, scheme: str, data: bytes) -> None:
     from urllib.parse import unquote, urlsplit
 
     path = Path(unquote(urlsplit(url).path) if scheme else url).expanduser()
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{system.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:

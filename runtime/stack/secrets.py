@@ -10,7 +10,6 @@ import base64
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, InvalidContract, RequestRefused, UnknownName
 from runtime.outputs import SecretOutput, StackOutputs, need_output
+from runtime.platform import system
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 from runtime.units import parse_time
 from runtime.values import dataclass
@@ -88,7 +88,7 @@ def list_secrets(outputs: StackOutputs, api: GoogleApi) -> Iterator[SecretSeen]:
     Raises `MissingOutput` for a contract without secrets.
     """
     found: dict[str, SecretOutput] = need_output(outputs, "secrets", "`runtime secrets`")
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="secrets") as pool:
+    with system.pool(_AT_ONCE, name="secrets") as pool:
         yield from pool.map(lambda pair: look_at(pair[0], pair[1], outputs.stack, api), sorted(found.items()))
 
 

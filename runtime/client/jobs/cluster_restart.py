@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from runtime.client.jobs.cluster_jobs import keep_cluster
@@ -27,6 +25,7 @@ from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost
 from runtime.launchers.ray.names import note_name, split_name
 from runtime.launchers.ray.owned import find_job, read_grace, read_metadata
+from runtime.platform import system
 from runtime.units import count_noun
 from runtime.values import dataclass, replace
 
@@ -171,14 +170,14 @@ class ClusterRestart:
         self._change(commanded=True)
 
     def _await_head(self, view: RestartView) -> None:
-        until, said = time.monotonic() + self._head_s, ""
+        until, said = system.monotonic() + self._head_s, ""
         while not has_restarted(self.look()):
             boot = self.read_boot()
             waits = boot.get("waiting-for", "nothing")
             if waits not in ("nothing", said):
                 said = waits
                 self._tell(f"the head waits for {waits}")
-            if time.monotonic() >= until:
+            if system.monotonic() >= until:
                 # The next command restarts the unit once more.
                 self._change(commanded=False)
                 words = [f"it says `{name}`: {text}" for name, text in sorted(boot.items())]
@@ -190,12 +189,12 @@ class ClusterRestart:
                     ],
                     hint="`runtime cluster exec -- sudo docker logs --tail 100 ray` may say why; then run the same command",
                 )
-            time.sleep(_LOOK_S)
+            system.sleep(_LOOK_S)
         self._tell("the head is back")
 
     def _reap(self, view: RestartView) -> None:
         try:
-            run, _ = reap_once(self._means.reaper(), self._means.ray_name, Memory(), datetime.now(UTC))
+            run, _ = reap_once(self._means.reaper(), self._means.ray_name, Memory(), system.now())
         except (InfrastructureFailure, NotPossible) as problem:
             self._tell(f"nothing was reaped, which the head's reaper does: {explain_briefly(problem)}")
             return
@@ -210,7 +209,7 @@ class ClusterRestart:
             self._tell(f"member node `{name}` is READY, and Ray does not see it yet; `runtime cluster status --tunnel`")
 
     def _take_up(self, view: RestartView) -> None:
-        until = time.monotonic() + TAKE_UP_S
+        until = system.monotonic() + TAKE_UP_S
         acted: dict[str, KeptJob] = {}
         while True:
             problem: InfrastructureFailure | None = None
@@ -222,10 +221,10 @@ class ClusterRestart:
                 problem = silent
             if problem is None:
                 break
-            if time.monotonic() >= until:
+            if system.monotonic() >= until:
                 self._tell(f"not all jobs were taken up: {explain_briefly(problem)}")
                 break
-            time.sleep(_LOOK_S)
+            system.sleep(_LOOK_S)
             self.look()
         self.kept = tuple(sorted(acted.values(), key=lambda each: each.job))
 
@@ -298,14 +297,14 @@ class ClusterRestart:
         return [name for name, addresses in members.items() if not alive.issuperset(addresses)]
 
     def _wait(self, left: Callable[[], list[str]], seconds: float, noun: str, what: str) -> list[str]:
-        until, before = time.monotonic() + seconds, -1
+        until, before = system.monotonic() + seconds, -1
         while found := left():
             if len(found) != before:
                 before = len(found)
                 self._tell(f"waiting for {count_noun(before, noun)} {what}, {seconds:.0f} s at most")
-            if time.monotonic() >= until:
+            if system.monotonic() >= until:
                 break
-            time.sleep(_LOOK_S)
+            system.sleep(_LOOK_S)
             self.look()  # renews the hold
         return found
 
@@ -320,11 +319,11 @@ class ClusterRestart:
         return view.hold
 
     def answers_again(self) -> bool:
-        until = time.monotonic() + SILENT_S
+        until = system.monotonic() + SILENT_S
         while self.look().session is None:
-            if time.monotonic() >= until:
+            if system.monotonic() >= until:
                 return False
-            time.sleep(_LOOK_S)
+            system.sleep(_LOOK_S)
         return True
 
     def _change(self, **changes: Any) -> Hold:

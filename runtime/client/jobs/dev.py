@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -26,6 +25,7 @@ from runtime.jobs.plan import Target
 from runtime.jobs.runs import RunLog, read_limit
 from runtime.jobs.spec import JobState
 from runtime.jobs.spec_fields import held_ids
+from runtime.platform import system
 from runtime.shim.hold import BEAT, FOLDER, OVER
 from runtime.snapshots.snapshot import Snapshot, SnapshotRules, make_snapshot, survey
 from runtime.values import dataclass, replace
@@ -167,13 +167,13 @@ class Machine:
 
     def beat(self) -> None:
         """Move the counter on if it is due. Raises `TakenOver` if a later client goes on with the machine."""
-        if time.monotonic() < self._due:
+        if system.monotonic() < self._due:
             return
         if max(self._clients(), default=0) > self._client:
             raise TakenOver(self.job)
         self._beats += 1
         self.files.write(f"{self._folder}/{BEAT}", f"{self._client} {self._beats}".encode())
-        self._due = time.monotonic() + BEAT_S
+        self._due = system.monotonic() + BEAT_S
 
     def read(self, write: Callable[[RunLog, int, int], None], began: Callable[[str], None]) -> list[CommandEnd]:
         """Pass the log of each attempt that may have news, with numbers of attempt and tree, to `write`, and its host to
@@ -237,9 +237,9 @@ class Folder:
 
         It is looked at once a second. Raises `NotPossible` if no snapshot can be taken; the next look tries again.
         """
-        if time.monotonic() < self._due:
+        if system.monotonic() < self._due:
             return None
-        self._due = time.monotonic() + LOOK_S
+        self._due = system.monotonic() + LOOK_S
         seen = [
             (name, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
             for name, status in survey(self._path, self._rules)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from runtime.jobs.plan import Target, owner_name
 from runtime.jobs.spec import JobState
 from runtime.jobs.spec_fields import ID_LETTERS
 from runtime.launchers.standing import judge_jobs
+from runtime.platform import system
 from runtime.units import count_noun, format_duration
 from runtime.values import dataclass, replace
 
@@ -45,7 +46,7 @@ class Candidate:
     """None if nobody asked."""
 
     def describe(self) -> str:
-        age = format_duration(max(0.0, (datetime.now(UTC) - self.launched_at).total_seconds()))
+        age = format_duration(max(0.0, (system.now() - self.launched_at).total_seconds()))
         state = f", {self.state}" if self.state not in (None, JobState.UNKNOWN) else ""
         return f"`{self.job}` {self.name or 'without a known name'} on {self.target.name}, launched {age} ago{state}"
 

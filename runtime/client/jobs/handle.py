@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, find_keeper
 from runtime.launchers.standing import judge_job
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.units import Span, format_duration, format_time, read_span
 from runtime.values import replace
@@ -84,16 +84,16 @@ class JobHandle(OpenTarget):
         `tell` gets the job's status at each look.
         """
         span = read_span(timeout, "timeout")
-        until = None if span is None else time.monotonic() + span.total_seconds()
+        until = None if span is None else system.monotonic() + span.total_seconds()
         pause = 0.05
         while True:
             status = self.status()
             tell(status)
             if status.state.terminal or (stuck and status.reason is not None):
                 return status
-            if span is not None and until is not None and time.monotonic() >= until:
+            if span is not None and until is not None and system.monotonic() >= until:
                 raise TimeoutError(f"job {self.id} is {status.state} after {format_duration(span)}")
-            time.sleep(pause)
+            system.sleep(pause)
             pause = min(WAIT_S, pause * 1.5)
 
     def result(self, timeout: Span | None = None, *, index: int | None = None) -> Any:
@@ -158,7 +158,7 @@ class JobHandle(OpenTarget):
             yield from log.read(attempt)
             if ended:
                 return
-            time.sleep(look_again_s(self.files))
+            system.sleep(look_again_s(self.files))
 
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
         """Stop the job, or some of its indices. Returns descriptions of leftovers; empty means that all is gone.
@@ -423,7 +423,7 @@ def follow_all(
                     yield index, last
         if ended or len(finished) >= (len(runs) or entry.indices):
             return
-        time.sleep(max(every_s, look_again_s(job.files)))
+        system.sleep(max(every_s, look_again_s(job.files)))
 
 
 def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:

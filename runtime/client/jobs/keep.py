@@ -9,7 +9,6 @@ any step leaves nothing that the next cannot continue.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
@@ -31,6 +30,7 @@ from runtime.jobs.plan import NativeState, owner_name
 from runtime.jobs.spec import parse_spec, secret_refs
 from runtime.launchers.base import Clears, SeesOneMachine
 from runtime.launchers.standing import FORGOTTEN, GONE, judge_job, judge_jobs
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.shim.words import NOTIFY
 from runtime.units import count_noun
@@ -227,7 +227,7 @@ def _act(job: JobHandle, before: LedgerEntry, settings: Settings, progress: Call
     """Decide once more under the job's lock, and do it. Raises `LockHeld`."""
     # Refuses the folder of another user: their command would run as us.
     job.files.make_folder(job_folder(job.id))
-    held = Lock(job.files, job.id, f"runtime keep of {owner_name()}@{socket.gethostname()}")
+    held = Lock(job.files, job.id, f"runtime keep of {owner_name()}@{system.node()}")
     held.take(patience_s=lock.STILL_S + 5, wait=False)
     reach("keep.locked")
     try:

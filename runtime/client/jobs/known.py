@@ -25,6 +25,7 @@ from runtime.errors import InvalidValue
 from runtime.jobs.plan import JobIdentity, Target, owner_name
 from runtime.jobs.spec import JobSpec, JobState
 from runtime.owners import make_folders, write_private
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.units import format_time, parse_time
 from runtime.values import dataclass, field, fields, replace
@@ -149,7 +150,7 @@ def remember_job(
         "owner": owner_name() if isinstance(job, str) else job.owner,
         "runs": runs,
         "gpus": count_gpus(spec) if spec else None,
-        "at": format_time(datetime.now(UTC)),
+        "at": format_time(system.now()),
         "terminal": name_terminal() if spec else None,
         "definition": _digest(target),
     }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtime.jobs.spec_fields import set_fields, spec_fields
 from runtime.owners import write_private
+from runtime.platform import system
 from runtime.units import count_noun
 from runtime.values import dataclass
 
@@ -68,7 +69,7 @@ def remember(prepared: Prepared, launch: LastLaunch) -> None:
     """Note the launch as the last of its name. A folder that cannot be written stops no launch."""
     path = _path(prepared)
     said = {"version": VERSION, "job": launch.job, "fields": dict(launch.fields), "files": dict(launch.files)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{system.urandom(4).hex()}")
     with suppress(OSError):
         try:
             write_private(temporary, json.dumps(said, separators=(",", ":")))

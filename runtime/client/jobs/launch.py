@@ -11,8 +11,6 @@ import contextlib
 import functools
 import itertools
 import json
-import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +35,7 @@ from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
 from runtime.launchers.standing import GONE, UNSEEN, judge_job
+from runtime.platform import system
 from runtime.shim.program import build_shim
 from runtime.snapshots.origin import own_argv, read_repositories, without_secrets
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
@@ -176,7 +175,7 @@ def _carry_out(
         for name in (ledger.REFUSED, ledger.REMOVING):
             files.remove(f"{plan.folder}/{name}")
     _remember(prepared)
-    lock = Lock(files, plan.job.id, f"{plan.job.owner}@{os.uname().nodename}")
+    lock = Lock(files, plan.job.id, f"{plan.job.owner}@{system.node()}")
     lock.take(patience_s=600, tell=progress)
     try:
         if files.read(f"{plan.folder}/launched") is not None:
@@ -318,7 +317,7 @@ def _begin(action: Callable[[], T]) -> Callable[[], T]:
         with contextlib.suppress(Exception):
             found.append(action())
 
-    thread = threading.Thread(target=do, daemon=True)
+    thread = system.thread(do, name="launch")
     thread.start()
 
     def finish() -> T:
@@ -396,7 +395,7 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
     return {
         "name": plan.job.name,
         "owner": plan.job.owner,
-        "from": os.uname().nodename,
+        "from": system.node(),
         "target": plan.target.name,
         "kind": plan.target.kind,
         "at": format_time(ledger.now()),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from runtime.jobs.lock import Lock, LockHeld
 from runtime.jobs.plan import owner_name
 from runtime.jobs.secret_schemes import COMMON_SCHEMES
 from runtime.jobs.spec import SecretRef, parse_spec
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.shim.notify import Undelivered, claim_name, deliver, find_event, make_claim, sent_name, wants
 from runtime.shim.words import CLAIMS, NOTIFY
@@ -73,7 +73,7 @@ def send_due(place: OpenTarget, settings: Settings, progress: Callable[[str], No
     """Try each message of the target's jobs again that is due. One that cannot be sent stops no other."""
     for each in read_unsent(place.files):
         job = JobHandle(each.event["job"], place.target, place.launcher, place.host)
-        if not each.is_due(time.time()):
+        if not each.is_due(system.time()):
             continue
         try:
             entry = ledger.read_entry(job.files, job.id)
@@ -107,7 +107,7 @@ def announce_end(job: JobHandle, status: JobStatus, settings: Settings, progress
         assert event
         if not wants(sink, event) or _is_sent(job, event, number):
             continue
-        now = time.time()
+        now = system.time()
         if job.files.create(claim_name(event, number), make_claim(event, number, now).encode()):
             _send(job, Unsent(event=event, sink=number, began=now, at=now, problem=""), order, settings, progress)
 
@@ -177,5 +177,5 @@ def _read(job: JobHandle, file: str) -> dict[str, Any]:
 def describe_unsent(unsent: Unsent) -> str:
     """`notification 0 was not sent: the receiver answered HTTP 500; runtime keep sends it again`"""
     why = f": {unsent.problem}" if unsent.problem else " yet"
-    final = unsent.problem == OF_MACHINE or time.time() - unsent.began >= GIVEN_UP_S
+    final = unsent.problem == OF_MACHINE or system.time() - unsent.began >= GIVEN_UP_S
     return f"notification {unsent.sink} was not sent{why}" + ("" if final else "; `runtime keep` sends it again")

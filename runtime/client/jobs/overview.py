@@ -6,8 +6,7 @@ With `refresh` the others are asked too, at once; one that does not answer keeps
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from runtime.config import Settings
 from runtime.errors import RequestRefused, RuntimeFailure
 from runtime.jobs.plan import Target
 from runtime.launchers.registry import get_launcher
+from runtime.platform import system
 from runtime.values import replace
 
 AT_ONCE: Final = 8
@@ -33,7 +33,7 @@ def read_overview(
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[TargetJobs]:
     """Read the jobs of all targets, those of `local` first. `tell` gets a line for each that cannot be used here."""
-    now = datetime.now(UTC)
+    now = system.now()
     targets = list_usable_targets(settings, tell=tell)
     local = [target for target in targets if target.name == LOCAL]
     look = partial(_look, settings=settings, wanted=wanted, looked_at=looked_at, now=now, tell=tell)
@@ -46,7 +46,7 @@ def read_overview(
     ]
     if not refresh:
         return [*found, *(show_known(each, wanted, now) for each in known)]
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="targets") as pool:
+    with system.pool(AT_ONCE, name="targets") as pool:
         return [*found, *pool.map(look, known)]
 
 
@@ -67,7 +67,7 @@ def read_one(
 ) -> TargetJobs:
     """Ask one target for its jobs. Raises the failure of a target that does not answer."""
     with open_target(target, make_context(settings)) as place:
-        return read_target(place, now=now or datetime.now(UTC), looked_at=looked_at, wanted=wanted, settings=settings)
+        return read_target(place, now=now or system.now(), looked_at=looked_at, wanted=wanted, settings=settings)
 
 
 def _look(

@@ -31,6 +31,7 @@ from runtime.jobs.spec import (
 from runtime.jobs.spec_fields import held_ids, job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
+from runtime.platform import system
 from runtime.snapshots.own_files import list_own_places
 from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, make_snapshot
 from runtime.tasks.sinks import put_named
@@ -202,7 +203,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
     if spec.name == "last":
         allowed = "a name that is not `last`, which means the newest job"
         raise InvalidValue("name", spec.name, allowed, hint="name another, such as `--name last-one`")
-    hold = f"hold {os.uname().nodename}:{(base / spec.code.path).resolve()}" if options.hold else None
+    hold = f"hold {system.node()}:{(base / spec.code.path).resolve()}" if options.hold else None
     identity = JobIdentity(
         id=next(held_ids(owner=owner, target=target.name, spec=spec, hold=hold))
         if hold

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import secrets
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -33,6 +31,7 @@ from runtime.jobs.hosts.base import Files, Room
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import Gpus, JobResources, JobSpec, JobState, Outputs
 from runtime.owners import write_private
+from runtime.platform import system
 from runtime.units import format_duration
 from runtime.values import dataclass
 
@@ -125,7 +124,7 @@ def _check(place: OpenTarget, settings: Settings, patience: timedelta, gpus: flo
     yield _try_space("space", place.files.room(), f"in the record root `{place.files.root}`")
     with tempfile.TemporaryDirectory(prefix="runtime-probe-") as folder:
         # No other tree has this file, so the probe never equals an earlier job.
-        token = secrets.token_hex(16)
+        token = system.urandom(16).hex()
         (Path(folder) / "token").write_text(token + "\n")
         spec = JobSpec(
             command=("sh", "-c", _SCRIPT),
@@ -145,7 +144,7 @@ def _check(place: OpenTarget, settings: Settings, patience: timedelta, gpus: flo
 def _run_probe(
     prepared: Prepared, place: OpenTarget, settings: Settings, token: str, patience: timedelta, gpus: float | None
 ) -> Iterator[Step]:
-    plan, began = prepared.plan, time.time()
+    plan, began = prepared.plan, system.time()
     probe = JobHandle(plan.job.id, plan.target, prepared.launcher, place.host)
     _clean_up_earlier(probe, settings)
     with _remembered(probe, settings):
@@ -168,7 +167,7 @@ def _run_probe(
 
 def _try_records(files: Files) -> Step:
     """Write, read back, refuse the second creation, remove."""
-    name, text = f"probe-{secrets.token_hex(8)}", secrets.token_bytes(32)
+    name, text = f"probe-{system.urandom(8).hex()}", system.urandom(32)
     try:
         first, second, read = files.create(name, text), files.create(name, b"twin"), files.read(name)
     finally:
@@ -201,7 +200,7 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
     except RuntimeFailure as problem:
         yield _failed("run", problem)
         return
-    seen = time.time()
+    seen = system.time()
     attempts = read_attempts(job.files, job.id, 0)
     if status.state.terminal:
         yield _interpreter(job)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +32,7 @@ from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart, owner_name
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
 from runtime.jobs.spec_fields import job_id
 from runtime.launchers.base import Resubmits
+from runtime.platform import system
 from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import Snapshot
 from runtime.units import format_time
@@ -119,7 +118,7 @@ def _next_epoch(
     """Start these runs again under the job's lock. Attempts from before `status` was read are forgiven; with None
     nothing is forgiven."""
     _wait_until_quiet(job)
-    lock = Lock(job.files, job.id, f"{owner_name()}@{socket.gethostname()}")
+    lock = Lock(job.files, job.id, f"{owner_name()}@{system.node()}")
     lock.take(patience_s=600, tell=progress)
     try:
         return go_on(job, indices, settings, lock, status=status, progress=progress)
@@ -215,14 +214,14 @@ def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
 
 def _wait_until_quiet(job: JobHandle) -> None:
     natives = [each.native_id for each in newest_natives(job.entry())]
-    until = time.monotonic() + QUIET_S
+    until = system.monotonic() + QUIET_S
     while natives and any(not each.state.terminal for each in job.launcher.states(job.target, natives, job.host)):
-        if time.monotonic() >= until:
+        if system.monotonic() >= until:
             raise NotPossible(
                 f"a native job of `{job.id}` still lives: {', '.join(natives)}",
                 hint=f"runtime cancel {job.id[:10]} ends it",
             )
-        time.sleep(0.1)
+        system.sleep(0.1)
 
 
 def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) -> LaunchPlan:
@@ -342,7 +341,7 @@ def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> 
             "reason": outcome.reason.value,
             "code": outcome.code,
             "attempt": outcome.attempt,
-            "at": time.time(),
+            "at": system.time(),
             "from": job.id,
             "noted": format_time(ledger.now()),
         }

@@ -25,6 +25,7 @@ from runtime.jobs.plan import NativeStart, NativeState, owner_name
 from runtime.jobs.spec import Dependency, JobState, When
 from runtime.launchers.base import RemembersStarts
 from runtime.launchers.standing import judge_jobs
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.shim.files import FOLDED, METRICS_SUM
 from runtime.shim.retry import LOSS, name_end, name_loss
@@ -187,7 +188,7 @@ def read_target(
 def note_status(job: JobHandle, status: JobStatus, settings: Settings) -> None:
     """Let this machine's overview know what was seen of a job on a target that it does not ask."""
     if job.target.name != LOCAL and status.state is not JobState.UNKNOWN and is_noted(job.target, settings):
-        now = datetime.now(UTC)
+        now = system.now()
         times = read_times(job.files, [status]).get(job.id, Times())
         save_job(job.target, _line(status, times, None, now), settings)
 

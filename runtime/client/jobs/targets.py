@@ -19,7 +19,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -31,6 +30,7 @@ from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.owners import write_private
+from runtime.platform import system
 from runtime.values import dataclass
 
 LOCAL: Final = "local"
@@ -141,7 +141,7 @@ def read_target(name: str, definition: Definition) -> Target:
 def make_context(settings: Settings, base: Path | None = None) -> PlanContext:
     return PlanContext(
         settings=settings,
-        now=datetime.now(UTC),
+        now=system.now(),
         base=base or Path.cwd(),
         environ=dict(os.environ),
         records=str(settings.data_dir / "jobs"),

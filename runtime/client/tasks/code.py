@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime.config import Settings, folders_above, load_project, working_folder
 from runtime.errors import NotPossible, RequestRefused
 from runtime.owners import check_trusted
+from runtime.platform import system
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class CodeInHand:
 
     def take(self, records: RecordStore, settings: Settings) -> SubmittedCode:
         """Return the same as `take_code`, for one stack and one working directory at every call."""
-        now = time.monotonic()
+        now = system.monotonic()
         quiet = self._watch is not None and self._watch.is_quiet()
         if quiet and self._code is not None and now - self._looked_at < LOOK_EVERY_S:
             self._used = True

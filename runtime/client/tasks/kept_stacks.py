@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtime.client.tasks.code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
 from runtime.config import files_looked_at, no_working_folder
+from runtime.platform import system
 from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.stack.open import OpenStack, open_stack
 from runtime.terminal import Log
@@ -64,7 +65,7 @@ class KeptStack:
 
     @property
     def is_current(self) -> bool:
-        now = time.monotonic()
+        now = system.monotonic()
         quiet = self._watch is not None and self._watch.is_quiet()
         if quiet and now - self._looked_at < LOOK_EVERY_S:
             return True

@@ -6,7 +6,6 @@ it and grows while the attempt runs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 from runtime.client.tasks.results import list_tasks
 from runtime.client.tasks.standing import Standing, read_standing
 from runtime.errors import NotPossible, UnknownName
+from runtime.platform import system
 from runtime.records.base import RecordStore
 from runtime.tasks.history import EndedNote, StartedMark
 from runtime.tasks.model import TaskState
@@ -107,7 +107,7 @@ def follow(
     *,
     said: Said = lambda _: None,
     poll_s: float | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] | None = None,
 ) -> Iterator[bytes]:
     """Yield the output of the newest attempt and of later ones, until the task has ended."""
     pause = poll_s if poll_s is not None else LOCAL_POLL_S if records.holds_tasks else REMOTE_POLL_S
@@ -128,7 +128,7 @@ def follow(
         seen |= {log.token for log in logs}
         if standing.state.terminal:
             return
-        sleep(pause)
+        (sleep or system.sleep)(pause)
 
 
 def _pieces(records: RecordStore, url: str, offset: int) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from runtime.client.tasks.code import import_root
 from runtime.client.tasks.kept_stacks import KeptStack, borrow_stack, look_up_variable
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused, explain_json
+from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.tasks.model import (
     DEFAULT_EXPERIMENT,
@@ -80,7 +81,7 @@ def submitter() -> str:
     # The variables that `getpass` takes a name from, in its order.
     find = look_up_variable
     name = find(b"LOGNAME") or find(b"USER") or find(b"LNAME") or find(b"USERNAME")
-    return _submitter(name or os.geteuid(), os.uname().nodename)
+    return _submitter(name or os.geteuid(), system.node())
 
 
 @functools.lru_cache(16)

@@ -6,9 +6,7 @@ has died or beside another one, does nothing twice and yields every end.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +17,7 @@ from runtime.client.tasks.make import experiment_of, function_entry, module_fold
 from runtime.client.tasks.returned import find_ended
 from runtime.client.tasks.submit import Submission, submit
 from runtime.errors import InvalidValue, RequestRefused, WorkFailed
+from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore, calls_at_once
@@ -110,7 +109,7 @@ class MappedTasks:
 
     def _as_recorded(self) -> Iterator[MappedTask]:
         left, pause = set(self._inputs), _FIRST_POLL_S
-        with self._open() as records, ThreadPoolExecutor(calls_at_once(records), thread_name_prefix="mapped") as pool:
+        with self._open() as records, system.pool(calls_at_once(records), name="mapped") as pool:
             while left:
                 ended = find_ended(records, self.submission.experiment, left)
                 for start in range(0, len(ended), _BATCH):
@@ -119,7 +118,7 @@ class MappedTasks:
                         yield each
                 pause = _FIRST_POLL_S if ended else min(pause * 1.5, self._poll_s)
                 if left:
-                    time.sleep(pause)
+                    system.sleep(pause)
 
     def _read(self, records: RecordStore, task: str, generation: int) -> MappedTask:
         record = records.find(task, generation)

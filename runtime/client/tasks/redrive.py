@@ -16,6 +16,7 @@ from runtime.client.identify import find_submitted
 from runtime.client.tasks.standing import Stack, Standing, read_standing
 from runtime.client.tasks.status import last_line, purged, queue_of
 from runtime.errors import InvalidTask, InvalidValue
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.tasks.history import Mark, Record
@@ -257,7 +258,5 @@ def _each(records: RecordStore, call: Callable[[A], B], items: Sequence[A]) -> l
     """Map `call` over the items, with several calls at once if each is a request."""
     if records.holds_tasks or len(items) < 2:
         return [call(item) for item in items]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with system.pool(AT_ONCE, name="redrive") as pool:
         return list(pool.map(call, items))

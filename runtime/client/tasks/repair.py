@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.tasks.sending import Progress, bury_lines, decode_part
 from runtime.errors import InfrastructureFailure
+from runtime.platform import system
 from runtime.queues.base import MakesTopics, Queue
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
@@ -58,7 +59,7 @@ def repair(
     held = {
         running
         for worker in records.workers(newer_than=LIVE_WITHIN)
-        if not worker.left and (now or datetime.now(UTC)) - worker.seen_at < LIVE_WITHIN
+        if not worker.left and (now or system.now()) - worker.seen_at < LIVE_WITHIN
         for running in worker.running
     }
     counts = Counter[str]()
@@ -81,7 +82,7 @@ def repair(
                 for task, invalid in malformed_lines
                 if task_key(task.id, task.generation) not in recorded and task.id not in held
             ]
-            bury_lines(records, unfiled, now or datetime.now(UTC))
+            bury_lines(records, unfiled, now or system.now())
             open_tasks = [task for task in tasks if task_key(task.id, task.generation) not in recorded]
             # A later generation is in no manifest; it is the same task, started again.
             most = LIMITS["generation"][1]

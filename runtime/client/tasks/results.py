@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from runtime.client.params import params_of_entry
 from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.status import last_line
 from runtime.errors import InvalidTask
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
@@ -82,7 +82,7 @@ def read_results(records: RecordStore, experiment: str, *, large_values: bool = 
     Reads the records of `BATCH` tasks at a time, so memory is bounded by those, and 16 bytes for each task.
     """
     listed = list_tasks(records, experiment)
-    with ThreadPoolExecutor(calls_at_once(records), thread_name_prefix="results") as pool:
+    with system.pool(calls_at_once(records), name="results") as pool:
         while batch := list(itertools.islice(listed, BATCH)):
             yield from pool.map(lambda each: _read(records, each, large_values=large_values), batch)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import base64
 import pickle
-import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from runtime.client.tasks.cancel import cancel_task
@@ -18,6 +16,7 @@ from runtime.client.tasks.make import open_target
 from runtime.client.tasks.standing import read_standing
 from runtime.client.values import CallFailed, End
 from runtime.errors import NotPossible
+from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
 from runtime.records.codec import read_value
@@ -115,16 +114,16 @@ class Submitted(Protocol):
 def await_ends(made: Submitted, timeout: Span | None) -> list[End]:
     """Wait until every task has ended; returns `read_end` of each, in the order of submission. Raises `TimeoutError`."""
     span = read_span(timeout, "timeout")
-    until = None if span is None else time.monotonic() + span.total_seconds()
+    until = None if span is None else system.monotonic() + span.total_seconds()
     tasks, pause = _named(made), FIRST_LOOK_S
     with open_records(made) as records:
         while True:
             ended = dict(find_ended(records, made.experiment, {task for task, _ in tasks}))
             if len(ended) == len(tasks):
                 return [read_end(records, task, ended[task], loads=made.pickles) for task, _ in tasks]
-            if span is not None and until is not None and time.monotonic() >= until:
+            if span is not None and until is not None and system.monotonic() >= until:
                 raise TimeoutError(f"{len(ended)} of {count_noun(len(tasks), 'task')} ended in {format_duration(span)}")
-            time.sleep(pause)
+            system.sleep(pause)
             pause = min(LAST_LOOK_S, pause * 1.5)
 
 
@@ -142,7 +141,7 @@ def cancel_tasks(made: Submitted) -> None:
     with open_target(made.asked or made.queue, made.stack) as opened:
         stack: Any = opened.stack if isinstance(opened, KeptStack) else opened
         for task, _ in _named(made):
-            cancel_task(stack, task, now=datetime.now(UTC), by=person())
+            cancel_task(stack, task, now=system.now(), by=person())
 
 
 def _named(made: Submitted) -> tuple[tuple[str, int], ...]:

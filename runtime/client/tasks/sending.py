@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, TypeAlias
 
 from runtime.client.identify import FindsTasks
 from runtime.client.tasks.make import OWN_CODE
 from runtime.errors import InvalidTask, PartTaken, RuntimeFailure
+from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.coverage import own_key, read_keys
@@ -150,7 +151,7 @@ class ThroughManifest:
 
     def _publish_again(self, part: ManifestPart) -> int:
         tasks, malformed_lines = decode_part(self._records, part)
-        bury_lines(self._records, malformed_lines, datetime.now(UTC))
+        bury_lines(self._records, malformed_lines, system.now())
         self._queue.put(tasks)
         self._records.mark_sent(part)
         for task in tasks:
@@ -160,9 +161,8 @@ class ThroughManifest:
     def _read_keys(self, parts: Sequence[ManifestPart]) -> Iterator[Sequence[int]]:
         if not parts:
             return
-        from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="manifest") as pool:
+        with system.pool(_READ_AT_ONCE, name="manifest") as pool:
             # A few at a time: keys wait in memory until they are taken.
             for start in range(0, len(parts), 4 * _READ_AT_ONCE):
                 some = parts[start : start + 4 * _READ_AT_ONCE]

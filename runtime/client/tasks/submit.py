@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -47,6 +46,7 @@ from runtime.client.tasks.sending import (
 from runtime.clock import describe_skew
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
+from runtime.platform import system
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
@@ -207,7 +207,7 @@ def submit(
     Calling it again with the same work submits nothing twice; tasks that are known keep the code they were submitted
     with.
     """
-    now = datetime.now(UTC)
+    now = system.now()
     if type(args) not in LISTS:
         check_argument("args", args)
     if type(outputs) not in LISTS:
@@ -408,9 +408,8 @@ class _ExistingOutputs:
         if remote:
             for url in remote:
                 self._open_bucket(url)
-            from concurrent.futures import ThreadPoolExecutor
 
-            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="existing") as pool:
+            with system.pool(PARALLEL, name="existing") as pool:
                 there |= {url for url, found in zip(remote, pool.map(self._in_bucket, remote), strict=True) if found}
         return there
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
@@ -15,6 +13,7 @@ from runtime.client.tasks.sending import NAMED_TASKS
 from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.submit import Submission
 from runtime.errors import NotPossible, UnknownName, WorkFailed
+from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
@@ -85,7 +84,7 @@ class Waited:
             return [record.value for record in self.records]
         with open_target(self.asked, self.stack) as opened:
             store = (opened.queue if isinstance(opened, KeptStack) else opened).records
-            with ThreadPoolExecutor(calls_at_once(store), thread_name_prefix="values") as pool:
+            with system.pool(calls_at_once(store), name="values") as pool:
                 return list(pool.map(lambda record: read_value(record, store), self.records))
 
 
@@ -109,7 +108,7 @@ def wait(
     all of its experiment. Interrupting it leaves the work alone. Raises `UnknownName` for an experiment without tasks.
     """
     span = read_span(timeout, "timeout")
-    deadline = None if span is None else time.monotonic() + span.total_seconds()
+    deadline = None if span is None else system.monotonic() + span.total_seconds()
     submission = what if isinstance(what, Submission) else None
     if submission is not None:
         queue = queue or submission.asked or submission.queue
@@ -199,12 +198,12 @@ def _poll(
 ) -> Waited:
     pause = min(0.05, poll_s)
     while True:
-        left = None if deadline is None else deadline - time.monotonic()
+        left = None if deadline is None else deadline - system.monotonic()
         final = left is not None and left <= 0
         seen = look.look(final=final)
         if progress:
             progress(seen.totals)
         if seen.complete or final:
             return seen
-        time.sleep(pause if left is None else min(pause, left))
+        system.sleep(pause if left is None else min(pause, left))
         pause = min(pause * 1.5, poll_s)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, StoreUnavailable
+from runtime.platform import system
 from runtime.values import dataclass
 
 _PIECE: Final = 4 << 20
@@ -218,7 +218,7 @@ class AgentFiles(ABC):
             offset += len(chunk)
 
     def upload(self, name: str, file: Path) -> None:
-        part, offset = f"{name}.{os.urandom(4).hex()}.part", 0
+        part, offset = f"{name}.{system.urandom(4).hex()}.part", 0
         try:
             with file.open("rb") as opened:
                 while (piece := opened.read(_PIECE)) or not offset:

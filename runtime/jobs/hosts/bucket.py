@@ -12,6 +12,7 @@ from runtime.errors import InvalidValue
 from runtime.jobs.hosts.agent import MARKER, new_marker, read_marker
 from runtime.jobs.hosts.base import Room
 from runtime.jobs.plan import Target
+from runtime.platform import system
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -186,9 +187,7 @@ class BucketFiles:
     def _ask_for_marker(self) -> None:
         if self._watch is None or self._looking is not None:
             return
-        from concurrent.futures import ThreadPoolExecutor
-
-        pool = ThreadPoolExecutor(1)
+        pool = system.pool(1, name="marker")
         self._looking = pool.submit(self._blobs.get, MARKER)
         pool.shutdown(wait=False)
 
@@ -228,7 +227,5 @@ class BucketFiles:
         wanted: list[Any] = list(keys)
         if len(wanted) < 2:
             return [do(key) for key in wanted]
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(min(len(wanted), self._blobs.parallel)) as pool:
+        with system.pool(min(len(wanted), self._blobs.parallel), name="run-files") as pool:
             return list(pool.map(do, wanted))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts import agent
 from runtime.jobs.hosts.base import AgentFiles, AgentHost, HostUnavailable, RootWatch, explain_refusal
+from runtime.platform import system
 from runtime.shim import folders
 
 PROGRAM: Final = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode())"
@@ -37,7 +37,7 @@ class RemoteHost(AgentHost):
 
     def __init__(self) -> None:
         self.watch: RootWatch | None = None
-        self._lock = threading.Lock()
+        self._lock = system.lock()
         self._count = 0
 
     def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:

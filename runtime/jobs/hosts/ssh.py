@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import IO, Any, Final
 from runtime.jobs.hosts.base import Files, HostUnavailable
 from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_agent
 from runtime.owners import make_folders, make_private
+from runtime.platform import system
 
 _SOCKET_PATH: Final = 104
 _SOCKET_NAME: Final = 58
@@ -74,7 +74,7 @@ class SshHost(RemoteHost):
                 self._errors.close()
 
     def _connect(self) -> subprocess.Popen[bytes]:
-        self._mark = f"=={os.urandom(12).hex()}=="
+        self._mark = f"=={system.urandom(12).hex()}=="
         words = ["ssh", "-T", *self._connection_options(), self.name]
         words += ["exec", self._python, "-u", "-c", shlex.quote(PROGRAM)]
         import tempfile

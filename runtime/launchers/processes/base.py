@@ -7,10 +7,8 @@ the boot id tells a reboot from a death, and the number of the namespace whether
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -38,6 +36,7 @@ from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
 from runtime.launchers.standing import ELSEWHERE, REBOOTED
 from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
+from runtime.platform import system
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.containers import ENGINES
 from runtime.shim.files import CONTAINERS
@@ -462,22 +461,22 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
     boot, running = _look(host)
     if (serving := _find_shim(folder, running)) is not None:
         return serving
-    native = f"{os.urandom(8).hex()}@{boot}"
+    native = f"{system.urandom(8).hex()}@{boot}"
     host.spawn(
         [*before, *(native if word == "TOKEN" else word for word in words)], folder=folder, log=f"{folder}/shim.log"
     )
-    started = time.monotonic()
-    while time.monotonic() - started < START_S:
+    started = system.monotonic()
+    while system.monotonic() - started < START_S:
         owner = host.files.read(f"{plan.folder}/owners/{plan.order['epoch']}.0")
         if owner is not None:
             return owner.decode()
-        if time.monotonic() - started > APPEAR_S and native not in " ".join(_look(host)[1]):
+        if system.monotonic() - started > APPEAR_S and native not in " ".join(_look(host)[1]):
             raise ShimNotStarted(
                 f"the shim of job `{plan.job.id}` did not start on `{host.name}`",
                 facts=_last_words(plan, host),
                 hint=f"set `python` of target `{plan.target.name}`; `runtime targets check {plan.target.name}` tries it",
             )
-        time.sleep(0.02)
+        system.sleep(0.02)
     # It may still claim the job: no other target is to be tried.
     raise HostUnavailable(
         f"the shim of job `{plan.job.id}` runs on `{host.name}` and took no job within {START_S:g} s",
@@ -523,10 +522,10 @@ def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 
     Each look wakes stopped shims. If something stops them again for longer than their grace, they are killed, and `clear`
     ends their commands.
     """
-    until, pause = time.monotonic() + patience_s, LOOK_S
+    until, pause = system.monotonic() + patience_s, LOOK_S
     kill_at: float | None = None
     while shims := wake_processes(native_ids, host):
-        now = time.monotonic()
+        now = system.monotonic()
         if kill_at is not None and now >= kill_at:
             signal_processes(host, "KILL", shims)
         elif kill_at is None and (stopped := [each for each in shims if each.is_stopped]):
@@ -540,7 +539,7 @@ def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 
                 for native, pids in left.items()
                 if pids
             ]
-        time.sleep(pause)
+        system.sleep(pause)
         pause = min(LOOK_MOST_S, pause * 1.2)
     return []
 

@@ -4,13 +4,13 @@ that killed shims left by their variables, if the system shows these, and contai
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import Owned
+from runtime.platform import system
 from runtime.values import dataclass
 
 GRACE_S: Final = 70.0
@@ -72,7 +72,7 @@ class _Found:
 def list_owned(host: Host, *, everybody: bool, job: str | None) -> list[Owned]:
     """Each shim that serves a job of this record root, and each process or container that a killed one left; of all users, or
     of ours."""
-    now = datetime.now(UTC)
+    now = system.now()
     owned: dict[str, Owned] = {}
     found, containers = _look(host, everybody=everybody)
     for each in found:
@@ -92,7 +92,7 @@ def list_owned(host: Host, *, everybody: bool, job: str | None) -> list[Owned]:
 def remove_owned(host: Host, owned: Sequence[Owned]) -> list[str]:
     """End all processes of these jobs, shims with their grace; returns what is left, in words."""
     jobs = {each.job for each in owned}
-    kill_at = time.monotonic() + GRACE_S
+    kill_at = system.monotonic() + GRACE_S
     asked: set[int] = set()
     pause = LOOK_S
     while True:
@@ -101,7 +101,7 @@ def remove_owned(host: Host, owned: Sequence[Owned]) -> list[str]:
         boxes = [each for each in containers if each.job in jobs]
         if not found and not boxes:
             return []
-        now = time.monotonic()
+        now = system.monotonic()
         shims = {each.process.pid: each.process for each in found if each.native}
         if now >= kill_at + KILLED_S:
             return [
@@ -115,7 +115,7 @@ def remove_owned(host: Host, owned: Sequence[Owned]) -> list[str]:
         _signal(host, "TERM", tops)
         asked.update(tops)
         _signal(host, "KILL", [each.process.pid for each in found if now >= kill_at or not each.native])
-        time.sleep(pause)
+        system.sleep(pause)
         pause = min(LOOK_MOST_S, pause * 1.5)
 
 

@@ -14,7 +14,6 @@ import errno
 import functools
 import itertools
 import os
-import secrets
 import stat
 import threading
 import time
@@ -43,8 +42,6 @@ _NOT_ALLOWED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 T = TypeVar("T")
 
 _serial = itertools.count()
-_MARK: Final = secrets.token_hex(4)
-"""Two workers in containers, or on two machines, may have the same numbers of process and thread."""
 
 
 class FolderBlobs:
@@ -54,6 +51,8 @@ class FolderBlobs:
         """Raises `StoreUnavailable` without such a folder: it is never made, for it may be a disk not mounted."""
         self.root = root.absolute()
         self._base = f"{self.root}/"
+        self._mark = system.urandom(4).hex()
+        """Two workers in containers, or on two machines, may have the same numbers of process and thread."""
         self.url = f"file:{self.root}"
         if not self.root.is_dir():
             raise _no_folder(self.root)
@@ -70,7 +69,7 @@ class FolderBlobs:
     def _write(self, key: str, fill: Callable[[int], None], publish: Callable[[str, str], bool]) -> bool:
         path = self._base + key
         folder = path[: path.rindex("/")]
-        temporary = f"{folder}/{TEMPORARY}{_MARK}-{os.getpid()}-{threading.get_native_id()}-{next(_serial)}"
+        temporary = f"{folder}/{TEMPORARY}{self._mark}-{os.getpid()}-{threading.get_native_id()}-{next(_serial)}"
         try:
             descriptor = self._open_new(temporary, folder)
             try:

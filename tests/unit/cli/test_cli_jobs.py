@@ -30,6 +30,7 @@ from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.runs import LogReader
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher
+from runtime.platform import system
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.logs import Log, render_gap, split_log
 from runtime.shim.processes import list_processes
@@ -1141,7 +1142,7 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
         waits.append(seconds)
         beat.write_text("7")
 
-    monkeypatch.setattr("runtime.jobs.runs.time", SimpleNamespace(sleep=move, monotonic=time.monotonic))
+    monkeypatch.setitem(vars(system), "sleep", move)
     lives = run("explain", job)
     beat.unlink()
     nothing = run("explain", job, "-o", "json")
@@ -1180,7 +1181,7 @@ def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
         wait_for(lambda: not (runs / "a0001/beat").exists(), "the end of the counter, which may have moved")
         sleep(seconds)
 
-    monkeypatch.setattr("runtime.jobs.runs.time", SimpleNamespace(sleep=end_it, monotonic=time.monotonic))
+    monkeypatch.setitem(vars(system), "sleep", end_it)
 
     assert run("explain", job).out.splitlines()[0] == (f"job `{job[:10]}` failed: the command failed with exit code 4")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from runtime.cli.main import main
-from runtime.client.tasks import wait as wait_module
 from runtime.tasks.model import CommandEntry
 from runtime.testing import sample_task
+from tests.services_support import replace_sleep
 from tests.verbs_support import Bench
 
 Run = Callable[..., tuple[int, str, str]]
@@ -193,7 +193,7 @@ def test_interrupted_wait_leaves_the_work_alone(bench: Bench, run: Run, monkeypa
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wait_module.time, "sleep", interrupt)
+    replace_sleep(monkeypatch, interrupt)
 
     code, _, err = run("wait", "sweep")
 

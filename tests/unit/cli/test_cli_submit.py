@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,6 @@ from runtime.cli import submit as command
 from runtime.cli import wait as wait_command
 from runtime.cli.main import main
 from runtime.client.tasks import sending
-from runtime.client.tasks import wait as wait_module
 from runtime.outputs import (
     PubSubQueueOutput,
     RecordsOutput,
@@ -35,6 +33,7 @@ from runtime.tasks.history import Mark, Record, Settlement
 from runtime.tasks.model import CommandEntry, Resources, Task, TaskState, WorkflowEntry
 from runtime.tasks.sinks import TaskSink
 from runtime.tasks.wire import decode_task
+from tests.services_support import replace_sleep
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -433,12 +432,11 @@ def test_priority_is_refused_on_a_queue_that_keeps_none(run: Run, tmp_path: Path
 
 
 def in_the_wait(queue: SqliteQueue, act: Callable[[], None]) -> Callable[[float], None]:
-    """Replace `time.sleep` to act while the command waits for its tasks."""
+    """Return what acts in place of a sleep while the command waits for its tasks."""
     sleep = time.sleep
 
     def instead(seconds: float) -> None:
-        # Another test's calls may be followed by a thread that sleeps, too.
-        if threading.current_thread() is threading.main_thread() and waiting(queue):
+        if waiting(queue):
             act()
         else:
             sleep(seconds)  # A sleep outside the wait, since submitting waits for programs too.
@@ -448,7 +446,7 @@ def in_the_wait(queue: SqliteQueue, act: Callable[[], None]) -> Callable[[float]
 
 def test_wait_returns_with_the_work(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     instead = in_the_wait(queue, lambda: settle(queue, 5, TaskState.SUCCEEDED))
-    monkeypatch.setattr(wait_module.time, "sleep", instead)
+    replace_sleep(monkeypatch, instead)
 
     code, out, err = run("--wait", "-o", "json", "--grid", "n=0:2", "p", "w")
 
@@ -461,7 +459,7 @@ def test_wait_returns_with_the_work(run: Run, queue: SqliteQueue, monkeypatch: p
 
 def test_wait_exits_1_and_names_what_failed(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     instead = in_the_wait(queue, lambda: settle(queue, 1, TaskState.FAILED, "Traceback …\nValueError: boom"))
-    monkeypatch.setattr(wait_module.time, "sleep", instead)
+    replace_sleep(monkeypatch, instead)
 
     code, out, err = run("--wait", "p", "w")
 
@@ -488,7 +486,7 @@ def test_wait_without_a_live_worker_says_why_it_waits(
         settle(queue, 5, TaskState.SUCCEEDED)
         queue.close()
 
-    monkeypatch.setattr(wait_module.time, "sleep", work)
+    replace_sleep(monkeypatch, work)
 
     code, _, err = run("--wait", *url, "p", "w")
 
@@ -533,7 +531,7 @@ def test_interrupted_wait_detaches(run: Run, queue: SqliteQueue, monkeypatch: py
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wait_module.time, "sleep", in_the_wait(queue, interrupt))
+    replace_sleep(monkeypatch, in_the_wait(queue, interrupt))
 
     code, _, err = run("--wait", "p", "w")
 

@@ -20,6 +20,7 @@ from runtime.client.jobs.notices import Unsent, read_unsent
 from runtime.config import Settings
 from runtime.jobs.plan import owner_name
 from runtime.jobs.spec import InvalidSpec, JobState, parse_spec, secret_refs
+from runtime.platform import system
 from tests.shim_support import PATIENCE_S, processes_with, wait_for
 from tests.unit.client.test_keep import lose, settings, start  # noqa: F401
 from tests.unit.shim.test_shim_notify import SECRET, Receiver
@@ -46,7 +47,7 @@ def ended(job: JobHandle) -> JobHandle:
 
 def pass_quiet_time(monkeypatch: pytest.MonkeyPatch, seconds: float = notices.QUIET_S) -> None:
     now = time.time() + seconds
-    monkeypatch.setattr(notices, "time", type("Clock", (), {"time": staticmethod(lambda: now)}))
+    monkeypatch.setitem(vars(system), "time", lambda: now)
 
 
 def everything(root: Path) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 
-from runtime.client.tasks import wait as wait_module
 from runtime.client.tasks.wait import wait
+from runtime.platform import system
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
+from tests.services_support import replace_sleep
 from tests.verbs_support import Bench
 
 AT_ONCE = timedelta(0)
@@ -74,7 +74,8 @@ def test_wait_looks_at_the_records_once_more_when_its_time_is_over(
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(wait_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setitem(vars(system), "monotonic", lambda: now[0])
+    replace_sleep(monkeypatch, sleep)
     bench.put(sample_task("1"))
     seen: list[Mapping[TaskState, int]] = []
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +12,8 @@ import pytest
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.lock import Lock
+from runtime.platform import system
+from tests.services_support import replace_sleep
 from tests.shim_support import wait_for
 
 
@@ -108,9 +108,8 @@ def test_number_of_a_dead_holder_that_another_has_now_is_not_taken_over(
         return create(name, *args, **kwargs)
 
     monkeypatch.setattr(files, "create", too_late)
-    monkeypatch.setattr(
-        "runtime.jobs.lock.time", SimpleNamespace(sleep=others_meanwhile, monotonic=lambda: len(paused))
-    )
+    monkeypatch.setitem(vars(system), "monotonic", lambda: len(paused))
+    replace_sleep(monkeypatch, others_meanwhile)
 
     with pytest.raises(NotPossible, match="being launched by another"):
         slow.take(patience_s=3)
@@ -125,7 +124,7 @@ def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, m
     files = LocalFiles(str(tmp_path))
     holder, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
     # The clock counts the holder's heartbeats, since the holder stops whenever this process does.
-    monkeypatch.setattr("runtime.jobs.lock.time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: holder._count))
+    monkeypatch.setitem(vars(system), "monotonic", lambda: holder._count)
     holder.take(patience_s=1)
 
     with pytest.raises(NotPossible, match="being launched by another") as refused:

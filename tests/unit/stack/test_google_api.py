@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from runtime.stack import google_api
 from runtime.stack.google_api import GoogleApi, GoogleRefused, GoogleUnreachable
 from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.google import GoogleServer, Refusal, check_fields, crc32c, methods_of, read_document
+from tests.services_support import replace_sleep
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def google() -> Iterator[GoogleServer]:
 
 @pytest.fixture
 def api(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> GoogleApi:
-    monkeypatch.setattr(google_api.time, "sleep", lambda seconds: None)
+    replace_sleep(monkeypatch, lambda seconds: None)
     return GoogleApi(server=google.url)
 
 
