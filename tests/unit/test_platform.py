@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import select
+import selectors
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_wake_up_from_another_thread_ends_a_wait() -> None:
     wake_up = WakeUp()
 
     with system.selector() as selector:
-        selector.register(wake_up.fd, 1)
+        selector.register(wake_up.fd, selectors.EVENT_READ)
         system.thread(wake_up.ring, name="ringing").start()
         found = selector.select()
 
