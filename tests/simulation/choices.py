@@ -1,0 +1,85 @@
+"""Decisions of a world, each drawn from one seed, written to a tape and read back from it.
+
+A decision is named by who took it, its kind and how often that process took one of this kind before, and only harmful
+decisions are on the tape. So a shorter tape changes nothing but what was taken out, which makes it easy to shrink.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+Tape = dict[tuple[str, str, int], int]
+"""By process, kind and number: the outcome of a decision, if it is not 0."""
+
+
+class Choice:
+    """A decision with weighted outcomes. Outcome 0 is always the harmless one."""
+
+    known: dict[str, Choice] = {}
+
+    def __init__(self, name: str, *weights: float, fault: bool = True) -> None:
+        self.name, self.fault = name, fault
+        self.limits = tuple(accumulate(weights))
+        self.harmless, self.total = self.limits[0], self.limits[-1]
+        self.known[name] = self
+
+
+class Chance:
+    """Decides, from a seed or from a tape; keeps the tape of what it decided."""
+
+    def __init__(self, seed: int, script: Tape | None = None, *, wild: bool = False) -> None:
+        """`wild` switches every fault on; else each seed has a subset of its own."""
+        rng = random.Random(seed)
+        self._random = rng.random
+        self._script = script
+        self._taken: dict[tuple[str, str], int] = {}
+        self.tape: Tape = {}
+        self.healed = False
+        """No fault happens any more."""
+        kinds = sorted(name for name, choice in Choice.known.items() if choice.fault)
+        self._off = set() if wild else {name for name in kinds if rng.random() < 0.5}
+
+    def draw(self, who: str, choice: Choice) -> int:
+        key = who, choice.name
+        number = self._taken.get(key, 0)
+        self._taken[key] = number + 1
+        if self._script is not None:
+            picked = self._script.get((who, choice.name, number), 0)
+            picked = min(picked, len(choice.limits) - 1)
+            if choice.fault and self.healed:
+                return 0
+        else:
+            if choice.fault and (self.healed or choice.name in self._off):
+                return 0
+            at = self._random() * choice.total
+            if at < choice.harmless:
+                return 0
+            picked = min(bisect_right(choice.limits, at), len(choice.limits) - 1)
+        if picked:
+            self.tape[who, choice.name, number] = picked
+        return picked
+
+
+def write_tape(tape: Tape) -> str:
+    """Spell a tape in one line: `w1:kill:3=1 w1:latency:7=2`."""
+    return " ".join(f"{who}:{kind}:{number}={picked}" for (who, kind, number), picked in tape.items())
+
+
+def read_tape(text: str) -> Tape:
+    """Read what `write_tape` wrote."""
+    return dict(_read(word) for word in text.split())
+
+
+def _read(word: str) -> tuple[tuple[str, str, int], int]:
+    name, _, picked = word.rpartition("=")
+    who, kind, number = name.split(":")
+    return (who, kind, int(number)), int(picked)
+
+
+def parts(items: Sequence[tuple[str, str, int]], size: int) -> Iterator[Sequence[tuple[str, str, int]]]:
+    """Cut a list into pieces of `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

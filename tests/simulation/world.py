@@ -1,0 +1,346 @@
+"""A world of hosts and processes in virtual time. Real code runs in it unchanged, and blocks where it blocks.
+
+Each thread is a greenlet, and one of them runs at a time until it waits: for time, a lock, a call. A process that is
+killed is never resumed, so no `finally` of its code runs; one that is stopped is resumed late. What happens next is
+decided by `World.draw` alone, so a seed, or the tape of its decisions, is the whole run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import greenlet
+
+from tests.simulation.choices import Chance, Choice, Tape
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+_EPOCH_S = EPOCH.timestamp()
+_MEMORY = "/dev/shm"
+STORM = 5_000
+"""Steps at one instant after which something spins."""
+STEPS = 400_000
+"""Steps of one run after which it has gone astray."""
+
+LATENCY_S = (0.002, 0.05, 0.4, 3.0)
+LATENCY = Choice("latency", 60, 20, 10, 4)
+ANSWER = Choice("answer", 70, 20, 10)
+WRITE = Choice("write", 60, 1, 1, 1)
+"""Of a call that changes something: done; refused and not done; done, and the answer is lost; the same, and the
+library's own second try met the first."""
+READ = Choice("read", 60, 1)
+KILL = Choice("kill", 250, 1)
+STOP_S = (0.0, 5.0, 40.0, 95.0)
+STOP = Choice("stop", 400, 1, 1, 1)
+SKEW_S = (0.0, 20.0, -20.0, 300.0, -300.0)
+SKEW = Choice("skew", 4, 1, 1, 1, 1)
+JUMP_S = (0.0, 30.0, -30.0)
+JUMP = Choice("jump", 300, 1, 1)
+
+
+class Over(greenlet.GreenletExit):
+    """The world has ended: unwinds what is left of a thread."""
+
+
+class Broken(Exception):
+    """A law does not hold. The first is the run's result."""
+
+    def __init__(self, law: str, what: str) -> None:
+        super().__init__(f"{law}: {what}")
+        self.law, self.what = law, what
+
+
+class Host:
+    def __init__(self, name: str, skew_s: float = 0.0) -> None:
+        self.name, self.skew_s = name, skew_s
+
+
+class Process:
+    """A name, a host, and threads. `mortal` ones may be killed and stopped."""
+
+    def __init__(self, name: str, host: Host, *, mortal: bool) -> None:
+        self.name, self.host, self.mortal = name, host, mortal
+        self.dead = False
+        self.stopped_until = 0.0
+        self.threads: list[Strand] = []
+        self.random = random.Random(name)
+        self.on_death: list[Callable[[], None]] = []
+        """What the rest of the world does when it is gone: its locks and connections end."""
+
+
+class Strand(greenlet.greenlet):
+    """A thread of a process."""
+
+    process: Process
+    name: str
+    ticket = 0
+    """Entries of the schedule with an older number are void."""
+    woken = False
+    ended = False
+    joined: list[Strand]
+
+
+class World:
+    def __init__(
+        self, seed: int, script: Tape | None = None, *, tracing: bool = False, wild: bool = False, until_s: float = 1e9
+    ) -> None:
+        self.chance = Chance(seed, script, wild=wild)
+        self.now = 0.0
+        """Seconds since the world began."""
+        self.until_s = until_s
+        self.steps = 0
+        self.trace: list[str] | None = [] if tracing else None
+        self.processes: dict[str, Process] = {}
+        self.graves: list[Process] = []
+        self.over = False
+        self.broken: Broken | None = None
+        self.cause: Exception | None = None
+        """The exception that a thread died of."""
+        self.wake_ups: dict[int, Any] = {}
+        """By descriptor."""
+        self.descriptors = itertools.count(10_000)
+        self._hub = greenlet.getcurrent()
+        self._heap: list[tuple[float, int, Strand, int]] = []
+        self._order = itertools.count()
+        self._instant, self._at_instant = -1.0, 0
+        self.hosts: dict[str, Host] = {}
+        self._folder: Path | None = None
+
+    # who
+
+    def host(self, name: str) -> Host:
+        """Return the host of that name; its clock is drawn when it is first named."""
+        if name not in self.hosts:
+            self.hosts[name] = Host(name, SKEW_S[self.chance.draw(name, SKEW)])
+        return self.hosts[name]
+
+    def me(self) -> Process | None:
+        """Return the process that runs now; None between two steps."""
+        current = greenlet.getcurrent()
+        return current.process if isinstance(current, Strand) else None
+
+    def draw(self, choice: Choice, who: str = "") -> int:
+        """Take a decision in the name of the running process, or of `who`."""
+        if self.over:
+            raise Over
+        me = self.me()
+        return self.chance.draw(who or (me.name if me else "world"), choice)
+
+    def note(self, text: str) -> None:
+        if self.trace is not None:
+            current = greenlet.getcurrent()
+            who = f"{current.process.name}/{current.name}" if isinstance(current, Strand) else "-"
+            self.trace.append(f"{self.now:10.3f}  {who:<24} {text}")
+
+    def spawn(
+        self, name: str, call: Callable[[], object], *, host: str = "", at_s: float = 0.0, mortal: bool = False
+    ) -> Process:
+        """Start a process `at_s` from now."""
+        process = self.processes[name] = Process(name, self.host(host or name), mortal=mortal)
+        self.start(self.strand(process, call, "main"), at_s)
+        return process
+
+    def strand(self, process: Process, call: Callable[[], object], name: str) -> Strand:
+        def body() -> None:
+            try:
+                call()
+            except Over:
+                return
+            except Broken as problem:
+                self.broken = self.broken or problem
+            except Exception as problem:
+                if self.over:
+                    return
+                self.note(f"died of {type(problem).__name__}: {problem}")
+                what = f"{process.name.rstrip('0123456789.')} died of {type(problem).__name__}: {str(problem)[:90]}"
+                self.broken = self.broken or Broken("no process or thread dies of an exception", what)
+                self.cause = problem
+            finally:
+                strand.ended = True
+                for other in strand.joined:
+                    self.wake(other)
+
+        strand = Strand(body, self._hub)
+        strand.process, strand.name, strand.joined = process, name, []
+        process.threads.append(strand)
+        return strand
+
+    def kill(self, process: Process) -> None:
+        """End a process here and now; if it is the running one, this never returns."""
+        if process.dead:
+            return
+        self.note(f"SIGKILL for {process.name}")
+        process.dead = True
+        self.graves.append(process)
+        for each in process.on_death:
+            each()
+        if self.me() is process:
+            self._hub.switch()
+            raise Over
+
+    def stop(self, process: Process, span_s: float) -> None:
+        """SIGSTOP, and SIGCONT after `span_s`."""
+        self.note(f"SIGSTOP for {process.name}, {span_s:g} s")
+        process.stopped_until = max(process.stopped_until, self.now + span_s)
+        if self.me() is process:
+            self.pause(0.0)
+
+    # time
+
+    def start(self, strand: Strand, after_s: float = 0.0) -> None:
+        heapq.heappush(self._heap, (self.now + after_s, next(self._order), strand, strand.ticket))
+
+    def pause(self, seconds: float) -> None:
+        """Have the running thread wait; between two steps time does not pass."""
+        strand = greenlet.getcurrent()
+        if self.over:
+            raise Over
+        if isinstance(strand, Strand):
+            self.start(strand, max(0.0, seconds))
+            self._hub.switch()
+            if self.over:
+                raise Over
+
+    def park(self, seconds: float | None = None) -> bool:
+        """Have the running thread wait until somebody wakes it; False if the time was over before."""
+        strand = greenlet.getcurrent()
+        if self.over:
+            raise Over
+        assert isinstance(strand, Strand), "nobody could ever wake it"
+        strand.woken = False
+        if seconds is not None:
+            self.start(strand, max(0.0, seconds))
+        self._hub.switch()
+        if self.over:
+            raise Over
+        return strand.woken
+
+    def wake(self, strand: Strand) -> None:
+        if not strand.woken and not self.over:
+            strand.woken = True
+            strand.ticket += 1
+            self.start(strand)
+
+    def wall(self) -> float:
+        """Seconds since 1970 by the clock of the running process's host."""
+        me = self.me()
+        return _EPOCH_S + self.now + (me.host.skew_s if me else 0.0)
+
+    def wall_time(self) -> datetime:
+        me = self.me()
+        return EPOCH + timedelta(seconds=self.now + (me.host.skew_s if me else 0.0))
+
+    def boot_time(self) -> float:
+        if self.over:
+            raise Over
+        return 1000.0 + self.now
+
+    # calls that leave the process
+
+    def call(self, what: str, apply: Callable[[], Any], *, write: bool, refused: Callable[[str], Exception]) -> Any:
+        """Make a call: it takes time, may fail before or after its effect, and its process may be killed or stopped.
+
+        `refused` makes the exception of a failure from its text.
+        """
+        me = self.me()
+        if me is None:
+            return apply()
+        self.pause(LATENCY_S[self.draw(LATENCY)])
+        fate = self.draw(WRITE if write else READ)
+        if fate == 1:
+            self.note(f"{what} -> 503, not done")
+            raise refused("503")
+        result = apply()
+        self.note(what if fate == 0 else f"{what} -> done, ANSWER LOST")
+        if me.mortal:
+            if self.draw(KILL):
+                self.kill(me)
+            if span := self.draw(STOP):
+                self.stop(me, STOP_S[span])
+        if jump := self.draw(JUMP):
+            me.host.skew_s += JUMP_S[jump]
+            self.note(f"the clock of {me.host.name} jumps by {JUMP_S[jump]:g} s")
+        self.pause(LATENCY_S[self.draw(ANSWER)])
+        if fate == 2:
+            raise refused("504")
+        return result if fate == 0 else Retried
+
+    # the run
+
+    def run(self) -> None:
+        """Step until nothing is left to do, the time is over, or a law is broken."""
+        heap, hub = self._heap, self._hub
+        assert greenlet.getcurrent() is hub
+        while heap and self.broken is None:
+            at, _, strand, ticket = heapq.heappop(heap)
+            process = strand.process
+            if strand.ticket != ticket or process.dead or strand.ended:
+                continue
+            if process.stopped_until > at:
+                heapq.heappush(heap, (process.stopped_until, next(self._order), strand, ticket))
+                continue
+            if at > self.until_s:
+                return
+            self.now = at = max(at, self.now)
+            self.steps += 1
+            if at == self._instant:
+                self._at_instant += 1
+                if self._at_instant > STORM:
+                    self.broken = Broken("nothing spins", f"{process.name.rstrip('0123456789.')} took {STORM} steps")
+                    return
+            else:
+                self._instant, self._at_instant = at, 0
+            if self.steps > STEPS:
+                self.broken = Broken("nothing spins", f"{STEPS} steps in one run")
+                return
+            strand.switch()
+
+    def judge(self, check: Callable[[], object]) -> None:
+        """End everybody, and let `check` look at what is left, as a process that nothing happens to."""
+        for process in self.processes.values():
+            process.dead = True
+            self.graves.append(process)
+        self.heal()
+        self.until_s = self.now + 1e6
+        self.spawn("judge", check)
+        self.run()
+
+    def folder(self) -> Path:
+        """Return a folder of the real machine, for what code wants to write there; it goes with the world."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_MEMORY if os.path.isdir(_MEMORY) else None))
+        return self._folder
+
+    def close(self) -> None:
+        """Unwind every thread that is left."""
+        self.over = True
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._heap.clear()
+        for process in [*self.processes.values(), *self.graves]:
+            for strand in process.threads:
+                if strand.gr_frame is not None and not strand.dead:
+                    strand.throw(Over)
+            process.threads.clear()
+
+    def heal(self) -> None:
+        """From now on no fault happens, and what was stopped goes on."""
+        self.note("no more faults")
+        self.chance.healed = True
+        for process in self.processes.values():
+            process.stopped_until = min(process.stopped_until, self.now)
+
+
+class Retried:
+    """The result of a call whose library made it twice: the effect was there already."""
+
+
+__all__ = ["Broken", "Host", "Over", "Process", "Retried", "Strand", "World"]
