@@ -36,7 +36,10 @@ def main(args: list[str] | None = None) -> int:
     runs.add_argument("--first", type=int, help="the first seed (default: drawn)")
     runs.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     runs.add_argument("--keep-going", action="store_true", help="go on after a law was broken, and count")
-    for verb, about in (("replay", "run one world again, and print what happened"), ("shrink", "find the shortest tape that breaks the same law")):
+    for verb, about in (
+        ("replay", "run one world again, and print what happened"),
+        ("shrink", "find the shortest tape that breaks the same law"),
+    ):
         one = verbs.add_parser(verb, help=about)
         one.add_argument("scenario", choices=SCENARIOS)
         one.add_argument("seed", help="a seed, or a tape in quotes")
@@ -79,7 +82,9 @@ def run_many(told: argparse.Namespace) -> int:
     spans = [(first + number * 10**7, each) for number in range(told.processes)]
     began = time.monotonic()
     with multiprocessing.get_context("fork").Pool(told.processes) as pool:
-        found = pool.starmap(run_some, [(told.scenario, start, each, told.seconds, told.keep_going) for start, each in spans])
+        found = pool.starmap(
+            run_some, [(told.scenario, start, each, told.seconds, told.keep_going) for start, each in spans]
+        )
     took = time.monotonic() - began
     runs, steps, hours = (sum(one[key] for one in found) for key in ("runs", "steps", "hours"))
     print(

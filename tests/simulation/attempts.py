@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import greenlet
-
 from runtime.reasons import EndReason
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.host import WorkerHost
 from tests.simulation.choices import Choice
 from tests.simulation.threads import Selector, WakeUp
-from tests.simulation.world import Process, Strand, World
+from tests.simulation.world import Strand, World
 
 if TYPE_CHECKING:
     from tests.simulation.laws import Laws

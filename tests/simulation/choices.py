@@ -10,6 +10,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import ClassVar
 
 Tape = dict[tuple[str, str, int], int]
 """By process, kind and number: the outcome of a decision, if it is not 0."""
@@ -18,7 +19,7 @@ Tape = dict[tuple[str, str, int], int]
 class Choice:
     """A decision with weighted outcomes. Outcome 0 is always the harmless one."""
 
-    known: dict[str, Choice] = {}
+    known: ClassVar[dict[str, Choice]] = {}
 
     def __init__(self, name: str, *weights: float, fault: bool = True) -> None:
         self.name, self.fault = name, fault

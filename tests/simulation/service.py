@@ -56,9 +56,7 @@ class Service:
         self._waiting: list[Strand] = []
 
     def publish(self, messages: Sequence[OutgoingMessage]) -> list[str]:
-        made = [
-            Message(f"m{next(self._ids)}", one.data, dict(one.attributes), self._world.now) for one in messages
-        ]
+        made = [Message(f"m{next(self._ids)}", one.data, dict(one.attributes), self._world.now) for one in messages]
         self.messages.update((one.id, one) for one in made)
         self.rouse()
         return [one.id for one in made]

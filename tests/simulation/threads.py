@@ -376,9 +376,10 @@ def stand_ins(world: World) -> dict[str, Any]:
         "perf_counter": world.boot_time,
         "boottime": world.boot_time,
         "sleep": world.pause,
-        "urandom": lambda n: mine().random.randbytes(n),
-        "random": lambda: mine().random.random(),
-        "sample": lambda items, most: mine().random.sample(items, most),
+        # Looked up at each call, because each process has chance of its own.
+        "urandom": lambda count: mine().random.randbytes(count),  # noqa: PLW0108
+        "random": lambda: mine().random.random(),  # noqa: PLW0108
+        "sample": lambda items, most: mine().random.sample(items, most),  # noqa: PLW0108
         "node": lambda: mine().host.name,
         "boot_id": lambda: f"boot-of-{mine().host.name}",
         "thread": lambda target, *, name: Thread(world, target, name),

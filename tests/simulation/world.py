@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import random
 import shutil
 import tempfile
@@ -24,7 +23,8 @@ from tests.simulation.choices import Chance, Choice, Tape
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 _EPOCH_S = EPOCH.timestamp()
-_MEMORY = "/dev/shm"
+_MEMORY = Path("/dev/shm")
+"""A file system in memory, if there is one."""
 STORM = 5_000
 """Steps at one instant after which something spins."""
 STEPS = 400_000
@@ -316,7 +316,8 @@ class World:
     def folder(self) -> Path:
         """Return a folder of the real machine, for what code wants to write there; it goes with the world."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_MEMORY if os.path.isdir(_MEMORY) else None))
+            place = _MEMORY if _MEMORY.is_dir() else None
+            self._folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=place))
         return self._folder
 
     def close(self) -> None:

@@ -1,44 +1,31 @@
-"""The worlds that are tried: who lives in each, and what must hold when all is over."""
+"""What the scenarios of tasks share: a bucket, the queue's service, laws, and people and workers who use them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from runtime.client.tasks.cancel import cancel_experiment
 from runtime.client.tasks.submit import submit_tasks
-from runtime.client.tasks.wait import wait
 from runtime.errors import InfrastructureFailure
 from runtime.platform import system
 from runtime.queues.pubsub.queue import PubSubQueue
-from runtime.records import store
 from runtime.records.store import BlobRecords
 from runtime.testing import sample_task
 from runtime.worker.options import WorkerOptions
 from runtime.worker.worker import Worker
 from tests.simulation.attempts import Noting, SimulatedHost
-from tests.simulation.bucket import URL, Bucket, open_records
-from tests.simulation.choices import Choice, Tape
-from tests.simulation.laws import IN_FORCE, RECORDED, Laws
+from tests.simulation.bucket import Bucket, open_records
+from tests.simulation.choices import Choice
+from tests.simulation.laws import Laws
 from tests.simulation.service import SETTINGS, Client, Service
-from tests.simulation.threads import stand_ins
-from tests.simulation.world import Broken, Process, World
+from tests.simulation.world import Process, World
 
 WHEN_S = (0.0, 1.0, 5.0, 30.0)
 WHEN = Choice("when", 3, 2, 2, 1, fault=False)
-
-
-@dataclass
-class Result:
-    broken: Broken | None
-    tape: Tape
-    steps: int
-    seconds: float
-    """Virtual."""
-    trace: list[str] | None
-    cause: Exception | None
+HEAL_S: Final = 240.0
+FRESH_S: Final = 420.0
 
 
 class Stack:
@@ -135,99 +122,7 @@ class Town:
 
         return start(lives, at_s)
 
-
-def control(world: World) -> Callable[[], None]:
-    """People give orders to a queue without workers, and submit to it, all at once."""
-    town = Town(world)
-    town.person("submitter", lambda stack: town.submit(stack, "e1", 3), mortal=True)
-    town.person("pauser", lambda stack: stack.queue().pause(), mortal=True)
-    town.person("canceller", lambda stack: town.cancel(stack, "e0"), mortal=True)
-    town.person("purger", town.purge, after_s=1.0, mortal=True)
-
-    def check() -> None:
-        laws = town.laws
-        control = open_records(world, town.bucket).control("default")
-        if "pauser" in town.done and not control.paused:
-            laws._break(IN_FORCE, "a pause is not")
-        if "canceller" in town.done and "e0" not in control.experiments:
-            laws._break(IN_FORCE, "a cancel is not")
-        if "purger" in town.done and control.purged_before is None:
-            laws._break(IN_FORCE, "a purge is not")
-        laws.check_purged()
-        waiting = {one.attributes["runtime_task"] for one in town.service.messages.values()}
-        stranded = [key for key in laws.acknowledged if key not in laws.records and key[0] not in waiting]
-        if stranded:
-            laws._break(RECORDED, f"{len(stranded)} have neither a record nor a message")
-
-    world.until_s = 3_600.0
-    return check
-
-
-HEAL_S: Final = 240.0
-FRESH_S: Final = 420.0
-
-
-def workers(world: World) -> Callable[[], None]:
-    """Two workers of one slot, with successors, work on two experiments, one of which is cancelled."""
-    town = Town(world)
-    town.person("submitter", lambda stack: town.submit(stack, "e1", 3, max_failures=2), mortal=True)
-    town.person("other", lambda stack: town.submit(stack, "e2", 2))
-
-    def cancel(stack: Stack) -> None:
-        while "other" not in town.done:
-            system.sleep(1.0)
-        town.cancel(stack, "e2")
-
-    town.person("canceller", cancel, after_s=2.0)
-
-    def wait_for(stack: Stack) -> Any:
-        while "submitter" not in town.done:
-            system.sleep(1.0)
-        return wait("e1", queue=stack.queue())
-
-    town.person("waiter", wait_for)
-    for number in range(2):
-        town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, idle_timeout=timedelta(seconds=150))
-    _mend(town)
-
-    def check() -> None:
-        laws = town.laws
-        laws.check_recorded()
-        laws.check_failures()
-        laws.check_waited("e1", town.done.get("waiter"))
-
-    world.until_s = 6_000.0
-    return check
-
-
-def _mend(town: Town) -> None:
-    """End all faults, and start a worker that is never killed: it must be enough."""
-    world = town.world
-
-    def heal() -> None:
-        world.heal()
-
-    world.spawn("healer", heal, at_s=HEAL_S)
-    fresh = town.worker("fresh", host="f", at_s=FRESH_S, lives=1, idle_timeout=timedelta(seconds=600))
-    fresh.mortal = False
-
-
-SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {"control": control, "workers": workers}
-
-
-def run(
-    scenario: str, seed: int, script: Tape | None = None, *, tracing: bool = False, wild: bool = False
-) -> Result:
-    """Run one world to its end."""
-    world = World(seed, script, tracing=tracing, wild=wild)
-    store._proven.add(URL)
-    with system.replaced(**stand_ins(world)):
-        try:
-            check = SCENARIOS[scenario](world)
-            world.run()
-            seconds = world.now
-            if world.broken is None:
-                world.judge(check)
-        finally:
-            world.close()
-    return Result(world.broken, world.chance.tape, world.steps, seconds, world.trace, world.cause)
+    def mend(self) -> None:
+        """End all faults after a while, and start a worker that is never killed: it must be enough."""
+        self.world.spawn("healer", self.world.heal, at_s=HEAL_S)
+        self.worker("fresh", host="f", at_s=FRESH_S, lives=1, idle_timeout=timedelta(seconds=600)).mortal = False

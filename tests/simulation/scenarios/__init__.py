@@ -1,0 +1,48 @@
+"""The worlds that are tried: who lives in each, and what must hold when all is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from runtime.platform import system
+from runtime.records import store
+from tests.simulation.bucket import URL
+from tests.simulation.choices import Tape
+from tests.simulation.scenarios.tasks import control, workers
+from tests.simulation.threads import stand_ins
+from tests.simulation.world import Broken, World
+
+SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {"control": control, "workers": workers}
+
+
+@dataclass
+class Result:
+    broken: Broken | None
+    tape: Tape
+    steps: int
+    seconds: float
+    """Virtual."""
+    trace: list[str] | None
+    cause: Exception | None
+
+
+def run(scenario: str, seed: int, script: Tape | None = None, *, tracing: bool = False, wild: bool = False) -> Result:
+    """Run one world to its end."""
+    world = World(seed, script, tracing=tracing, wild=wild)
+    store._proven.add(URL)
+    before, seconds = logging.root.manager.disable, 0.0
+    with system.replaced(**stand_ins(world)):
+        logging.disable(logging.CRITICAL)
+        try:
+            check = SCENARIOS[scenario](world)
+            world.run()
+            seconds = world.now
+            if world.broken is None:
+                world.judge(check)
+        finally:
+            world.close()
+            logging.disable(before)
+    return Result(world.broken, world.chance.tape, world.steps, seconds, world.trace, world.cause)
