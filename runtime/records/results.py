@@ -101,6 +101,8 @@ class BlobResults(BlobManifests):
         home = self._home(mark.task_id, mark.experiment)
         key = layout.mark_key(home, mark.task_id, mark.generation, mark.state)
         if self.blobs.get(layout.closed_key(key)) is not None:
+            # An earlier try of this call may have put it back, and then failed.
+            self.blobs.delete(key)
             return
         self.blobs.put(key, codec.MARK.encode(mark))
         # Closed between the two looks: `unmark` writes the closing before it deletes the mark, so one of us meets the other.

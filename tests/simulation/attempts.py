@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from runtime.reasons import EndReason
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.host import WorkerHost
+from tests.simulation.bucket import REFUSED
 from tests.simulation.choices import Choice
 from tests.simulation.threads import Selector, WakeUp
 from tests.simulation.world import Strand, World
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 WORK_S = (0.5, 0.02, 8.0, 45.0, 700.0)
 WORK = Choice("work", 40, 20, 20, 10, 1, fault=False)
-OUTCOME = Choice("outcome", 60, 4, 2, 1)
-"""Success; a failure of its own; its starter dies under it; a value that no store can hold."""
+OUTCOME = Choice("outcome", 60, 4, 2, 1, 1)
+"""Success; a failure of its own; its starter dies under it; a value that Python cannot read, or that the store refuses."""
 HUGE = "1" * 5_000
 """JSON of an integer that Python refuses to read."""
 
@@ -91,7 +92,7 @@ class Slot:
         elif outcome == 2:
             ended.reason = EndReason.LOST
         else:
-            ended.value = HUGE if outcome == 3 else json.dumps(order.token)
+            ended.value = {3: HUGE, 4: REFUSED}.get(outcome) or json.dumps(order.token)
         laws.attempt_ends(order, ended)
         world.note(f"ends {order.task_id[-12:]} g{order.generation}: {ended.reason}")
         self._orders.remove(attempt)

@@ -15,13 +15,15 @@ from typing import Any
 from runtime.records.blobs.bucket import BucketBlobs
 from runtime.records.store import BlobRecords
 from tests.simulation.choices import Choice
-from tests.simulation.world import EPOCH, Retried, World
+from tests.simulation.world import EPOCH, Process, Retried, World
 
 PAGE = 3
 """Keys of a page: small, so that most listings have several."""
 SHORT_PAGE = Choice("short-page", 20, 1)
 """A service may send fewer keys than it was asked for, and go on with the next page."""
 URL = "gs://sim/records"
+REFUSED = '"no store takes this"'
+"""JSON of a value that the library refuses, in every object that holds it, for a reason of its own."""
 
 
 class Bucket:
@@ -30,6 +32,7 @@ class Bucket:
     def __init__(self, world: World) -> None:
         self._world = world
         self.objects: dict[str, tuple[bytes, float]] = {}
+        self.writers: dict[str, Process | None] = {}
         self._keys: list[str] = []
         self.watchers: list[Callable[[str, bytes | None, bytes], None]] = []
         """Called with the key, the bytes before, and the bytes after."""
@@ -38,7 +41,7 @@ class Bucket:
         before = self.objects.get(key)
         if before is None:
             insort(self._keys, key)
-        self.objects[key] = bytes(data), self._world.now
+        self.objects[key], self.writers[key] = (bytes(data), self._world.now), self._world.me()
         for each in self.watchers:
             each(key, None if before is None else before[0], data)
 
@@ -60,6 +63,9 @@ class Bucket:
             start = max(start, bisect_right(self._keys, after))
         end = bisect_left(self._keys, f"{prefix}\U0010ffff", start) if prefix else len(self._keys)
         return self._keys[start:end]
+
+
+_REFUSED = REFUSED.encode()
 
 
 class BaseError(Exception):
@@ -105,6 +111,8 @@ class Obstore:
 
     def put(self, store: object, key: str, data: Any, *, mode: str = "overwrite", use_multipart: bool = False) -> None:
         bucket = self._bucket
+        if _REFUSED in data:
+            raise ValueError("this value cannot be sent")
         if mode == "create":
             # Both the refusal of another's object and that of this call's own, made twice, look the same.
             if self._call(f"create {key}", lambda: bucket.create(key, data), write=True) is not True:

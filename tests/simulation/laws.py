@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.client.tasks.redrive import Redriven
+from runtime.client.tasks.wait import Waited
 from runtime.reasons import Budget, EndReason
 from runtime.records import codec, layout
+from runtime.records.orders import Control
 from runtime.tasks.history import Record
 from runtime.tasks.model import Task, TaskState
-from runtime.tasks.verdict import failures_allowed
+from runtime.tasks.verdict import CRASHES_TO_BURY, failures_allowed
+from runtime.values import replace
 from runtime.worker.attempts.model import Ended, Order
-from tests.simulation.bucket import Bucket
+from tests.simulation.bucket import REFUSED, Bucket
 from tests.simulation.world import Broken, Process, World
 
 _RECORD = re.compile(layout.RECORD, re.ASCII)
@@ -29,6 +34,8 @@ WAIT_ENDS = "`wait` ends once every task has"
 WAIT_TRUE = "`wait` tells the truth"
 EVIDENCE = "P4: each failure that was spent has an attempt that failed"
 INNOCENT = "P4: no innocent task is buried"
+MARKED = "P1: a failed task is a dead letter until it is tried again"
+ONCE = "one call queues a generation"
 PURGED = "a purge ends what was submitted before it"
 
 
@@ -87,7 +94,32 @@ class Laws:
     def attempt_ends(self, order: Order, ended: Ended) -> None:
         self.seen[order.task_id, order.generation].ends[order.token] = ended
 
+    def redriven(self, found: Iterable[Redriven]) -> None:
+        """Note what a redrive was told: each generation that it queued has to be recorded, and only one call queued it."""
+        for one in found:
+            key = one.task, one.generation
+            if one.done and key in self.acknowledged:
+                self._break(ONCE, f"two calls say that they queued {one.task[-12:]} g{one.generation}")
+            elif one.done:
+                first = self.acknowledged[one.task, 1][0]
+                self.acknowledged[key] = replace(first, generation=one.generation), self._world.now
+
     # at the end of a run
+
+    def check_orders(self, control: Control, done: Mapping[str, object]) -> None:
+        """P1 for orders: what was acknowledged is in force."""
+        if "pauser" in done and not control.paused:
+            self._break(IN_FORCE, "a pause is not")
+        if "canceller" in done and "e0" not in control.experiments:
+            self._break(IN_FORCE, "a cancel is not")
+        if "purger" in done and control.purged_before is None:
+            self._break(IN_FORCE, "a purge is not")
+
+    def check_delivered(self, waiting: Collection[str]) -> None:
+        """P1: an acknowledged task has a record, or a message that will be delivered."""
+        stranded = [key for key in self.acknowledged if key not in self.records and key[0] not in waiting]
+        if stranded:
+            self._break(RECORDED, f"{len(stranded)} have neither a record nor a message")
 
     def check_recorded(self) -> None:
         """P1: every acknowledged task has its record."""
@@ -95,26 +127,17 @@ class Laws:
         if lost:
             self._break(RECORDED, f"{len(lost)} of {len(self.acknowledged)} are not")
 
-    def check_waited(self, name: str, said: Any) -> None:
-        """What `wait` said of an experiment is what its records say."""
+    def check_waited(self, name: str, said: Waited | None) -> None:
+        """What `wait` said of an experiment is what its first generations' records say."""
         if said is None:
             self._break(WAIT_ENDS, f"that for {name} does not")
             return
-        truth: dict[TaskState, int] = defaultdict(int)
-        for (task_id, _), record in self.newest().items():
-            if record.experiment == name and task_id:
-                truth[record.state] += 1
+        truth = Counter(
+            record.state for key, record in self.records.items() if record.experiment == name and key[1] == 1
+        )
         told = {state: count for state, count in said.totals.items() if count}
         if said.complete and told != dict(truth):
             self._break(WAIT_TRUE, f"it said {_counts(told)} of {name}, and {_counts(truth)} stand")
-
-    def newest(self) -> dict[tuple[str, int], Record]:
-        newest: dict[str, Record] = {}
-        for record in self.records.values():
-            known = newest.get(record.task_id)
-            if known is None or known.generation < record.generation:
-                newest[record.task_id] = record
-        return {(record.task_id, record.generation): record for record in newest.values()}
 
     def check_failures(self) -> None:
         """P4: what was spent was spent by attempts that failed, and who never failed is not buried."""
@@ -122,7 +145,10 @@ class Laws:
             if record.state is not TaskState.FAILED:
                 continue
             ends = [ended.reason for ended in self.seen[key].ends.values()]
-            if record.reason.budget is Budget.FAILURES:
+            if record.reason is EndReason.CONFIG_INVALID:
+                if not any(ended.value == REFUSED for ended in self.seen[key].ends.values()):
+                    self._break(EVIDENCE, f"{_name(record)} {record.reason}: {record.message}")
+            elif record.reason.budget is Budget.FAILURES:
                 task = self.acknowledged[key][0] if key in self.acknowledged else None
                 needed = failures_allowed(task) if task else 1
                 failed = sum(reason.budget is Budget.FAILURES for reason in ends)
@@ -131,15 +157,34 @@ class Laws:
             elif record.reason is EndReason.LOST:
                 died = sum(reason is EndReason.LOST for reason in ends)
                 hosts = {host for _, token, host in self.seen[key].starts if token not in self.seen[key].ends}
-                if died < 3 and len(hosts) < 3:
+                if died < CRASHES_TO_BURY and len(hosts) < CRASHES_TO_BURY:
                     self._break(INNOCENT, f"{_name(record)}: its starter died {died} times, lost on {len(hosts)} hosts")
 
     def check_purged(self) -> None:
+        """P1: a purge ends every task that was submitted before it."""
         if self.purged is None:
             return
         left = [key for key, (_, at) in self.acknowledged.items() if at < self.purged[0] and key not in self.records]
         if left:
             self._break(PURGED, f"{len(left)} of {len(self.acknowledged)} have no record")
+
+    def check_marks(self) -> None:
+        """P1: each failed task is a dead letter until it is tried again; a closed mark does not come back."""
+        objects = self._bucket.objects
+        for (task_id, generation), record in self.records.items():
+            if record.state is TaskState.SUCCEEDED:
+                continue
+            key = layout.mark_key(task_id[-8:], task_id, generation, record.state)
+            closed = layout.closed_key(key) in objects
+            if closed and key in objects:
+                # One that was killed between the two steps may leave it; whoever lives takes its own mark back.
+                writer, closed_at = self._bucket.writers[key], objects[layout.closed_key(key)][1]
+                if objects[key][1] > closed_at and writer is not None and writer.name not in self._world.killed:
+                    self._break(MARKED, f"the closed mark of {_name(record)} came back")
+            elif closed and (task_id, generation + 1) not in self.records:
+                self._break(MARKED, f"{_name(record)} was tried again, and no next generation ended")
+            elif not closed and key not in objects:
+                self._break(MARKED, f"{_name(record)} has no mark: no redrive finds it")
 
 
 def _name(record: Record) -> str:

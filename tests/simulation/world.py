@@ -100,6 +100,7 @@ class World:
         self.trace: list[str] | None = [] if tracing else None
         self.processes: dict[str, Process] = {}
         self.graves: list[Process] = []
+        self.killed: set[str] = set()
         self.over = False
         self.broken: Broken | None = None
         self.cause: Exception | None = None
@@ -180,6 +181,7 @@ class World:
         self.note(f"SIGKILL for {process.name}")
         process.dead = True
         self.graves.append(process)
+        self.killed.add(process.name)
         for each in process.on_death:
             each()
         if self.me() is process:

@@ -11,11 +11,15 @@ from runtime.platform import system
 from runtime.records import store
 from tests.simulation.bucket import URL
 from tests.simulation.choices import Tape
-from tests.simulation.scenarios.tasks import control, workers
+from tests.simulation.scenarios.tasks import control, storm, workers
 from tests.simulation.threads import stand_ins
 from tests.simulation.world import Broken, World
 
-SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {"control": control, "workers": workers}
+SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {
+    "control": control,
+    "workers": workers,
+    "storm": storm,
+}
 
 
 @dataclass

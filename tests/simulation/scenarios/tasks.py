@@ -9,9 +9,14 @@ from typing import Any
 from runtime.client.tasks.wait import wait
 from runtime.platform import system
 from tests.simulation.bucket import open_records
-from tests.simulation.laws import IN_FORCE, RECORDED
+from tests.simulation.choices import Choice
 from tests.simulation.scenarios.town import Stack, Town
 from tests.simulation.world import World
+
+COMES = Choice("comes", 1, 1, fault=False)
+"""Whether somebody lives in this world."""
+STORM_EVERY_S = (20.0, 9.0, 60.0)
+STORM = Choice("storm", 1, 1, 1, fault=False)
 
 
 def control(world: World) -> Callable[[], None]:
@@ -23,52 +28,84 @@ def control(world: World) -> Callable[[], None]:
     town.person("purger", town.purge, after_s=1.0, mortal=True)
 
     def check() -> None:
-        laws = town.laws
-        control = open_records(world, town.bucket).control("default")
-        if "pauser" in town.done and not control.paused:
-            laws._break(IN_FORCE, "a pause is not")
-        if "canceller" in town.done and "e0" not in control.experiments:
-            laws._break(IN_FORCE, "a cancel is not")
-        if "purger" in town.done and control.purged_before is None:
-            laws._break(IN_FORCE, "a purge is not")
-        laws.check_purged()
-        waiting = {one.attributes["runtime_task"] for one in town.service.messages.values()}
-        stranded = [key for key in laws.acknowledged if key not in laws.records and key[0] not in waiting]
-        if stranded:
-            laws._break(RECORDED, f"{len(stranded)} have neither a record nor a message")
+        town.laws.check_orders(open_records(world, town.bucket).control("default"), town.done)
+        town.laws.check_purged()
+        town.laws.check_delivered({one.attributes["runtime_task"] for one in town.service.messages.values()})
 
     world.until_s = 3_600.0
     return check
 
 
 def workers(world: World) -> Callable[[], None]:
-    """Two workers of one slot, with successors, work on two experiments, one of which is cancelled."""
+    """Two workers of one slot, with successors, work on two experiments, while people give orders."""
     town = Town(world)
     town.person("submitter", lambda stack: town.submit(stack, "e1", 3, max_failures=2), mortal=True)
     town.person("other", lambda stack: town.submit(stack, "e2", 2))
 
+    def comes(name: str) -> bool:
+        return bool(world.draw(COMES, name))
+
     def cancel(stack: Stack) -> None:
-        while "other" not in town.done:
-            system.sleep(1.0)
+        town.until("other")
         town.cancel(stack, "e2")
 
-    town.person("canceller", cancel, after_s=2.0)
+    def pause(stack: Stack) -> None:
+        stack.queue().pause()
+        system.sleep(30.0)
+        stack.queue().resume()
 
-    def wait_for(stack: Stack) -> Any:
-        while "submitter" not in town.done:
-            system.sleep(1.0)
+    def wait_again(stack: Stack) -> Any:
+        town.until("waiter")
+        if any(comes(name) for name in ("redriver", "other-redriver")):
+            town.until("redriver" if "redriver" in town.people else "other-redriver")
         return wait("e1", queue=stack.queue())
 
-    town.person("waiter", wait_for)
+    def redrive(stack: Stack) -> None:
+        town.until("waiter")
+        town.redrive(stack, "e1")
+
+    def wait_first(stack: Stack) -> Any:
+        town.until("submitter")
+        return wait("e1", queue=stack.queue())
+
+    if comes("canceller"):
+        town.person("canceller", cancel, after_s=2.0)
+    if comes("pauser"):
+        town.person("pauser", pause, after_s=5.0)
+    if comes("purger"):
+        town.person("purger", town.purge, after_s=10.0, mortal=True)
+    town.person("waiter", wait_first)
+    for name in ("redriver", "other-redriver"):
+        if comes(name):
+            town.person(name, redrive, mortal=True)
     for number in range(2):
         town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, idle_timeout=timedelta(seconds=150))
     town.mend()
 
     def check() -> None:
-        laws = town.laws
-        laws.check_recorded()
-        laws.check_failures()
-        laws.check_waited("e1", town.done.get("waiter"))
+        town.laws.check_waited("e1", town.done.get("waiter"))
+        town.check_tasks()
 
     world.until_s = 6_000.0
     return check
+
+
+def storm(world: World) -> Callable[[], None]:
+    """Workers of one slot are killed again and again under long tasks, which have done nothing."""
+    town = Town(world)
+    town.person("submitter", lambda stack: town.submit(stack, "e1", 2))
+    every_s = STORM_EVERY_S[world.draw(STORM, "killer")]
+
+    def kill() -> None:
+        for _ in range(12):
+            system.sleep(every_s)
+            living = [each for each in world.processes.values() if each.name.startswith("w") and not each.dead]
+            if living:
+                world.kill(living[0])
+
+    world.spawn("killer", kill, at_s=10.0)
+    for number in range(2):
+        town.worker(f"w{number}", host=f"h{number}", one_host=True, lives=12, idle_timeout=timedelta(seconds=150))
+    town.mend()
+    world.until_s = 9_000.0
+    return town.check_tasks

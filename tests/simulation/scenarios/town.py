@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from runtime.client.tasks.cancel import cancel_experiment
+from runtime.client.tasks.redrive import read_dead, redrive
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import InfrastructureFailure
 from runtime.platform import system
@@ -55,6 +56,7 @@ class Town:
         self.laws = Laws(world, self.bucket)
         self.done: dict[str, Any] = {}
         """By name: what people were told."""
+        self.people: set[str] = set()
 
     def open(self) -> Stack:
         return Stack(self.world, self.bucket, self.service)
@@ -62,6 +64,7 @@ class Town:
     def person(self, name: str, act: Callable[[Stack], object], *, after_s: float = 0.0, mortal: bool = False) -> None:
         """Somebody who runs a command, again while the services are away and after it was killed."""
         world = self.world
+        self.people.add(name)
 
         def insist() -> None:
             while True:
@@ -78,6 +81,11 @@ class Town:
                 process.on_death.append(lambda: start(number + 1, 2.0))
 
         start(0, after_s + WHEN_S[world.draw(WHEN, name)])
+
+    def until(self, name: str) -> None:
+        """Wait until that person is done."""
+        while name not in self.done:
+            system.sleep(1.0)
 
     def submit(self, stack: Stack, experiment: str, count: int, **fields: Any) -> None:
         tasks = [
@@ -97,8 +105,22 @@ class Town:
         stack.queue().purge()
         self.laws.purged = asked, self.world.now
 
-    def worker(self, name: str, *, host: str, at_s: float = 0.0, lives: int = 4, **options: Any) -> Process:
-        """A worker, and its successors after it is killed."""
+    def redrive(self, stack: Stack, experiment: str) -> None:
+        found = list(redrive(stack, read_dead(stack.records, experiment), now=system.now()))
+        self.laws.redriven(found)
+
+    def check_tasks(self) -> None:
+        """The laws that hold wherever a worker was left in peace."""
+        laws = self.laws
+        laws.check_recorded()
+        laws.check_failures()
+        laws.check_purged()
+        laws.check_marks()
+
+    def worker(
+        self, name: str, *, host: str, at_s: float = 0.0, lives: int = 4, one_host: bool = False, **options: Any
+    ) -> Process:
+        """A worker, and its successors after it is killed, each on a host of its own unless `one_host`."""
         world = self.world
 
         def work() -> None:
@@ -115,7 +137,9 @@ class Town:
 
         def start(lives: int, at_s: float) -> Process:
             number = sum(each.startswith(f"{name}.") for each in world.processes)
-            process = world.spawn(f"{name}.{number}", work, host=f"{host}{number}", at_s=at_s, mortal=True)
+            process = world.spawn(
+                f"{name}.{number}", work, host=host if one_host else f"{host}{number}", at_s=at_s, mortal=True
+            )
             if lives > 1:
                 process.on_death.append(lambda: start(lives - 1, 10.0))
             return process
