@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.simulation.choices import Tape, read_tape, write_tape
+from tests.simulation.patched import find_broken, find_patches, write_patch
 from tests.simulation.scenarios import SCENARIOS, Result, run
 from tests.simulation.shrink import shrink
 
@@ -45,9 +46,22 @@ def main(args: list[str] | None = None) -> int:
         one.add_argument("seed", help="a seed, or a tape in quotes")
         one.add_argument("--seconds", type=float, default=60.0, help="how long to shrink (default 60)")
         one.add_argument("--all", action="store_true", help="print every step, not the last 200")
+    finds = verbs.add_parser("find", help="try seeds until one breaks a law, shrink its tape, and print both as JSON")
+    finds.add_argument("scenario", choices=SCENARIOS)
+    finds.add_argument("--seeds", type=int, default=2000)
+    finds.add_argument("--first", type=int, default=1)
+    finds.add_argument("--seconds", type=float, default=20.0, help="how long to shrink (default 20)")
+    taken_out = verbs.add_parser("patches", help="take out what was once mended, and see that a seed finds each")
+    taken_out.add_argument("names", nargs="*", help="of files in tests/simulation/patches (default: all)")
+    taken_out.add_argument("--seeds", type=int, default=2000)
+    taken_out.add_argument("--write", action="store_true", help="write laws and tapes into the files")
     told = parser.parse_args(args)
     if told.verb == "run":
         return run_many(told)
+    if told.verb == "find":
+        return find(told.scenario, told.first, told.seeds, told.seconds)
+    if told.verb == "patches":
+        return try_patches(told.names, seeds=told.seeds, write=told.write)
     seed, tape = (int(told.seed), None) if told.seed.isdigit() else (0, read_tape(told.seed))
     result = run(told.scenario, seed, tape)
     if told.verb == "shrink":
@@ -60,6 +74,35 @@ def main(args: list[str] | None = None) -> int:
         seed = 0
     show(run(told.scenario, seed, tape, tracing=True), most=None if told.all else 200)
     return 1 if result.broken else 0
+
+
+def find(scenario: str, first: int, seeds: int, seconds: float) -> int:
+    for tried, seed in enumerate(range(first, first + seeds), 1):
+        result = run(scenario, seed)
+        if result.broken is not None:
+            law = result.broken.law
+            tape = shrink(lambda tape: law_of(run(scenario, 0, tape)), result.tape, law, patience_s=seconds)
+            print(json.dumps({"tried": tried, "seed": seed, "law": law, "tape": write_tape(tape)}))
+            return 1
+    print(json.dumps({"tried": seeds}))
+    return 0
+
+
+def try_patches(names: list[str], *, seeds: int, write: bool) -> int:
+    missed = 0
+    for patch in find_patches(names):
+        began = time.monotonic()
+        found = find_broken(patch, seeds=seeds)
+        took = time.monotonic() - began
+        if found is None:
+            missed += 1
+            print(f"MISSED {patch.name}: no law is broken in {seeds:,} seeds of {patch.scenario} ({took:.0f} s)")
+            continue
+        tried, known = found
+        print(f"{patch.name}: seed {tried} of {patch.scenario} ({took:.0f} s): {known.law}\n  {known.tape}", flush=True)
+        if write:
+            write_patch(known)
+    return 1 if missed else 0
 
 
 def law_of(result: Result) -> str | None:

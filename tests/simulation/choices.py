@@ -17,12 +17,16 @@ Tape = dict[tuple[str, str, int], int]
 
 
 class Choice:
-    """A decision with weighted outcomes. Outcome 0 is always the harmless one."""
+    """A decision with weighted outcomes. Outcome 0 is always the harmless one.
+
+    `kinds` names the kind of fault of each further outcome, if they are not all of one kind.
+    """
 
     known: ClassVar[dict[str, Choice]] = {}
 
-    def __init__(self, name: str, *weights: float, fault: bool = True) -> None:
+    def __init__(self, name: str, *weights: float, fault: bool = True, kinds: Sequence[str] = ()) -> None:
         self.name, self.fault = name, fault
+        self.kinds = ("", *(kinds or [name] * (len(weights) - 1)))
         self.limits = tuple(accumulate(weights))
         self.harmless, self.total = self.limits[0], self.limits[-1]
         self.known[name] = self
@@ -40,25 +44,24 @@ class Chance:
         self.tape: Tape = {}
         self.healed = False
         """No fault happens any more."""
-        kinds = sorted(name for name, choice in Choice.known.items() if choice.fault)
-        self._off = set() if wild else {name for name in kinds if rng.random() < 0.5}
+        kinds = sorted({kind for choice in Choice.known.values() if choice.fault for kind in choice.kinds})
+        self._off = set() if wild else {kind for kind in kinds if rng.random() < 0.5}
 
     def draw(self, who: str, choice: Choice) -> int:
         key = who, choice.name
         number = self._taken.get(key, 0)
         self._taken[key] = number + 1
         if self._script is not None:
-            picked = self._script.get((who, choice.name, number), 0)
-            picked = min(picked, len(choice.limits) - 1)
+            picked = min(self._script.get((who, choice.name, number), 0), len(choice.limits) - 1)
             if choice.fault and self.healed:
                 return 0
         else:
-            if choice.fault and (self.healed or choice.name in self._off):
-                return 0
             at = self._random() * choice.total
-            if at < choice.harmless:
+            if at < choice.harmless or (choice.fault and self.healed):
                 return 0
             picked = min(bisect_right(choice.limits, at), len(choice.limits) - 1)
+            if choice.fault and choice.kinds[picked] in self._off:
+                return 0
         if picked:
             self.tape[who, choice.name, number] = picked
         return picked

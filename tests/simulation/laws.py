@@ -25,6 +25,9 @@ _RECORD = re.compile(layout.RECORD, re.ASCII)
 OBEYED_WITHIN_S = 140.0
 """An order is obeyed within this time: 10 s until it is read, 5 s for the read, and the longest stop of a worker."""
 
+ANSWERED_WITHIN_S = 5.0
+"""A worker obeys what it has read within this time, unless it is stopped."""
+
 NEVER_CHANGES = "P2: a record never changes"
 OF_ITS_ATTEMPT = "P2: a success is the success of its own attempt"
 OBEYS_CANCEL = "an acknowledged cancel is obeyed"
@@ -58,6 +61,8 @@ class Laws:
         """Tasks whose submission returned, and when it did."""
         self.cancelled: dict[str, tuple[float, float]] = {}
         """Experiments whose cancel returned: when it was asked for and when it returned."""
+        self.read: dict[str, tuple[float, float]] = {}
+        """By worker: when it last asked for its orders, and when it had them."""
         self.purged: tuple[float, float] | None = None
         self.records: dict[tuple[str, int], Record] = {}
         bucket.watchers.append(self._written)
@@ -88,8 +93,13 @@ class Laws:
         self.seen[key].starts.append((now, order.token, process.host.name))
         asked = self.cancelled.get(order.experiment)
         _, submitted = self.acknowledged.get(key, (None, 1e9))
-        if asked is not None and submitted < asked[0] and now > asked[1] + OBEYED_WITHIN_S:
+        if asked is None or submitted >= asked[0]:
+            return
+        began, had = self.read.get(process.name, (0.0, 0.0))
+        if now > asked[1] + OBEYED_WITHIN_S:
             self._break(OBEYS_CANCEL, f"a task of {order.experiment} starts {now - asked[1]:.0f} s after its cancel")
+        elif began > asked[1] and now > had + ANSWERED_WITHIN_S and process.stopped_until < had:
+            self._break(OBEYS_CANCEL, f"a worker that has read its orders starts a task of {order.experiment}")
 
     def attempt_ends(self, order: Order, ended: Ended) -> None:
         self.seen[order.task_id, order.generation].ends[order.token] = ended

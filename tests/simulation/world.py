@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import greenlet
 
@@ -30,20 +30,31 @@ STORM = 5_000
 STEPS = 400_000
 """Steps of one run after which it has gone astray."""
 
-LATENCY_S = (0.002, 0.05, 0.4, 3.0)
-LATENCY = Choice("latency", 60, 20, 10, 4)
-ANSWER = Choice("answer", 70, 20, 10)
-WRITE = Choice("write", 60, 1, 1, 1)
-"""Of a call that changes something: done; refused and not done; done, and the answer is lost; the same, and the
-library's own second try met the first."""
-READ = Choice("read", 60, 1)
-KILL = Choice("kill", 250, 1)
-STOP_S = (0.0, 5.0, 40.0, 95.0)
-STOP = Choice("stop", 400, 1, 1, 1)
+MOMENT_S = 0.002
+"""How long a call takes to arrive, and its answer to come back."""
+FATES: Final[tuple[tuple[str, float, float], ...]] = (
+    ("", 0.0, 300),
+    ("latency", 0.05, 60),
+    ("latency", 0.4, 30),
+    ("latency", 3.0, 10),
+    ("answer", 0.05, 40),
+    ("answer", 0.4, 20),
+    ("refused", 0.0, 7),
+    ("lost", 0.0, 7),
+    ("retried", 0.0, 7),
+    ("kill", 0.0, 2),
+    ("stop", 5.0, 1),
+    ("stop", 40.0, 1),
+    ("stop", 95.0, 1),
+    ("jump", 30.0, 1),
+    ("jump", -30.0, 1),
+)
+"""What may become of a call, its measure in seconds, and how often: it is slow to arrive or to answer; it is refused
+and not done; it is done, and the answer is lost; the same, and the library's own second try meets the first; then its
+process is killed, or stopped; then the clock of its host jumps."""
+CALL = Choice("call", *(weight for _, _, weight in FATES), kinds=[kind for kind, _, _ in FATES[1:]])
 SKEW_S = (0.0, 20.0, -20.0, 300.0, -300.0)
 SKEW = Choice("skew", 4, 1, 1, 1, 1)
-JUMP_S = (0.0, 30.0, -30.0)
-JUMP = Choice("jump", 300, 1, 1)
 
 
 class Over(greenlet.GreenletExit):
@@ -255,25 +266,27 @@ class World:
         me = self.me()
         if me is None:
             return apply()
-        self.pause(LATENCY_S[self.draw(LATENCY)])
-        fate = self.draw(WRITE if write else READ)
-        if fate == 1:
+        kind, measure, _ = FATES[self.draw(CALL)]
+        self.pause(measure if kind == "latency" else MOMENT_S)
+        if kind == "refused":
             self.note(f"{what} -> 503, not done")
             raise refused("503")
         result = apply()
-        self.note(what if fate == 0 else f"{what} -> done, ANSWER LOST")
-        if me.mortal:
-            if self.draw(KILL):
-                self.kill(me)
-            if span := self.draw(STOP):
-                self.stop(me, STOP_S[span])
-        if jump := self.draw(JUMP):
-            me.host.skew_s += JUMP_S[jump]
-            self.note(f"the clock of {me.host.name} jumps by {JUMP_S[jump]:g} s")
-        self.pause(LATENCY_S[self.draw(ANSWER)])
-        if fate == 2:
+        lost = kind in ("lost", "retried") and (write or kind == "lost")
+        self.note(f"{what} -> done, ANSWER LOST" if lost else what)
+        if kind == "kill" and me.mortal:
+            self.kill(me)
+        elif kind == "stop" and me.mortal:
+            self.stop(me, measure)
+        elif kind == "jump":
+            me.host.skew_s += measure
+            self.note(f"the clock of {me.host.name} jumps by {measure:g} s")
+        self.pause(measure if kind == "answer" else MOMENT_S)
+        if not lost:
+            return result
+        if kind == "lost":
             raise refused("504")
-        return result if fate == 0 else Retried
+        return Retried
 
     # the run
 

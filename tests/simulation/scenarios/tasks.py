@@ -15,6 +15,7 @@ from tests.simulation.world import World
 
 COMES = Choice("comes", 1, 1, fault=False)
 """Whether somebody lives in this world."""
+LOOK_EVERY = timedelta(seconds=5)
 STORM_EVERY_S = (20.0, 9.0, 60.0)
 STORM = Choice("storm", 1, 1, 1, fault=False)
 
@@ -58,7 +59,7 @@ def workers(world: World) -> Callable[[], None]:
         town.until("waiter")
         if any(comes(name) for name in ("redriver", "other-redriver")):
             town.until("redriver" if "redriver" in town.people else "other-redriver")
-        return wait("e1", queue=stack.queue())
+        return wait("e1", queue=stack.queue(), poll=LOOK_EVERY)
 
     def redrive(stack: Stack) -> None:
         town.until("waiter")
@@ -66,7 +67,7 @@ def workers(world: World) -> Callable[[], None]:
 
     def wait_first(stack: Stack) -> Any:
         town.until("submitter")
-        return wait("e1", queue=stack.queue())
+        return wait("e1", queue=stack.queue(), poll=LOOK_EVERY)
 
     if comes("canceller"):
         town.person("canceller", cancel, after_s=2.0)
@@ -83,10 +84,10 @@ def workers(world: World) -> Callable[[], None]:
     town.mend()
 
     def check() -> None:
-        town.laws.check_waited("e1", town.done.get("waiter"))
         town.check_tasks()
+        town.laws.check_waited("e1", town.done.get("waiter"))
 
-    world.until_s = 6_000.0
+    world.until_s = 3_000.0
     return check
 
 
@@ -107,5 +108,5 @@ def storm(world: World) -> Callable[[], None]:
     for number in range(2):
         town.worker(f"w{number}", host=f"h{number}", one_host=True, lives=12, idle_timeout=timedelta(seconds=150))
     town.mend()
-    world.until_s = 9_000.0
+    world.until_s = 4_000.0
     return town.check_tasks

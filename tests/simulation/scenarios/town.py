@@ -12,6 +12,8 @@ from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import InfrastructureFailure
 from runtime.platform import system
 from runtime.queues.pubsub.queue import PubSubQueue
+from runtime.records.base import RecordStore
+from runtime.records.orders import Control
 from runtime.records.store import BlobRecords
 from runtime.testing import sample_task
 from runtime.worker.options import WorkerOptions
@@ -105,6 +107,20 @@ class Town:
         stack.queue().purge()
         self.laws.purged = asked, self.world.now
 
+    def _watch_orders(self, records: RecordStore) -> None:
+        """Note when the running worker has its orders."""
+        world, laws, process, control = self.world, self.laws, self.world.me(), records.control
+        assert process is not None
+
+        def read(queue: str, **named: Any) -> Control:
+            began = world.now
+            found = control(queue, **named)
+            if not named.get("max_age"):
+                laws.read[process.name] = began, world.now
+            return found
+
+        vars(records)["control"] = read
+
     def redrive(self, stack: Stack, experiment: str) -> None:
         found = list(redrive(stack, read_dead(stack.records, experiment), now=system.now()))
         self.laws.redriven(found)
@@ -125,6 +141,7 @@ class Town:
 
         def work() -> None:
             queue = self.open().queue()
+            self._watch_orders(queue.records)
             told = WorkerOptions(name=world.me().name, **options)  # type: ignore[union-attr]
             try:
                 left = Worker(queue, told, reporter=Noting(world), host=SimulatedHost(world, self.laws)).run()  # type: ignore[arg-type]
