@@ -55,7 +55,11 @@ def main(args: list[str] | None = None) -> int:
     taken_out.add_argument("names", nargs="*", help="of files in tests/simulation/patches (default: all)")
     taken_out.add_argument("--seeds", type=int, default=2000)
     taken_out.add_argument("--write", action="store_true", help="write laws and tapes into the files")
+    verbs.add_parser("scenarios", help="print their names")
     told = parser.parse_args(args)
+    if told.verb == "scenarios":
+        print(*SCENARIOS, sep="\n")
+        return 0
     if told.verb == "run":
         return run_many(told)
     if told.verb == "find":

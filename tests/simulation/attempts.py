@@ -25,6 +25,8 @@ WORK_S = (0.5, 0.02, 8.0, 45.0, 700.0)
 WORK = Choice("work", 40, 20, 20, 10, 1, fault=False)
 OUTCOME = Choice("outcome", 60, 4, 2, 1, 1)
 """Success; a failure of its own; its starter dies under it; a value that Python cannot read, or that the store refuses."""
+FAILING = Choice("failing", 4, 5, 0, 0, 0)
+"""The same of tasks that fail half of the time."""
 HUGE = "1" * 5_000
 """JSON of an integer that Python refuses to read."""
 
@@ -82,7 +84,7 @@ class Slot:
         if attempt.stop is None:
             world.park(span)
         ended = Ended(order.token, self.index, EndReason.SUCCEEDED, attempt.started_at, world.wall())
-        outcome = world.draw(OUTCOME)
+        outcome = world.draw(FAILING if laws.failing else OUTCOME)
         if attempt.stop is not None:
             ended.reason, ended.message = attempt.stop
         elif limit is not None and needed > limit:

@@ -56,6 +56,8 @@ class Laws:
 
     def __init__(self, world: World, bucket: Bucket) -> None:
         self._world, self._bucket = world, bucket
+        self.failing = False
+        """Attempts fail half of the time."""
         self.seen: dict[tuple[str, int], Seen] = defaultdict(Seen)
         self.acknowledged: dict[tuple[str, int], tuple[Task, float]] = {}
         """Tasks whose submission returned, and when it did."""

@@ -26,6 +26,9 @@ FORGET = Choice("forget", 60, 1)
 STALE = Choice("stale-ack", 1, 1)
 """What it makes of an acknowledgement that comes too late: nothing, or it counts all the same."""
 
+LOSE = Choice("lose", 12, 1)
+"""It forgets a message that it has confirmed, as after its retention."""
+
 SETTINGS = PubSubQueueOutput(
     topic="projects/p/topics/tasks",
     subscription="projects/p/subscriptions/tasks",
@@ -54,10 +57,11 @@ class Service:
         self.messages: dict[str, Message] = {}
         """By id: all that nobody has acknowledged."""
         self._waiting: list[Strand] = []
+        self.loses = False
 
     def publish(self, messages: Sequence[OutgoingMessage]) -> list[str]:
         made = [Message(f"m{next(self._ids)}", one.data, dict(one.attributes), self._world.now) for one in messages]
-        self.messages.update((one.id, one) for one in made)
+        self.messages.update((one.id, one) for one in made if not (self.loses and self._world.draw(LOSE)))
         self.rouse()
         return [one.id for one in made]
 

@@ -106,9 +106,7 @@ def test_process_that_dies_of_an_exception_breaks_a_law() -> None:
         world.spawn("w1", lambda: {}["key"])
         run(world)
 
-    assert (
-        str(world.broken) == "no process or thread dies of an exception: w died of KeyError: 'key'"
-    )
+    assert str(world.broken) == "no process or thread dies of an exception: w died of KeyError: 'key'"
 
 
 def test_process_that_spins_breaks_a_law() -> None:

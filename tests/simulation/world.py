@@ -52,7 +52,11 @@ FATES: Final[tuple[tuple[str, float, float], ...]] = (
 """What may become of a call, its measure in seconds, and how often: it is slow to arrive or to answer; it is refused
 and not done; it is done, and the answer is lost; the same, and the library's own second try meets the first; then its
 process is killed, or stopped; then the clock of its host jumps."""
-CALL = Choice("call", *(weight for _, _, weight in FATES), kinds=[kind for kind, _, _ in FATES[1:]])
+_KINDS = [kind for kind, _, _ in FATES[1:]]
+CALL = Choice("call", *(weight for _, _, weight in FATES), kinds=_KINDS)
+_OFTEN = {"stop": 8, "kill": 3}
+HARSH_CALL = Choice("harsh-call", *(weight * _OFTEN.get(kind, 1) for kind, _, weight in FATES), kinds=_KINDS)
+"""Decides in worlds where processes are stopped and killed more often."""
 SKEW_S = (0.0, 20.0, -20.0, 300.0, -300.0)
 SKEW = Choice("skew", 4, 1, 1, 1, 1)
 
@@ -104,6 +108,7 @@ class World:
         self, seed: int, script: Tape | None = None, *, tracing: bool = False, wild: bool = False, until_s: float = 1e9
     ) -> None:
         self.chance = Chance(seed, script, wild=wild)
+        self.calls = CALL
         self.now = 0.0
         """Seconds since the world began."""
         self.until_s = until_s
@@ -266,7 +271,7 @@ class World:
         me = self.me()
         if me is None:
             return apply()
-        kind, measure, _ = FATES[self.draw(CALL)]
+        kind, measure, _ = FATES[self.draw(self.calls)]
         self.pause(measure if kind == "latency" else MOMENT_S)
         if kind == "refused":
             self.note(f"{what} -> 503, not done")

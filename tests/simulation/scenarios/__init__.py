@@ -11,13 +11,14 @@ from runtime.platform import system
 from runtime.records import store
 from tests.simulation.bucket import URL
 from tests.simulation.choices import Tape
-from tests.simulation.scenarios.tasks import control, storm, workers
+from tests.simulation.scenarios.tasks import control, failures, storm, workers
 from tests.simulation.threads import stand_ins
 from tests.simulation.world import Broken, World
 
 SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {
     "control": control,
     "workers": workers,
+    "failures": failures,
     "storm": storm,
 }
 

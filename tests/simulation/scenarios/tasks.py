@@ -6,12 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from runtime.client.tasks.repair import repair
 from runtime.client.tasks.wait import wait
 from runtime.platform import system
 from tests.simulation.bucket import open_records
 from tests.simulation.choices import Choice
-from tests.simulation.scenarios.town import Stack, Town
-from tests.simulation.world import World
+from tests.simulation.scenarios.town import HEAL_S, Stack, Town
+from tests.simulation.world import HARSH_CALL, World
 
 COMES = Choice("comes", 1, 1, fault=False)
 """Whether somebody lives in this world."""
@@ -69,12 +70,18 @@ def workers(world: World) -> Callable[[], None]:
         town.until("submitter")
         return wait("e1", queue=stack.queue(), poll=LOOK_EVERY)
 
+    def mend(stack: Stack) -> None:
+        repair(stack.queue(), stack.records)
+
     if comes("canceller"):
         town.person("canceller", cancel, after_s=2.0)
     if comes("pauser"):
         town.person("pauser", pause, after_s=5.0)
     if comes("purger"):
         town.person("purger", town.purge, after_s=10.0, mortal=True)
+    if comes("repairer"):
+        town.service.loses = True
+        world.spawn("repair", lambda: town.person("repairer", mend), at_s=HEAL_S + 60.0)
     town.person("waiter", wait_first)
     for name in ("redriver", "other-redriver"):
         if comes(name):
@@ -89,6 +96,27 @@ def workers(world: World) -> Callable[[], None]:
 
     world.until_s = 3_000.0
     return check
+
+
+def failures(world: World) -> Callable[[], None]:
+    """Tasks that fail at once and half of the time, and two people who have them tried again whenever one is a dead letter."""
+    town = Town(world)
+    town.laws.failing, world.calls = True, HARSH_CALL
+    town.person("submitter", lambda stack: town.submit(stack, "e1", 3, max_failures=1), mortal=True)
+
+    def redrive(stack: Stack) -> None:
+        town.until("submitter")
+        for _ in range(12):
+            system.sleep(15.0)
+            town.redrive(stack, "e1")
+
+    for name in ("redriver", "other-redriver"):
+        town.person(name, redrive, mortal=True)
+    for number in range(2):
+        town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, idle_timeout=timedelta(seconds=150))
+    town.mend()
+    world.until_s = 3_000.0
+    return town.check_tasks
 
 
 def storm(world: World) -> Callable[[], None]:

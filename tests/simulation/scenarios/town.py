@@ -27,6 +27,9 @@ from tests.simulation.world import Process, World
 
 WHEN_S = (0.0, 1.0, 5.0, 30.0)
 WHEN = Choice("when", 3, 2, 2, 1, fault=False)
+TERMS: Final[tuple[dict[str, float], ...]] = ({}, {"not_before": 40.0}, {"expires_at": 90.0}, {"timeout": 6.0})
+"""What is asked for a task, in seconds."""
+TERM = Choice("term", 6, 1, 1, 1, fault=False)
 HEAL_S: Final = 240.0
 FRESH_S: Final = 420.0
 
@@ -59,6 +62,7 @@ class Town:
         self.done: dict[str, Any] = {}
         """By name: what people were told."""
         self.people: set[str] = set()
+        self._asked: dict[tuple[str, int], int] = {}
 
     def open(self) -> Stack:
         return Stack(self.world, self.bucket, self.service)
@@ -90,12 +94,20 @@ class Town:
             system.sleep(1.0)
 
     def submit(self, stack: Stack, experiment: str, count: int, **fields: Any) -> None:
-        tasks = [
-            sample_task(str(number), experiment=experiment, submitted_at=system.now(), **fields)
-            for number in range(count)
-        ]
+        now = system.now()
+        tasks = []
+        for number in range(count):
+            terms: dict[str, Any] = {
+                name: timedelta(seconds=after) for name, after in TERMS[self._terms(experiment, number)].items()
+            }
+            terms.update((name, now + terms[name]) for name in ("not_before", "expires_at") if name in terms)
+            tasks.append(sample_task(str(number), experiment=experiment, submitted_at=now, **terms, **fields))
         submit_tasks(tasks, stack.queue(), experiment=experiment)
         self.laws.acknowledged.update({(task.id, task.generation): (task, self.world.now) for task in tasks})
+
+    def _terms(self, experiment: str, number: int) -> int:
+        """Draw what is asked for a task; the same when it is submitted again."""
+        return self._asked.setdefault((experiment, number), self.world.draw(TERM))
 
     def cancel(self, stack: Stack, experiment: str) -> None:
         asked = self.world.now
@@ -165,5 +177,14 @@ class Town:
 
     def mend(self) -> None:
         """End all faults after a while, and start a worker that is never killed: it must be enough."""
-        self.world.spawn("healer", self.world.heal, at_s=HEAL_S)
+        world, laws = self.world, self.laws
+
+        def end() -> None:
+            """Nothing is left to wait for once everybody has what they came for."""
+            while self.people - self.done.keys() or laws.acknowledged.keys() - laws.records.keys():
+                system.sleep(10.0)
+            world.until_s = world.now
+
+        world.spawn("healer", world.heal, at_s=HEAL_S)
+        world.spawn("ender", end, at_s=FRESH_S)
         self.worker("fresh", host="f", at_s=FRESH_S, lives=1, idle_timeout=timedelta(seconds=600)).mortal = False
