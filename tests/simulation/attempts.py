@@ -84,7 +84,7 @@ class Slot:
         if attempt.stop is None:
             world.park(span)
         ended = Ended(order.token, self.index, EndReason.SUCCEEDED, attempt.started_at, world.wall())
-        outcome = world.draw(FAILING if laws.failing else OUTCOME)
+        outcome = 2 if order.task_id in laws.crashers else world.draw(FAILING if laws.failing else OUTCOME)
         if attempt.stop is not None:
             ended.reason, ended.message = attempt.stop
         elif limit is not None and needed > limit:

@@ -107,7 +107,7 @@ class Obstore:
         self._world, self._bucket = world, bucket
 
     def _call(self, what: str, apply: Callable[[], Any], *, write: bool = False) -> Any:
-        return self._world.call(what, apply, write=write, refused=_refused)
+        return self._world.call(what, apply, write=write, refused=_refused, to="bucket")
 
     def put(self, store: object, key: str, data: Any, *, mode: str = "overwrite", use_multipart: bool = False) -> None:
         bucket = self._bucket

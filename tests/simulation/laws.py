@@ -37,6 +37,7 @@ WAIT_ENDS = "`wait` ends once every task has"
 WAIT_TRUE = "`wait` tells the truth"
 EVIDENCE = "P4: each failure that was spent has an attempt that failed"
 INNOCENT = "P4: no innocent task is buried"
+BURIED = "P9: a crasher becomes a dead letter"
 MARKED = "P1: a failed task is a dead letter until it is tried again"
 ONCE = "one call queues a generation"
 PURGED = "a purge ends what was submitted before it"
@@ -58,6 +59,8 @@ class Laws:
         self._world, self._bucket = world, bucket
         self.failing = False
         """Attempts fail half of the time."""
+        self.crashers: set[str] = set()
+        """Tasks under which the process that starts attempts dies, every time."""
         self.seen: dict[tuple[str, int], Seen] = defaultdict(Seen)
         self.acknowledged: dict[tuple[str, int], tuple[Task, float]] = {}
         """Tasks whose submission returned, and when it did."""
@@ -171,6 +174,16 @@ class Laws:
                 hosts = {host for _, token, host in self.seen[key].starts if token not in self.seen[key].ends}
                 if died < CRASHES_TO_BURY and len(hosts) < CRASHES_TO_BURY:
                     self._break(INNOCENT, f"{_name(record)}: its starter died {died} times, lost on {len(hosts)} hosts")
+
+    def check_crashers(self) -> None:
+        """P9: a task that crashes what starts it ends as a dead letter."""
+        for (identity, _), record in self.records.items():
+            if (
+                identity in self.crashers
+                and record.reason is not EndReason.LOST
+                and record.state is not TaskState.EXPIRED
+            ):
+                self._break(BURIED, f"{_name(record)} is {record.state}: {record.reason}")
 
     def check_purged(self) -> None:
         """P1: a purge ends every task that was submitted before it."""

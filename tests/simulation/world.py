@@ -48,12 +48,17 @@ FATES: Final[tuple[tuple[str, float, float], ...]] = (
     ("stop", 95.0, 1),
     ("jump", 30.0, 1),
     ("jump", -30.0, 1),
+    ("outage", 30.0, 0.7),
+    ("outage", 200.0, 0.3),
 )
 """What may become of a call, its measure in seconds, and how often: it is slow to arrive or to answer; it is refused
 and not done; it is done, and the answer is lost; the same, and the library's own second try meets the first; then its
-process is killed, or stopped; then the clock of its host jumps."""
+process is killed, or stopped; then the clock of its host jumps; or from now on, for a while, its host is cut off from
+what it calls."""
 _KINDS = [kind for kind, _, _ in FATES[1:]]
 CALL = Choice("call", *(weight for _, _, weight in FATES), kinds=_KINDS)
+CUT_OFF_S = 0.7
+"""How long a call takes to fail meanwhile."""
 _OFTEN = {"stop": 8, "kill": 3}
 HARSH_CALL = Choice("harsh-call", *(weight * _OFTEN.get(kind, 1) for kind, _, weight in FATES), kinds=_KINDS)
 """Decides in worlds where processes are stopped and killed more often."""
@@ -129,6 +134,8 @@ class World:
         self._order = itertools.count()
         self._instant, self._at_instant = -1.0, 0
         self.hosts: dict[str, Host] = {}
+        self.cut_off: dict[tuple[str, str], float] = {}
+        """By host and what it calls: until when."""
         self._folder: Path | None = None
 
     # who
@@ -263,17 +270,26 @@ class World:
 
     # calls that leave the process
 
-    def call(self, what: str, apply: Callable[[], Any], *, write: bool, refused: Callable[[str], Exception]) -> Any:
+    def call(
+        self, what: str, apply: Callable[[], Any], *, write: bool, refused: Callable[[str], Exception], to: str = ""
+    ) -> Any:
         """Make a call: it takes time, may fail before or after its effect, and its process may be killed or stopped.
 
-        `refused` makes the exception of a failure from its text.
+        `refused` makes the exception of a failure from its text; `to` names what is called.
         """
         me = self.me()
         if me is None:
             return apply()
+        if self.cut_off and not self.chance.healed and self.cut_off.get((me.host.name, to), 0.0) > self.now:
+            self.pause(CUT_OFF_S)
+            self.note(f"{what} -> cut off")
+            raise refused("503")
         kind, measure, _ = FATES[self.draw(self.calls)]
         self.pause(measure if kind == "latency" else MOMENT_S)
-        if kind == "refused":
+        if kind == "outage":
+            self.note(f"{me.host.name} is cut off from {to or 'it'} for {measure:g} s")
+            self.cut_off[me.host.name, to] = self.now + measure
+        if kind in ("refused", "outage"):
             self.note(f"{what} -> 503, not done")
             raise refused("503")
         result = apply()

@@ -9,6 +9,7 @@ from typing import Any
 from runtime.client.tasks.repair import repair
 from runtime.client.tasks.wait import wait
 from runtime.platform import system
+from runtime.tasks.model import task_id
 from tests.simulation.bucket import open_records
 from tests.simulation.choices import Choice
 from tests.simulation.scenarios.town import HEAL_S, Stack, Town
@@ -32,7 +33,7 @@ def control(world: World) -> Callable[[], None]:
     def check() -> None:
         town.laws.check_orders(open_records(world, town.bucket).control("default"), town.done)
         town.laws.check_purged()
-        town.laws.check_delivered({one.attributes["runtime_task"] for one in town.service.messages.values()})
+        town.laws.check_delivered(town.service.tasks())
 
     world.until_s = 3_600.0
     return check
@@ -120,9 +121,12 @@ def failures(world: World) -> Callable[[], None]:
 
 
 def storm(world: World) -> Callable[[], None]:
-    """Workers of one slot are killed again and again under long tasks, which have done nothing."""
+    """Workers of one slot are killed again and again under long tasks, one of which may crash what starts it."""
     town = Town(world)
     town.person("submitter", lambda stack: town.submit(stack, "e1", 2))
+    if world.draw(COMES, "crasher"):
+        town.laws.crashers.add(task_id("e1", key="0"))
+    one_host = not world.draw(COMES, "hosts")
     every_s = STORM_EVERY_S[world.draw(STORM, "killer")]
 
     def kill() -> None:
@@ -134,7 +138,12 @@ def storm(world: World) -> Callable[[], None]:
 
     world.spawn("killer", kill, at_s=10.0)
     for number in range(2):
-        town.worker(f"w{number}", host=f"h{number}", one_host=True, lives=12, idle_timeout=timedelta(seconds=150))
+        town.worker(f"w{number}", host=f"h{number}", one_host=one_host, lives=12, idle_timeout=timedelta(seconds=150))
     town.mend()
     world.until_s = 4_000.0
-    return town.check_tasks
+
+    def check() -> None:
+        town.check_tasks()
+        town.laws.check_crashers()
+
+    return check

@@ -22,7 +22,7 @@ from tests.simulation.attempts import Noting, SimulatedHost
 from tests.simulation.bucket import Bucket, open_records
 from tests.simulation.choices import Choice
 from tests.simulation.laws import Laws
-from tests.simulation.service import SETTINGS, Client, Service
+from tests.simulation.service import POLICY, Client, Service
 from tests.simulation.world import Process, World
 
 WHEN_S = (0.0, 1.0, 5.0, 30.0)
@@ -42,7 +42,7 @@ class Stack:
 
     def __init__(self, world: World, bucket: Bucket, service: Service) -> None:
         self.records: BlobRecords = open_records(world, bucket)
-        self._queue = PubSubQueue(SETTINGS, self.records, client=Client(world, service))  # type: ignore[arg-type]
+        self._queue = PubSubQueue(service.settings, self.records, client=Client(world, service))  # type: ignore[arg-type]
 
     def queue(self, name: str | None = None) -> PubSubQueue:
         return self._queue
@@ -57,7 +57,7 @@ class Town:
     def __init__(self, world: World) -> None:
         self.world = world
         self.bucket = Bucket(world)
-        self.service = Service(world)
+        self.service = Service(world, world.draw(POLICY))
         self.laws = Laws(world, self.bucket)
         self.done: dict[str, Any] = {}
         """By name: what people were told."""
