@@ -18,6 +18,8 @@ from runtime.worker.services import Services
 
 DUE_SOON: Final = timedelta(seconds=60)
 """A delayed task that is due within this time keeps an idle worker."""
+WOKEN_LOOK_S: Final = 5.0
+"""How often an idle worker looks at a remote queue that wakes it: for pauses, outages and its own idle time-out."""
 
 
 class Leasing:
@@ -107,7 +109,9 @@ class Leasing:
         except Exception as problem:
             services.say.trouble("asking what is due", problem)
             outlook = Outlook()
-        wait = 1.0 if services.queue_fd is not None or services.queue.traits.remote else 0.05
+        wait = 0.05 if services.queue_fd is None and not services.queue.traits.remote else 1.0
+        if services.queue_fd is not None and services.queue.traits.remote:
+            wait = WOKEN_LOOK_S
         if outlook.next_due is not None:
             # If the queue is paused, a due task does not come; that is no reason to spin.
             wait = min(wait, max(outlook.next_due.total_seconds(), 0.02) + 0.001)

@@ -19,6 +19,8 @@ from runtime.worker.outbox import Outbox
 from runtime.worker.services import HeldLease, Services
 
 TEND_EVERY_S: Final = 0.8
+TEND_IDLE_EVERY_S: Final = 5.0
+"""The same while the worker holds nothing, of a queue that does not know its holders: nobody here waits for its upkeep."""
 RENEW_AT_LEAST_EVERY_S: Final = 10.0
 """A cancelled task of the embedded file shows as a lost lease, which the worker learns no later than an order."""
 SEEN_EVERY_S: Final = 30.0
@@ -57,7 +59,8 @@ class Upkeep:
             self._renew()
             self._renew_at = now + max(0.2, min(services.holdings.length_s / 3, RENEW_AT_LEAST_EVERY_S))
         if now >= self._tend_at:
-            self._tend_at = now + TEND_EVERY_S
+            idle = not (services.holdings.by_token or services.queue.traits.tracks_holders)
+            self._tend_at = now + (TEND_IDLE_EVERY_S if idle else TEND_EVERY_S)
             services.offload.call(services.queue.tend, self._say_trouble("upkeep"))
             self._dispatch.shed(now)
         self._orders.read_when_due(now)
@@ -71,7 +74,9 @@ class Upkeep:
         busy = bool(self._services.holdings.running)
         if busy != self._was_busy:
             self._was_busy = busy
-            self._seen_at = min(self._seen_at, system.monotonic() + SEEN_AFTER_CHANGE_S)
+            now = system.monotonic()
+            self._seen_at = min(self._seen_at, now + SEEN_AFTER_CHANGE_S)
+            self._tend_at = min(self._tend_at, now + TEND_EVERY_S)
 
     def _renew(self) -> None:
         services = self._services

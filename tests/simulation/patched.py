@@ -76,7 +76,8 @@ def find_broken(patch: Patch, *, seeds: int) -> tuple[int, Patch] | None:
     """Return the first seed that the patch breaks a law in, and the patch with a shrunk tape; None if none does."""
     with applied(patch) as folder:
         found = simulate(folder, "find", patch.scenario, "--seeds", str(seeds))
-        said = json.loads(found.stdout) if found.stdout else {"broken": found.stderr}
-    if not said.get("tape"):
+        assert found.stdout, f"the patched code does not run: {found.stderr[-2000:]}"
+        said = json.loads(found.stdout)
+    if "law" not in said:
         return None
     return said["tried"], Patch(patch.name, patch.about, patch.scenario, said["law"], said["tape"], patch.diff)

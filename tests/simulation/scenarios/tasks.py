@@ -103,7 +103,8 @@ def failures(world: World) -> Callable[[], None]:
     """Tasks that fail at once and half of the time, and two people who have them tried again whenever one is a dead letter."""
     town = Town(world)
     town.laws.failing, world.calls = True, HARSH_CALL
-    town.person("submitter", lambda stack: town.submit(stack, "e1", 3, max_failures=1), mortal=True)
+    most = 3 if world.draw(COMES, "retries") else 1
+    town.person("submitter", lambda stack: town.submit(stack, "e1", 3, max_failures=most), mortal=True)
 
     def redrive(stack: Stack) -> None:
         town.until("submitter")

@@ -66,7 +66,9 @@ class Bench:
             holdings=self.holdings,
             clock=self.clock,
             options=WorkerOptions(lease=lease, grace=timedelta(seconds=20), labels={"a": "b"}),
-            queue=SimpleNamespace(name="q", renew=self.renew, tend=self.calls.tend),
+            queue=SimpleNamespace(
+                name="q", traits=SimpleNamespace(tracks_holders=True), renew=self.renew, tend=self.calls.tend
+            ),
             records=SimpleNamespace(
                 find=lambda *_: self.record, put_worker=self.seen.append, put_counters=self.calls.put_counters
             ),
@@ -255,6 +257,24 @@ def test_worker_reports_in_every_thirty_seconds_and_soon_after_it_became_busy_or
     assert len(bench.seen) == 3
     bench.upkeep.do_what_is_due(37.0)
     assert len(bench.seen) == 4
+
+
+def test_worker_that_holds_nothing_of_a_remote_queue_tends_it_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.services.queue.traits.tracks_holders = False
+
+    def tended(now: float) -> int:
+        bench.upkeep.do_what_is_due(now)
+        return bench.calls.names().count("tend")
+
+    assert [tended(now) for now in (0.0, 0.9, 4.9, 5.0)] == [1, 1, 1, 2]
+
+    bench.take()
+    bench.holdings.running = ["t"]
+    monkeypatch.setitem(vars(system), "monotonic", lambda: 5.1)
+    bench.upkeep.note_busy()
+
+    assert [tended(now) for now in (5.8, 5.9, 6.6, 6.7)] == [2, 3, 3, 4]
 
 
 def test_duty_that_a_broken_store_refuses_for_good_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
