@@ -18,6 +18,7 @@ from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import CRASHES_TO_BURY, failures_allowed
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended, Order
+from runtime.worker.options import WorkerResult
 from tests.simulation.bucket import REFUSED, Bucket
 from tests.simulation.world import Broken, Process, World
 
@@ -39,6 +40,7 @@ EVIDENCE = "P4: each failure that was spent has an attempt that failed"
 INNOCENT = "P4: no innocent task is buried"
 BURIED = "P9: a crasher becomes a dead letter"
 MARKED = "P1: a failed task is a dead letter until it is tried again"
+COUNTED = "a worker counts what it has recorded"
 ONCE = "one call queues a generation"
 PURGED = "a purge ends what was submitted before it"
 
@@ -109,6 +111,13 @@ class Laws:
     def attempt_ends(self, order: Order, ended: Ended) -> None:
         self.seen[order.task_id, order.generation].ends[order.token] = ended
 
+    def left(self, worker: str, result: WorkerResult) -> None:
+        """A worker that left for want of work has counted each record that it committed, and no other."""
+        mine = Counter(record.state for record in self.records.values() if record.worker == worker)
+        truth = mine[TaskState.SUCCEEDED], mine[TaskState.FAILED]
+        if result.reason.startswith("idle") and truth != (result.succeeded, result.failed):
+            self._break(COUNTED, f"it says {result.succeeded} and {result.failed}, and {truth[0]} and {truth[1]} stand")
+
     def redriven(self, found: Iterable[Redriven]) -> None:
         """Note what a redrive was told: each generation that it queued has to be recorded, and only one call queued it."""
         for one in found:
@@ -177,12 +186,9 @@ class Laws:
 
     def check_crashers(self) -> None:
         """P9: a task that crashes what starts it ends as a dead letter."""
+        fair = (EndReason.LOST, EndReason.EXPIRED, EndReason.TIMEOUT)
         for (identity, _), record in self.records.items():
-            if (
-                identity in self.crashers
-                and record.reason is not EndReason.LOST
-                and record.state is not TaskState.EXPIRED
-            ):
+            if identity in self.crashers and record.reason not in fair:
                 self._break(BURIED, f"{_name(record)} is {record.state}: {record.reason}")
 
     def check_purged(self) -> None:

@@ -158,6 +158,7 @@ class Town:
             try:
                 left = Worker(queue, told, reporter=Noting(world), host=SimulatedHost(world, self.laws)).run()  # type: ignore[arg-type]
                 world.note(f"left: {left.reason}")
+                self.laws.left(told.name or "", left)
                 queue.close()
             except InfrastructureFailure as problem:
                 world.note(f"gave up: {problem.message}")
