@@ -25,6 +25,7 @@ STORM = Choice("storm", 1, 1, 1, fault=False)
 def control(world: World) -> Callable[[], None]:
     """People give orders to a queue without workers, and submit to it, all at once."""
     town = Town(world)
+    world.calls = HARSH_CALL
     town.person("submitter", lambda stack: town.submit(stack, "e1", 3), mortal=True)
     town.person("pauser", lambda stack: stack.queue().pause(), mortal=True)
     town.person("canceller", lambda stack: town.cancel(stack, "e0"), mortal=True)
