@@ -69,6 +69,7 @@ class MemoryQueue:
                     before.add(task.id)
                     continue
                 self._known[task.id] = task.generation
+                self._held.pop(task.id, None)  # The generation before has ended; its worker may not know yet.
                 self._order += 1
                 self._waiting[task.id] = _Wait(task, self._order, task.not_before or _ALWAYS)
                 new += 1

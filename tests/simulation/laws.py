@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -55,9 +56,9 @@ class Seen:
 
 
 class Laws:
-    """Watches the bucket and the attempts of a world, and what its users were told."""
+    """Watches the records and the attempts of a world, and what its users were told."""
 
-    def __init__(self, world: World, bucket: Bucket) -> None:
+    def __init__(self, world: World, bucket: Bucket | None = None) -> None:
         self._world, self._bucket = world, bucket
         self.failing = False
         """Attempts fail half of the time."""
@@ -72,7 +73,8 @@ class Laws:
         """By worker: when it last asked for its orders, and when it had them."""
         self.purged: tuple[float, float] | None = None
         self.records: dict[tuple[str, int], Record] = {}
-        bucket.watchers.append(self._written)
+        if bucket is not None:
+            bucket.watchers.append(self.written)
 
     def _break(self, law: str, what: str) -> None:
         broken = Broken(law, what)
@@ -81,18 +83,21 @@ class Laws:
 
     # after every step
 
-    def _written(self, key: str, before: bytes | None, data: bytes) -> None:
+    def written(self, key: str, before: bytes | None, data: bytes) -> None:
         found = _RECORD.fullmatch(key)
         if found is None:
             return
         if before is not None:
             self._break(NEVER_CHANGES, f"`{key}` was written twice")
             return
-        record = codec.read_record(data, key, found[1], int(found[2]))
+        self.recorded(codec.read_record(data, key, found[1], int(found[2])))
+
+    def recorded(self, record: Record) -> None:
+        """See a record that was not there before, at the moment when it is durable."""
         self.records[record.task_id, record.generation] = record
         if record.state is TaskState.SUCCEEDED:
             ended = self.seen[record.task_id, record.generation].ends.get(record.token)
-            if ended is None or ended.reason is not EndReason.SUCCEEDED or record.value != record.token:
+            if ended is None or ended.reason is not EndReason.SUCCEEDED or record.value != json.loads(ended.value):
                 self._break(OF_ITS_ATTEMPT, f"{_name(record)} holds {record.value} of {record.token}")
 
     def attempt_starts(self, order: Order, process: Process) -> None:
@@ -151,14 +156,16 @@ class Laws:
         if lost:
             self._break(RECORDED, f"{len(lost)} of {len(self.acknowledged)} are not")
 
-    def check_waited(self, name: str, said: Waited | None) -> None:
-        """What `wait` said of an experiment is what its first generations' records say."""
+    def check_waited(self, name: str, said: Waited | None, *, tried_again: bool = False) -> None:
+        """What `wait` said of an experiment is what its records say: those of first generations, or the newest of all."""
         if said is None:
             self._break(WAIT_ENDS, f"that for {name} does not")
             return
-        truth = Counter(
-            record.state for key, record in self.records.items() if record.experiment == name and key[1] == 1
-        )
+        newest: dict[str, Record] = {}
+        for record in sorted(self.records.values(), key=lambda record: record.generation):
+            if record.experiment == name and (tried_again or record.generation == 1):
+                newest[record.task_id] = record
+        truth = Counter(record.state for record in newest.values())
         told = {state: count for state, count in said.totals.items() if count}
         if said.complete and told != dict(truth):
             self._break(WAIT_TRUE, f"it said {_counts(told)} of {name}, and {_counts(truth)} stand")
@@ -201,6 +208,7 @@ class Laws:
 
     def check_marks(self) -> None:
         """P1: each failed task is a dead letter until it is tried again; a closed mark does not come back."""
+        assert self._bucket is not None
         objects = self._bucket.objects
         for (task_id, generation), record in self.records.items():
             if record.state is TaskState.SUCCEEDED:

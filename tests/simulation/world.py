@@ -129,6 +129,11 @@ class World:
         self.wake_ups: dict[int, Any] = {}
         """By descriptor."""
         self.descriptors = itertools.count(10_000)
+        self.still = 0
+        """More than 0 while the running thread may not be interrupted: nobody else runs, and no time passes."""
+        self.after_step: Callable[[], object] | None = None
+        """What the machine does of its own accord."""
+        self.at_close: list[Callable[[], object]] = []
         self._hub = greenlet.getcurrent()
         self._heap: list[tuple[float, int, Strand, int]] = []
         self._order = itertools.count()
@@ -228,7 +233,7 @@ class World:
         strand = greenlet.getcurrent()
         if self.over:
             raise Over
-        if isinstance(strand, Strand):
+        if isinstance(strand, Strand) and not self.still:
             self.start(strand, max(0.0, seconds))
             self._hub.switch()
             if self.over:
@@ -240,6 +245,7 @@ class World:
         if self.over:
             raise Over
         assert isinstance(strand, Strand), "nobody could ever wake it"
+        assert not self.still, "it waits where nobody else can run"
         strand.woken = False
         if seconds is not None:
             self.start(strand, max(0.0, seconds))
@@ -338,6 +344,8 @@ class World:
                 self.broken = Broken("nothing spins", f"{STEPS} steps in one run")
                 return
             strand.switch()
+            if self.after_step is not None:
+                self.after_step()
 
     def judge(self, check: Callable[[], object]) -> None:
         """End everybody, and let `check` look at what is left, as a process that nothing happens to."""
@@ -358,7 +366,9 @@ class World:
 
     def close(self) -> None:
         """Unwind every thread that is left."""
-        self.over = True
+        self.over, self.after_step = True, None
+        for each in self.at_close:
+            each()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._heap.clear()

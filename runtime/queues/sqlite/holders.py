@@ -352,7 +352,10 @@ class Holders:
 
     def _find_dead(self, connection: sqlite3.Connection, holder: int, worker: str) -> str | None:
         """Return the boot that the worker ran in if it is dead; None if it lives or holds nothing any more."""
-        row = connection.execute("SELECT boot, deadline FROM holders WHERE id=?", (holder,)).fetchone()
+        # By name as well: another worker may have the number of one that was given up meanwhile.
+        row = connection.execute(
+            "SELECT boot, deadline FROM holders WHERE id=? AND worker=?", (holder, worker)
+        ).fetchone()
         return str(row[0]) if row is not None and self._is_dead(worker, *row) else None
 
     def _note_elsewhere(self, holder: int, worker: str, running: Running, *, together: bool) -> Exception | None:

@@ -208,9 +208,11 @@ class SqliteQueue:
             recorded = self._record_elsewhere(settlements, settled)
         with self._file.transaction() as connection:
             changes: dict[int, dict[str, int]] = {}
+            held = False
             for settlement in recorded:
-                self._settle_one(connection, settlement, changes, settled)
-            if claim_next and self._holders.number is not None:
+                held |= self._settle_one(connection, settlement, changes, settled)
+            # With its last leases, a worker that was taken for dead lost its row, and nobody finds a lease without one.
+            if claim_next and held:
                 settled.leases = self._claim(connection, claim_next, changes)
             for experiment, change in changes.items():
                 count(connection, experiment, **change)
@@ -242,30 +244,32 @@ class SqliteQueue:
         settlement: Settlement,
         changes: dict[int, dict[str, int]],
         settled: Settled,
-    ) -> None:
+    ) -> bool:
+        """Return whether the lease was held until now."""
         lease, record = settlement.lease, settlement.record
         held: _Held = lease.handle
         was = "leased"
-        if not connection.execute(_END, (held.seq, lease.token)).rowcount:
+        is_held = bool(connection.execute(_END, (held.seq, lease.token)).rowcount)
+        if not is_held:
             # Lost. A success may still be the first record; any other settlement is refused.
             holder = rows.find_holder(connection, held.seq)
             if self._fused:
                 existing = find_record(connection, held.seq, record.generation)
                 try:
                     if not is_unwritten(record, existing):
-                        return
+                        return False
                 except RecordExists as first:
                     settled.refused.append(Refused(lease, first.record.worker, first.record))
-                    return
+                    return False
                 if record.state is not TaskState.SUCCEEDED:
                     settled.refused.append(Refused(lease, holder))
-                    return
+                    return False
             if not rows.is_generation(connection, held.seq, record.generation):
                 settled.refused.append(Refused(lease, holder))
-                return
+                return False
             state = take_out(connection, held.seq)
             if state is None:
-                return
+                return False
             was = state.value
         if self._fused:
             insert_record(connection, held.seq, record)
@@ -274,6 +278,7 @@ class SqliteQueue:
             change = changes[held.experiment] = {}
         change[was] = change.get(was, 0) - 1
         change[record.state.value] = change.get(record.state.value, 0) + 1
+        return is_held
 
     def _look_at_lease(self, lease: Lease) -> tuple[bool, str | None]:
         """Whether the lease holds still, and the worker that holds the task now."""

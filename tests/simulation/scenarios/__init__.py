@@ -11,6 +11,7 @@ from runtime.platform import system
 from runtime.records import store
 from tests.simulation.bucket import URL
 from tests.simulation.choices import Tape
+from tests.simulation.scenarios.embedded import memory, sqlite
 from tests.simulation.scenarios.tasks import control, failures, storm, workers
 from tests.simulation.threads import stand_ins
 from tests.simulation.world import Broken, World
@@ -20,6 +21,8 @@ SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {
     "workers": workers,
     "failures": failures,
     "storm": storm,
+    "sqlite": sqlite,
+    "memory": memory,
 }
 
 

@@ -136,6 +136,46 @@ def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> Non
     check_counters(path)
 
 
+def test_settle_of_a_worker_that_was_taken_for_dead_claims_nothing_that_is_lost_for_good(path: Path) -> None:
+    clock = FakeClock()
+    stalled, other = (open_sqlite(path, clock=clock)[0] for _ in range(2))
+    stalled.put(tasks(3))
+    [lease] = stalled.lease(1, worker="w-stalled", ttl=TTL)
+    clock.advance(seconds=TTL.total_seconds() + 1)
+    other.lease(1, worker="w-b", ttl=TTL)  # Its row is the last.
+    other.tend()
+
+    claimed = stalled.settle([succeeded(lease)], claim_next=1).leases
+    lost = stalled.renew(claimed, TTL)
+
+    assert [one.task.key for one in claimed if one not in lost] + [one.task.key for one in lease_all(other)] == ["2"]
+    stalled.close()
+    other.close()
+
+
+def test_worker_that_gets_the_number_of_a_dead_one_keeps_its_leases(path: Path) -> None:
+    first, second, slow, quick = (open_sqlite(path)[0] for _ in range(4))
+    slow.put([sample_task("later"), sample_task("first", priority=1)])
+    for dying, worker in ((first, "w-first"), (second, "w-second")):
+        dying.lease(1, worker=worker, ttl=TTL)
+        assert dying._presence is not None
+        dying._presence.leave()
+        dying._presence = None
+    leases: list[Lease] = []
+
+    def overtake() -> None:
+        quick.tend()
+        leases.extend(lease_all(quick))
+
+    slow._holders._wake = overtake  # Between the two that it found dead.
+    slow.tend()
+
+    assert [lease.task.key for lease in leases] == ["first", "later"]
+    assert quick.renew(leases, TTL) == []
+    for queue in (first, second, slow, quick):
+        queue.close()
+
+
 class LooksAtEachNote(MemoryRecords):
     """Records outside the file; `look` is called before each note of an end is written."""
 
