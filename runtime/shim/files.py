@@ -141,13 +141,19 @@ def token():
 
 def make_folder(path, within=None, mode=0o777):
     """Make a folder and its parents, but never the job's folder `within`: a record root that is away may come back."""
-    if within is not None and not os.path.isdir(within):
-        raise OSError(errno.ESTALE, "the folder of the job is not there")
+    if within is not None:
+        check_folder(within)
     try:
         os.makedirs(path, mode)
     except OSError as problem:
         if problem.errno != errno.EEXIST:
             raise
+
+
+def check_folder(job):
+    """Raise an error that may pass if the job's folder is missing: nothing can be told of its files then."""
+    if not os.path.isdir(job):
+        raise OSError(errno.ESTALE, "the folder of the job is not there")
 
 
 def make_common_folder(path, within=None):

@@ -13,6 +13,7 @@ from runtime.shim.files import (
     CONTAINERS,
     FOLDED,
     PASSING,
+    check_folder,
     create_empty,
     create_whole,
     drop_file,
@@ -62,13 +63,19 @@ class FolderRecord(object):
 
     def read(self, name):
         """The text of a file, None if there is none."""
-        try:
-            return patiently("read", name, lambda: read_text(self._path(name)))
-        except (IOError, OSError) as problem:
-            if problem.errno in PASSING:
-                raise
-            folded = read_folded(self.folder, name)
-            return None if folded is None else folded.decode("utf-8")
+
+        def read():
+            try:
+                return read_text(self._path(name))
+            except (IOError, OSError) as problem:
+                if problem.errno in PASSING:
+                    raise
+                folded = read_folded(self.folder, name)
+                if folded is None:
+                    check_folder(self.folder)
+                return None if folded is None else folded.decode("utf-8")
+
+        return patiently("read", name, read)
 
     def write(self, name, text, give_up=None):
         write_patiently(self._put(write_whole), self._path(name), text, give_up)
@@ -117,16 +124,24 @@ class FolderRecord(object):
         """Remove a file, if it exists and is ours."""
         drop_file(self._path(name))
 
-    def begin(self, name, text):
+    def begin(self, name, text, give_up=None):
         """Make the folder of an attempt with its `start.json`. Raises `Taken` if another shim made it."""
-        make_folder(os.path.dirname(self._path(name)), within=self.folder)
-        try:
-            os.mkdir(self._path(name))
-        except OSError as problem:
-            if problem.errno != errno.EEXIST:
-                raise
-            raise Taken(name)
-        write_whole(os.path.join(self._path(name), "start.json"), text, durable=False)
+
+        def make():
+            make_folder(os.path.dirname(self._path(name)), within=self.folder)
+            try:
+                os.mkdir(self._path(name))
+            except OSError as problem:
+                if problem.errno != errno.EEXIST:
+                    raise
+                raise Taken(name)
+
+        def note():
+            check_folder(self.folder)
+            write_whole(os.path.join(self._path(name), "start.json"), text, durable=False)
+
+        patiently("make", name, make, give_up)
+        patiently("write", name + "/start.json", note, give_up)
 
     def has(self, name):
         return os.path.exists(self._path(name))
@@ -137,12 +152,17 @@ class FolderRecord(object):
 
     def names(self, name):
         """All names in a folder, or an error, since attempts are counted by them; none if there is no such folder."""
-        try:
-            return sorted(patiently("list", name, lambda: os.listdir(self._path(name))))
-        except (IOError, OSError) as problem:
-            if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
-                raise
-            return []
+
+        def look():
+            try:
+                return sorted(os.listdir(self._path(name)))
+            except (IOError, OSError) as problem:
+                if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    raise
+                check_folder(self.folder)
+                return []
+
+        return patiently("list", name, look)
 
     def announce(self, name, give_up=None):
         """Write an outcome as a name, so that one listing of the record root shows the state of every job."""
@@ -307,7 +327,7 @@ class Run(object):
     def attempt_folder(self, attempt):
         return os.path.join(self.folder, "a%04d" % attempt)
 
-    def claim(self, native, scratch=None):
+    def claim(self, native, scratch=None, give_up=None):
         """Begin the next attempt; returns its number, which is unique. `scratch` is the folder that it will make here."""
         start = {
             "native": native,
@@ -330,10 +350,18 @@ class Run(object):
         attempt = known[-1][0] + 1 if known else 1
         while True:
             try:
-                self.record.begin(self.attempt_name(attempt), json.dumps(start, sort_keys=True))
+                self.record.begin(self.attempt_name(attempt), json.dumps(start, sort_keys=True), give_up)
                 return attempt
             except Taken:
                 attempt += 1
+
+    def withdraw(self, attempt):
+        """Take back an attempt that has run nothing."""
+        self.record.remove(self.attempt_name(attempt) + "/start.json")
+        try:
+            os.rmdir(self.attempt_folder(attempt))
+        except OSError as problem:
+            say("cannot take attempt %d back: %s" % (attempt, problem.strerror))
 
     def clear(self):
         """End the processes and trees that attempts left here whose shim died, and note the ends of attempts that a

@@ -119,7 +119,10 @@ def _serve(order, run, options, asked, binding, give_up):
         parent = os.path.abspath(options.scratch or tempfile.gettempdir())
         scratch = os.path.join(parent, scratch_prefix(order["job"], run.index) + token())
         now = run.hold.begin() if run.hold else order
-        number = run.claim(options.native, scratch)
+        number = run.claim(options.native, scratch, give_up)
+        if run.result():
+            run.withdraw(number)  # another shim was faster, and the folders that attempts are counted by may be folded
+            continue
         reach("shim.claimed")
         if problem:
             reason, code, details = "setup_failed", 1, {"message": str(problem)}

@@ -317,7 +317,7 @@ class BucketRecord(object):
     def remove(self, name):
         self.bucket.delete(self.key(name))
 
-    def begin(self, name, text):
+    def begin(self, name, text, give_up=None):
         self.create(name + "/start.json", text)
         make_folder(os.path.join(self.folder, name))
 

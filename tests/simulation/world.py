@@ -7,6 +7,7 @@ decided by `World.draw` alone, so a seed, or the tape of its decisions, is the w
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import random
@@ -142,6 +143,7 @@ class World:
         self.cut_off: dict[tuple[str, str], float] = {}
         """By host and what it calls: until when."""
         self._folder: Path | None = None
+        self._replaced = contextlib.ExitStack()
 
     # who
 
@@ -364,6 +366,11 @@ class World:
             self._folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=place))
         return self._folder
 
+    def replace(self, place: Any, name: str, stand_in: Any) -> None:
+        """Have an attribute of a module that asks the machine itself stand in until the world is closed."""
+        self._replaced.callback(setattr, place, name, getattr(place, name))
+        setattr(place, name, stand_in)
+
     def close(self) -> None:
         """Unwind every thread that is left."""
         self.over, self.after_step = True, None
@@ -377,6 +384,7 @@ class World:
                 if strand.gr_frame is not None and not strand.dead:
                     strand.throw(Over)
             process.threads.clear()
+        self._replaced.close()
 
     def heal(self) -> None:
         """From now on no fault happens, and what was stopped goes on."""

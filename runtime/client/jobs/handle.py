@@ -166,8 +166,7 @@ class JobHandle(OpenTarget):
         A run that has ended stays as it ended. Native jobs with labels are found by them, even if the ledger lacks them. If the
         record root refuses the mark, the native jobs are stopped all the same.
         """
-        if indices is None:
-            self._record_ends()
+        self._record_ends()
         entry = self.entry()
         if indices is None and len(entry.outcomes) >= entry.indices:
             return self.end_strays()
@@ -243,8 +242,9 @@ class JobHandle(OpenTarget):
         )
 
     def _record_ends(self) -> None:
-        """Record the ends that only the backend knows. If it or the record root does not answer, none is recorded."""
-        if find_keeper(self.launcher) is None:
+        """Record the ends that only the backend knows, which a cancel mark would hide. If it or the record root does not
+        answer, none is recorded; a run that the same launch would start again has not ended."""
+        if self.launcher.takes_up:
             return
         with contextlib.suppress(InfrastructureFailure):
             status = self.status(indices=True)

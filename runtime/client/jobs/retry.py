@@ -8,10 +8,11 @@ Killed at any step and run again, nothing runs twice.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,7 +70,10 @@ def retry_job(
     status, _ = job.look()
     chosen = choose_runs(status, indices)
     if job.launcher.takes_up or isinstance(job.launcher, Resubmits):
-        return _next_epoch(job, chosen, settings, status=status, progress=progress)
+        with _held_and_quiet(job, progress) as lock:
+            # Another may have started it again since, and it may have succeeded.
+            status, _ = job.look()
+            return go_on(job, choose_runs(status, indices), settings, lock, status=status, progress=progress)
     return _as_new_job(job, status, chosen, settings, progress)
 
 
@@ -77,10 +81,19 @@ def start_anew(
     job: JobHandle, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
 ) -> Rerun | None:
     """Start interrupted runs again, as a backend that requeues does: nothing is forgiven. None if no run is open."""
+    if not _list_open(job):
+        return None
+    with _held_and_quiet(job, progress) as lock:
+        left = _list_open(job)
+        return go_on(job, left, settings, lock, progress=progress) if left else None
+
+
+def _list_open(job: JobHandle) -> list[int]:
+    """List the runs without a result."""
     entry = job.entry()
-    first = entry.first_index
-    left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
-    return _next_epoch(job, left, settings, status=None, progress=progress) if left else None
+    return [
+        index for index in range(entry.first_index, entry.first_index + entry.indices) if index not in entry.outcomes
+    ]
 
 
 def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
@@ -107,21 +120,16 @@ def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
     return chosen
 
 
-def _next_epoch(
-    job: JobHandle,
-    indices: Sequence[int],
-    settings: Settings,
-    *,
-    status: JobStatus | None,
-    progress: Callable[[str], None],
-) -> Rerun:
-    """Start these runs again under the job's lock. Attempts from before `status` was read are forgiven; with None
-    nothing is forgiven."""
+@contextlib.contextmanager
+def _held_and_quiet(job: JobHandle, progress: Callable[[str], None]) -> Iterator[Lock]:
+    """Hold the job's lock while none of its native jobs lives."""
+    # A shim that has just committed its last result may wait for the lock, so it is not held while we wait for the shim.
     _wait_until_quiet(job)
     lock = Lock(job.files, job.id, f"{owner_name()}@{system.node()}")
     lock.take(patience_s=600, tell=progress)
     try:
-        return go_on(job, indices, settings, lock, status=status, progress=progress)
+        _wait_until_quiet(job)
+        yield lock
     finally:
         lock.release()
 

@@ -13,12 +13,14 @@ from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.known import forget_job
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
+from runtime.client.jobs.retry import retry_job
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.ledger import IndexStatus
+from runtime.jobs.lock import Lock
 from runtime.jobs.plan import LaunchPlan, NativePart, NativeState, Target
 from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, SecretRef
 from runtime.launchers.local.launcher import LocalLauncher
@@ -360,3 +362,42 @@ def test_intent_has_what_the_job_waits_for_and_whether_it_has_secrets(backend: B
 
     assert [each["secrets"] for each in written] == [False, True, False]
     assert [each.get("after") for each in written] == [None, None, [plain.id]]
+
+
+@pytest.mark.parametrize("indices", [None, [0]])
+def test_cancel_of_a_run_that_failed_without_a_result_leaves_it_failed(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, indices: list[int] | None
+) -> None:
+    monkeypatch.setattr(SlurmLauncher, "cancel", lambda *_: [])
+    job = backend.launch("hpc")
+    backend.stands = {"state": JobState.FAILED, "reason": EndReason.OOM, "exit_code": 137}
+    before = job.status()
+
+    left = job.cancel(indices=indices)
+
+    after = job.status()
+    assert (left, before.state, before.reason) == ([], JobState.FAILED, EndReason.OOM)
+    assert (after.state, after.reason, after.entry.outcomes[0].code) == (JobState.FAILED, EndReason.OOM, 137)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_retry_that_waited_for_another_one_starts_nothing_beside_it(backend: Backend, ended: bool) -> None:
+    job = backend.launch("other")
+    backend.stands = LOST
+    other = Lock(job.files, job.id, "another")
+    other.take(patience_s=10)
+
+    def go_on(_: str) -> None:
+        ledger.record_native(
+            job.files, job.id, ledger.NativeJob(name=job.id, native_id="2", part=0, epoch=2, at=ledger.now())
+        )
+        backend.stands = {"state": JobState.RUNNING}
+        if ended:
+            end(job)
+            backend.stands = {"state": JobState.SUCCEEDED}
+        other.release()
+
+    with pytest.raises(NotPossible, match="nothing of job" if ended else "still lives"):
+        retry_job(job, backend.settings, progress=go_on)
+
+    assert backend.submitted == [job.id]

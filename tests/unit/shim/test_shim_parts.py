@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from runtime.shim import files, processes, serve
+from runtime.shim import record as record_module
 from runtime.shim.gpus import take_gpus
 from runtime.shim.main import follow
 from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
@@ -116,6 +117,70 @@ def test_record_whose_folder_is_gone_is_not_made_again(tmp_path: Path, monkeypat
         assert refused.value.errno == errno.ESTALE
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_record_whose_folder_is_away_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.shim.files.WRITE_PATIENCE_S", 0.0)
+    folder = tmp_path / "jobs" / "j"
+    folder.mkdir(parents=True)
+    record = FolderRecord(str(folder))
+    run = Run(record, 0)
+    record.create("runs/0/result", '{"reason": "succeeded"}')
+    folder.rename(tmp_path / "aside")
+
+    for look in (run.result, run.attempts, lambda: record.read("order.json"), lambda: run.claim("native")):
+        with pytest.raises(OSError, match="folder of the job") as refused:
+            look()
+        assert refused.value.errno == errno.ESTALE
+
+    (tmp_path / "aside").rename(folder)
+    assert (run.result(), run.attempts(), record.read("order.json")) == ({"reason": "succeeded"}, [], None)
+
+
+@pytest.mark.parametrize("refused", ["mkdir", "write"])
+def test_attempt_waits_for_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    monkeypatch.setattr("runtime.shim.files.WRITE_AGAIN_S", 0.0)
+    folder = tmp_path / "jobs" / "j"
+    folder.mkdir(parents=True)
+    run, failures = Run(FolderRecord(str(folder)), 0), [1, 1]
+    place, name = (os, "mkdir") if refused == "mkdir" else (record_module, "write_whole")
+    real = getattr(place, name)
+
+    def fails_twice(*args: Any, **named: Any) -> Any:
+        # The folders above an attempt's are there by then.
+        if failures and ("a0001" in str(args[0])):
+            failures.pop()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*args, **named)
+
+    monkeypatch.setattr(place, name, fails_twice)
+
+    assert run.claim("native") == 1
+
+    note = run.started(1)
+    assert (failures, note and note["native"], run.attempts()) == ([], "native", [(1, None)])
+
+
+class Overtaken(FolderRecord):
+    """A record in which another shim commits a result while this one begins an attempt."""
+
+    def begin(self, name: str, text: str, give_up: Callable[[], bool] | None = None) -> None:
+        self.create("runs/0/result", '{"reason": "succeeded", "code": 0, "attempt": 1}')
+        super().begin(name, text, give_up)
+
+
+def test_attempt_that_begins_after_the_run_has_its_result_runs_nothing(tmp_path: Path) -> None:
+    made = make_job(tmp_path, "touch", str(tmp_path / "ran"))
+    options = SimpleNamespace(
+        clear=False, prepare=False, rank_of=None, part=None, native="n", index=0, node=0, scratch=str(tmp_path)
+    )
+
+    assert follow(Overtaken(str(made.folder)), options, make_asked()) == 0
+
+    assert not (tmp_path / "ran").exists()
+    assert sorted(path.name for path in (made.folder / "runs" / "0").iterdir()) == ["result"]
 
 
 def test_shim_that_cannot_claim_its_job_is_refused_and_runs_nothing(

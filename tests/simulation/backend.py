@@ -1,0 +1,315 @@
+"""A backend with native jobs, and its launchers: one that requeues jobs itself, one that is told to, and one that does nothing.
+
+It starts the same name as often as it is asked to, except for a later epoch, as a protocol without unique names allows;
+it preempts, loses nodes, notices that late, and forgets what has ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from runtime.jobs.hosts.base import Host, HostUnavailable
+from runtime.jobs.order import make_order
+from runtime.jobs.plan import (
+    Fidelity,
+    FieldSupport,
+    JobIdentity,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.jobs.secret_schemes import COMMON_SCHEMES
+from runtime.jobs.spec import JobSpec, JobState
+from runtime.jobs.spec_fields import leaf_fields, set_fields
+from runtime.launchers import registry
+from runtime.reasons import EndReason, Explanation
+from runtime.shim.words import AGAIN, DUPLICATE, LOST
+from tests.simulation.choices import Choice
+from tests.simulation.files import Root, SimulatedHost
+from tests.simulation.shims import Shims, SimulatedAsked
+from tests.simulation.world import Process, World
+
+QUEUED_S: Final = (0.5, 0.0, 8.0, 60.0)
+QUEUED = Choice("queued", 4, 2, 2, 1, fault=False)
+SUBMITS_S: Final = (0.1, 2.0, 6.0)
+SUBMITS = Choice("submits", 6, 2, 1)
+"""How long it takes to accept a native job; `find` does not know it before."""
+MISHAP = Choice("mishap", 25, 1, 1)
+"""Of a running native job, each `WEATHER_S`: nothing; it is preempted; its node fails."""
+WEATHER_S: Final = 10.0
+DEATH = Choice("death", 2, 1)
+"""How it takes the death of a script: as the loss of its node, or as a failure."""
+GRACE_S: Final = 30.0
+NOTICED_S: Final = (1.0, 25.0)
+NOTICED = Choice("noticed", 1, 1)
+"""When it notices that a node is gone."""
+FORGETS_S: Final = (900.0, 30.0)
+FORGETS = Choice("forgets", 3, 1)
+"""How long it knows of a native job that has ended."""
+STARTS: Final = 40
+"""After so many starts it gives a native job up."""
+KIND: Final = "simulated"
+
+
+@dataclass
+class Native:
+    id: str
+    name: str
+    job: str
+    folder: str
+    state: JobState = JobState.PENDING
+    reason: EndReason | None = None
+    code: int | None = None
+    starts: int = 0
+    asked: SimulatedAsked = field(default_factory=SimulatedAsked)
+    process: Process | None = None
+    why: str = ""
+    """Why it was ended from outside: `preempted`, `node`, `cancelled`."""
+    ended_at: float = 0.0
+    forgotten_s: float = 0.0
+
+
+class Cluster:
+    """The native jobs. `how` is `requeues`, `told` (a shim's exit code asks for the next start) or `nothing`."""
+
+    def __init__(self, world: World, root: Root, shims: Shims, how: str) -> None:
+        self.world, self.root, self.shims, self.how = world, root, shims, how
+        self.laws = shims.laws
+        self.natives: dict[str, Native] = {}
+        self._ids = itertools.count(1)
+        self.process = world.spawn("cluster", self._weather)
+        self._timers = itertools.count()
+        world.replace(registry, "_OWN", {**registry._OWN, KIND: "tests.simulation.backend:open_launcher"})
+        _CURRENT[:] = [self]
+
+    # what only it does
+
+    def later(self, seconds: float, do: Callable[[], object]) -> None:
+        self.world.start(self.world.strand(self.process, do, f"timer {next(self._timers)}"), seconds)
+
+    def _weather(self) -> None:
+        while True:
+            self.world.pause(WEATHER_S)
+            for native in [each for each in self.natives.values() if each.state is JobState.RUNNING and not each.why]:
+                mishap = self.world.draw(MISHAP, native.id)
+                if mishap == 1:
+                    self.world.note(f"preempts {native.id}")
+                    self.end(native, "preempted")
+                elif mishap == 2:
+                    self.world.note(f"the node of {native.id} fails")
+                    self._kill(native, "node")
+
+    def end(self, native: Native, why: str) -> None:
+        """TERM, and KILL after the grace period."""
+        if native.state.terminal:
+            return
+        native.why = why
+        native.asked.stop, native.asked.why = True, "SIGTERM"
+        if native.state is JobState.PENDING:
+            self._over(native, None)
+            return
+        start = native.starts
+        self.later(GRACE_S, lambda: native.starts == start and self._kill(native, why))
+
+    def _kill(self, native: Native, why: str) -> None:
+        if native.process is not None and not native.process.dead:
+            native.why = why
+            self.world.kill(native.process)
+
+    def _start(self, native: Native) -> None:
+        if native.state is not JobState.PENDING:
+            return
+        native.state, native.why, native.asked = JobState.RUNNING, "", SimulatedAsked()
+        native.starts += 1
+        name = f"{native.id}.{native.starts}"
+
+        def run() -> None:
+            code = self.shims.serve(native.folder, native.id, native.asked)
+            self.world.note(f"exit code {code}")
+            self.exited(native, code)
+
+        native.process = self.world.spawn(name, run, mortal=True)
+        self.laws.processes[native.process.name] = native
+        start = native.starts
+        native.process.on_death.append(lambda: self._died(native, start))
+
+    def _died(self, native: Native, start: int) -> None:
+        self.laws.killed(native)
+        if not native.why and self.world.draw(DEATH, native.id) and self.how != "nothing":
+            self.later(1.0, lambda: native.starts == start and self._over(native, 137))
+            return
+        native.why = native.why or "node"
+        span = NOTICED_S[self.world.draw(NOTICED, native.id)] if native.why == "node" else 0.5
+        self.later(span, lambda: native.starts == start and self._over(native, None))
+
+    def exited(self, native: Native, code: int) -> None:
+        """Take note of a shim's exit code; the process ends now."""
+        assert native.process is not None
+        native.process.on_death.clear()
+        self._over(native, code)
+        native.process.dead = True
+        self.world.graves.append(native.process)
+
+    def _over(self, native: Native, code: int | None) -> None:
+        if native.state.terminal:
+            return
+        again = native.why in ("preempted", "node") and code not in (0, 1, 2, DUPLICATE)
+        again = (again and self.how != "nothing") or (self.how == "told" and code in (AGAIN, LOST))
+        if native.why != "cancelled" and again and native.starts < STARTS:
+            native.state, native.why = JobState.PENDING, ""
+            self.later(2.0 + QUEUED_S[self.world.draw(QUEUED, native.id)], lambda: self._start(native))
+            return
+        native.code, native.ended_at = code, self.world.now
+        native.forgotten_s = FORGETS_S[self.world.draw(FORGETS, native.id)]
+        if native.why == "cancelled":
+            native.state, native.reason = JobState.CANCELLED, EndReason.CANCELLED
+        elif code == 0:
+            native.state = JobState.SUCCEEDED
+        else:
+            reasons = {None: EndReason.LOST, DUPLICATE: EndReason.DUPLICATE}
+            native.state, native.reason = JobState.FAILED, reasons.get(code, EndReason.APP_FAILED)
+            if code is None and self.how != "nothing":
+                native.reason = EndReason.PREEMPTED if native.why == "preempted" else EndReason.NODE_FAILED
+
+    # what launchers ask for
+
+    def call(self, what: str, do: Callable[[], Any], *, write: bool = False) -> Any:
+        found: list[Any] = []
+        self.world.call(what, lambda: found.append(do()), write=write, refused=_silent)
+        return found[0]
+
+    def submit(self, name: str, job: str, folder: str, epoch: int) -> str:
+        name = name if epoch == 1 else f"{name}.e{epoch}"
+        known = [each.id for each in self.natives.values() if each.name == name] if epoch > 1 else []
+        if known:
+            return known[0]
+        native = Native(f"n{next(self._ids)}", name, job, folder)
+        self.natives[native.id] = native
+        self.world.note(f"{native.id} for {name}")
+        self.later(QUEUED_S[self.world.draw(QUEUED, native.id)], lambda: self._start(native))
+        return native.id
+
+    def known(self) -> list[Native]:
+        now = self.world.now
+        return [
+            each for each in self.natives.values() if not each.state.terminal or now < each.ended_at + each.forgotten_s
+        ]
+
+
+def _silent(status: str) -> Exception:
+    return HostUnavailable("the backend does not answer", facts=[status], retryable=True)
+
+
+_CURRENT: list[Cluster] = []
+
+
+def open_launcher() -> Launching:
+    """The launcher of the world that runs; the registry calls it."""
+    cluster = _CURRENT[0]
+    made = Resubmitting(cluster) if cluster.how == "requeues" else Launching(cluster)
+    made.takes_up = cluster.how == "nothing"
+    return made
+
+
+class Launching:
+    """A launcher of the cluster, as another package would write it."""
+
+    kind: ClassVar[str] = KIND
+    keeps: ClassVar[Mapping[str, FieldSupport]] = dict.fromkeys(
+        leaf_fields(), FieldSupport(fidelity=Fidelity.SHIM, how="the shim")
+    )
+    secret_schemes = COMMON_SCHEMES
+    takes_up = False
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def check_settings(self, target: Target) -> None:
+        pass
+
+    def open_host(self, target: Target, context: PlanContext) -> Host:
+        return SimulatedHost(self.cluster.root)
+
+    def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        root = str(self.cluster.root.path)
+        folder = f"{root}/jobs/{job.id}"
+        retries = "backend" if self.cluster.how == "told" else "shim"
+        words = ["python3", f"{folder}/shim.py", folder]
+        return LaunchPlan(
+            job=job,
+            spec=spec,
+            target=target,
+            order=make_order(spec, job, [{}], context, retries=retries, environ={}),
+            artefacts={"command": shlex.join(words) + "\n"},
+            parts=(NativePart(name=job.id, artefact="command", native={"words": words}),),
+            fidelity={name: self.keeps[name] for name in set_fields(spec) if name in self.keeps},
+            root=root,
+        )
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        cluster, epoch = self.cluster, int(plan.order.get("epoch", 1))
+        folder = part.native["words"][2]
+
+        cluster.world.pause(SUBMITS_S[cluster.world.draw(SUBMITS)])
+
+        def submit() -> str:
+            return cluster.submit(part.name, plan.job.id, folder, epoch)
+
+        return str(cluster.call(f"submit {part.name} epoch {epoch}", submit, write=True))
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        known = self.cluster.call("find", lambda: [(each.name, each.id) for each in self.cluster.known()])
+        return {name: native for name, native in reversed(known) if name in names}
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        def look() -> list[NativeState]:
+            return [_state(each) for each in self.cluster.known() if each.id in native_ids]
+
+        found: list[NativeState] = self.cluster.call(f"ask for {' '.join(native_ids)}", look)
+        return found
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        if indices is not None:
+            return []
+        cluster = self.cluster
+        mine = [cluster.natives[each] for each in native_ids]
+
+        def cancel() -> None:
+            for native in mine:
+                cluster.end(native, "cancelled")
+
+        cluster.call(f"cancel {' '.join(native_ids)}", cancel, write=True)
+        until = cluster.world.now + 150.0
+        while any(not each.state.terminal for each in mine) and cluster.world.now < until:
+            cluster.world.pause(1.0)
+        return [f"{each.id} is {each.state}" for each in mine if not each.state.terminal]
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        return None
+
+
+class Resubmitting(Launching):
+    """A launcher that retries in the same job."""
+
+    def restore_parts(
+        self, artefacts: Mapping[str, str], names: Sequence[str], indices: Sequence[int]
+    ) -> list[NativePart]:
+        words = shlex.split(artefacts["command"])
+        return [NativePart(name=names[0], artefact="command", native={"words": words, "number": 0})]
+
+
+def _state(native: Native) -> NativeState:
+    return NativeState(
+        native_id=native.id,
+        index=None,
+        state=native.state,
+        reason=native.reason,
+        raw=native.why or str(native.state),
+        exit_code=native.code,
+    )

@@ -1,0 +1,227 @@
+"""What must hold of jobs in every run, a function for each law."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.jobs.ledger import JobStatus
+from runtime.jobs.spec import JobState
+from runtime.shim.retry import LOST_IN_A_ROW
+from tests.simulation.files import Root
+from tests.simulation.world import Broken, World
+
+ONE_AT_A_TIME = "a job's command runs once at a time"
+EXPLAINED = "a second start of a command has its reason"
+SAME_JOB = "the same launch is the same job"
+IN_LEDGER = "an acknowledged launch is in the ledger, and ends"
+STAYS_ENDED = "what has ended stays as it ended"
+KNOWN_FIRST = "what runs is in the ledger"
+NOTHING_HELD = "a job that has ended holds no native job"
+EVIDENCE = "each failure that was counted is an attempt that failed"
+CANCELLED = "an acknowledged cancel ends the job"
+ROOT_KEPT = "a record root that is missing is not made again"
+ANSWERED = "who repeats a command is told in the end that it is done"
+WAIT_ENDS = "`wait` ends once the job has"
+WAIT_TRUE = "`wait` tells the truth"
+OBEYED_WITHIN_S = 130.0
+"""A command that starts later than this after an acknowledged cancel started in spite of it: the longest stop of a shim, and
+the latency of its last steps."""
+MANY = 40
+"""After so many starts the backend gives a native job up."""
+
+
+@dataclass
+class Command:
+    """A start of a job's command."""
+
+    native: str
+    attempt: int
+    began: float
+    ended: float | None = None
+    how: str = ""
+    """`killed` if its machine or its shim went."""
+
+
+@dataclass
+class Known:
+    """All that happened to a job."""
+
+    commands: list[Command] = field(default_factory=list)
+    acknowledged: float | None = None
+    cancelling: float = 1e9
+    """When somebody began to cancel it."""
+    cancelled: float | None = None
+    reopened: float = 0.0
+    """When somebody last started it again by hand, as they were told."""
+    reopening: float | None = None
+    """When somebody began to who has not been told."""
+    since: float = 0.0
+    """When whoever started it again last began to; commands from before that count no more."""
+    said: tuple[JobState, float] | None = None
+    died: int = 0
+    """How often a shim of it was killed, or ended by an exception."""
+    starts: int = 0
+    """How often its native job was started, at most."""
+    budget: tuple[int, int] = (0, 0)
+    """Failures and preemptions that its spec allows."""
+
+
+class JobLaws:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.root: Root
+        self.jobs: dict[str, Known] = defaultdict(Known)
+        self.processes: dict[str, Any] = {}
+        """Native jobs by their processes' names."""
+        self.names: dict[str, str] = {}
+        """By the name of a launch: its job."""
+
+    def _break(self, law: str, what: str) -> None:
+        broken = Broken(law, what)
+        self.world.note(f"BROKEN {broken}")
+        self.world.broken = self.world.broken or broken
+
+    # as it happens
+
+    def command_begins(self, job: str, index: int, attempt: int) -> None:
+        """ONE_AT_A_TIME, EXPLAINED, KNOWN_FIRST and CANCELLED."""
+        me = self.world.me()
+        assert me is not None
+        native, known, now = self.processes[me.name], self.jobs[job], self.world.now
+        self.world.note(f"starts the command of {job[:8]}, attempt {attempt}")
+        running = [each for each in known.commands if each.ended is None]
+        if running:
+            self._break(ONE_AT_A_TIME, f"{native.id} starts it while {running[0].native} runs it")
+        if not self.root.away and self.root.read(f"jobs/{job}/intent.json") is None:
+            self._break(KNOWN_FIRST, "its command starts without an intent")
+        # Without a result, a shim that died before it could commit one explains the next start.
+        if self._result(job) is not None:
+            self._break(EXPLAINED, f"attempt {attempt} starts although there is a result")
+        if known.cancelled is not None and now > known.cancelled + OBEYED_WITHIN_S:
+            self._break(CANCELLED, f"its command starts {now - known.cancelled:.0f} s later")
+        known.commands.append(Command(native.id, attempt, now))
+
+    def command_ends(self, job: str, index: int, attempt: int, how: str) -> None:
+        for each in self.jobs[job].commands:
+            if each.attempt == attempt and each.ended is None:
+                each.ended, each.how = self.world.now, how
+        self.world.note(f"the command of {job[:8]}, attempt {attempt}, ends: {how}")
+
+    def killed(self, native: Any) -> None:
+        self.died(native)
+        for each in self.jobs[native.job].commands:
+            if each.native == native.id and each.ended is None:
+                each.ended, each.how = self.world.now, "killed"
+
+    def died(self, native: Any) -> None:
+        """A shim was killed, or ended by an exception."""
+        known = self.jobs[native.job]
+        known.died += 1
+        known.starts = max(known.starts, native.starts)
+
+    def launched(self, name: str, job: str, budget: tuple[int, int]) -> None:
+        """SAME_JOB."""
+        if self.names.setdefault(name, job) != job:
+            self._break(SAME_JOB, f"{name} became two jobs")
+        known = self.jobs[job]
+        known.budget = budget
+        known.acknowledged = known.acknowledged or self.world.now
+
+    def told(self, status: JobStatus, asked_at: float, *, firmly: bool) -> None:
+        """STAYS_ENDED: look at what somebody was told, who asked at that time. `firmly` if only results count."""
+        entry, known = status.entry, self.jobs[status.entry.id]
+        if (
+            known.reopening is not None
+            or asked_at < known.reopened
+            or (known.cancelled is not None and asked_at < known.cancelled)
+        ):
+            return
+        if status.state is JobState.CANCELLED and known.said is not None and known.cancelling <= known.said[1]:
+            return  # whoever cancelled it had looked before, and the run was alive then
+        if known.said is not None and status.state is not known.said[0] and status.state is not JobState.UNKNOWN:
+            before = f"{known.said[0]}, and {self.world.now - known.said[1]:.0f} s later"
+            self._break(STAYS_ENDED, f"it was {before} {status.state} ({status.reason})")
+        if known.said is None and status.state.terminal and (not firmly or len(entry.outcomes) >= entry.indices):
+            known.said = status.state, self.world.now
+
+    def reopen(self, job: str) -> None:
+        """Somebody begins to start the job again by hand."""
+        known = self.jobs[job]
+        if known.reopening is None:
+            known.reopening = self.world.now
+
+    def reopened(self, job: str, *, began_again: bool) -> None:
+        """They have; unless `began_again` it was another job."""
+        known = self.jobs[job]
+        began, known.reopening = known.reopening, None
+        if began_again:
+            assert began is not None
+            known.since, known.reopened, known.said = began, self.world.now, None
+
+    # at the end of a run
+
+    def _result(self, job: str) -> Any:
+        return json.loads(self.root.read(f"jobs/{job}/runs/0/result") or b"null")
+
+    def check_ended(self, job: str, status: JobStatus | None) -> None:
+        """IN_LEDGER."""
+        if status is None:
+            self._break(IN_LEDGER, "there is no such job")
+        elif not status.state.terminal:
+            self._break(IN_LEDGER, f"it is {status.state}")
+
+    def check_held(self, job: str, status: JobStatus, natives: list[Any]) -> None:
+        """NOTHING_HELD."""
+        held = [each.id for each in natives if each.job == job and not each.state.terminal]
+        if status.state.terminal and held:
+            self._break(NOTHING_HELD, f"it is {status.state}, and {len(held)} live")
+
+    def check_evidence(self, job: str) -> None:
+        """EVIDENCE: a job that its budget of failures ended has that many attempts that failed."""
+        known = self.jobs[job]
+        result = self._result(job)
+        if result is None:
+            return
+        if result["reason"] == "app_failed":
+            failed = sum(each.how == "app_failed" and each.began >= known.since for each in known.commands)
+            asked = sum(each.how == "requeue" for each in known.commands)
+            # With a message it is the backend's word: it takes the death of a shim for a failure, and a shim without an order.
+            if failed < known.budget[0] + 1 and asked <= known.budget[1] and "message" not in result:
+                self._break(EVIDENCE, f"{failed} of {known.budget[0] + 1} attempts failed")
+        elif result["reason"] in ("stopped", "preempted", "node_failed"):
+            if len(known.commands) <= known.budget[1] and known.starts < MANY:
+                self._break(
+                    EVIDENCE, f"{result['reason']} after {len(known.commands)} of {known.budget[1] + 1} attempts"
+                )
+        elif result["reason"] == "lost" and known.died < LOST_IN_A_ROW:
+            self._break(EVIDENCE, f"lost after {known.died} of {LOST_IN_A_ROW} shims died")
+
+    def check_cancelled(self, job: str, status: JobStatus) -> None:
+        """CANCELLED."""
+        if self.jobs[job].cancelled is not None and not status.state.terminal:
+            self._break(CANCELLED, f"it is {status.state}")
+
+    def check_waited(self, heard: Any, found: dict[str, JobStatus], *, firmly: bool) -> None:
+        """WAIT_ENDS and WAIT_TRUE: `heard` is the job, what `wait` said of it, and when it was asked."""
+        if heard is None:
+            self._break(WAIT_ENDS, "it does not")
+            return
+        job, said, at = heard
+        known = self.jobs[job]
+        if firmly and len(said.entry.outcomes) < said.entry.indices:
+            return
+        if at >= known.reopened and known.reopening is None and said.state is not found[job].state:
+            self._break(WAIT_TRUE, f"it said {said.state}, and it is {found[job].state}")
+
+    def check_heard(self, unheard: set[str]) -> None:
+        """ANSWERED: everybody who insisted was told in the end that it is done."""
+        if unheard:
+            self._break(ANSWERED, f"{', '.join(sorted(unheard))} are still at it")
+
+    def check_root(self) -> None:
+        """ROOT_KEPT."""
+        if self.root.made_anew:
+            self._break(ROOT_KEPT, f"{len(self.root.made_anew)} names were made in its place")
