@@ -196,8 +196,11 @@ class JobLaws:
                 self._break(
                     EVIDENCE, f"{result['reason']} after {len(known.commands)} of {known.budget[1] + 1} attempts"
                 )
-        elif result["reason"] == "lost" and known.died < LOST_IN_A_ROW:
-            self._break(EVIDENCE, f"lost after {known.died} of {LOST_IN_A_ROW} shims died")
+        elif result["reason"] == "lost":
+            # A folder that was made although the answer was an error is an attempt that nobody began.
+            died = known.died + result["attempt"] - len(known.commands)
+            if died < LOST_IN_A_ROW:
+                self._break(EVIDENCE, f"lost after {died} of {LOST_IN_A_ROW} shims died")
 
     def check_cancelled(self, job: str, status: JobStatus) -> None:
         """CANCELLED."""

@@ -172,7 +172,7 @@ def jobs(world: World) -> Callable[[], None]:
         try:
             again = retry_job(job, settings)
         except NotPossible as problem:
-            if "runs once more" in problem.message or "nothing of job" in problem.message:
+            if "nothing of job" in problem.message:
                 return
             raise
         laws.reopened(job.id, began_again=not again.new)

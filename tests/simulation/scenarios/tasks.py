@@ -109,8 +109,8 @@ def failures(world: World) -> Callable[[], None]:
 
     def redrive(stack: Stack) -> None:
         town.until("submitter")
-        for _ in range(12):
-            system.sleep(15.0)
+        for _ in range(3):
+            system.sleep(20.0)
             town.redrive(stack, "e1")
 
     for name in ("redriver", "other-redriver"):
