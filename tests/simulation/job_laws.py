@@ -117,7 +117,7 @@ class JobLaws:
                 each.ended, each.how = self.world.now, "killed"
 
     def died(self, native: Any) -> None:
-        """A shim was killed, or ended by an exception."""
+        """A shim was killed, or ended by an exception or without its order."""
         known = self.jobs[native.job]
         known.died += 1
         known.starts = max(known.starts, native.starts)
@@ -199,7 +199,10 @@ class JobLaws:
         elif result["reason"] == "lost":
             # A folder that was made although the answer was an error is an attempt that nobody began.
             died = known.died + result["attempt"] - len(known.commands)
-            if died < LOST_IN_A_ROW:
+            # What has ended without a result is lost once the backend has forgotten how.
+            mine = [each for each in self.processes.values() if each.job == job]
+            forgotten = any(self.world.now >= each.ended_at + each.forgotten_s for each in mine)
+            if died < LOST_IN_A_ROW and not forgotten:
                 self._break(EVIDENCE, f"lost after {died} of {LOST_IN_A_ROW} shims died")
 
     def check_cancelled(self, job: str, status: JobStatus) -> None:

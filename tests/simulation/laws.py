@@ -30,6 +30,9 @@ OBEYED_WITHIN_S = 140.0
 ANSWERED_WITHIN_S = 5.0
 """A worker obeys what it has read within this time, unless it is stopped."""
 
+SETTLED_WITHIN_S = 60.0
+"""The end of an attempt is in the store within this time, if its worker is not stopped or cut off."""
+
 NEVER_CHANGES = "P2: a record never changes"
 OF_ITS_ATTEMPT = "P2: a success is the success of its own attempt"
 OBEYS_CANCEL = "an acknowledged cancel is obeyed"
@@ -42,6 +45,7 @@ INNOCENT = "P4: no innocent task is buried"
 BURIED = "P9: a crasher becomes a dead letter"
 MARKED = "P1: a failed task is a dead letter until it is tried again"
 COUNTED = "a worker counts what it has recorded"
+SETTLED = "P9: what has ended is settled"
 ONCE = "one call queues a generation"
 PURGED = "a purge ends what was submitted before it"
 
@@ -53,6 +57,9 @@ class Seen:
     starts: list[tuple[float, str, str]] = field(default_factory=list)
     """Time, token and host."""
     ends: dict[str, Ended] = field(default_factory=dict)
+    ended_at: list[tuple[float, str, Process]] = field(default_factory=list)
+    """Time, token and worker."""
+    recorded_at: float = 0.0
 
 
 class Laws:
@@ -95,6 +102,7 @@ class Laws:
     def recorded(self, record: Record) -> None:
         """See a record that was not there before, at the moment when it is durable."""
         self.records[record.task_id, record.generation] = record
+        self.seen[record.task_id, record.generation].recorded_at = self._world.now
         if record.state is TaskState.SUCCEEDED:
             ended = self.seen[record.task_id, record.generation].ends.get(record.token)
             if ended is None or ended.reason is not EndReason.SUCCEEDED or record.value != json.loads(ended.value):
@@ -114,7 +122,10 @@ class Laws:
             self._break(OBEYS_CANCEL, f"a worker that has read its orders starts a task of {order.experiment}")
 
     def attempt_ends(self, order: Order, ended: Ended) -> None:
-        self.seen[order.task_id, order.generation].ends[order.token] = ended
+        seen, process = self.seen[order.task_id, order.generation], self._world.me()
+        seen.ends[order.token] = ended
+        if process is not None:
+            seen.ended_at.append((self._world.now, order.token, process))
 
     def left(self, worker: str, result: WorkerResult) -> None:
         """A worker that left for want of work has counted each record that it committed, and no other."""
@@ -197,6 +208,18 @@ class Laws:
         for (identity, _), record in self.records.items():
             if identity in self.crashers and record.reason not in fair:
                 self._break(BURIED, f"{_name(record)} is {record.state}: {record.reason}")
+
+    def check_settled(self) -> None:
+        """P9: what has ended in a worker that nothing holds up is settled, whatever its result."""
+        assert self._bucket is not None
+        cut_off = {host for host, _ in self._world.cut_off}
+        for (task_id, generation), seen in self.seen.items():
+            for at, token, process in seen.ended_at:
+                held_up = process.name in self._world.killed or process.stopped_until or process.host.name in cut_off
+                noted = f"attempts/{task_id}/g{generation}/{token}.ended.json" in self._bucket.objects
+                late = not seen.recorded_at or seen.recorded_at > at + SETTLED_WITHIN_S
+                if late and not (held_up or noted or self._world.now < at + SETTLED_WITHIN_S):
+                    self._break(SETTLED, f"{task_id[-12:]} g{generation} is not after {self._world.now - at:.0f} s")
 
     def check_purged(self) -> None:
         """P1: a purge ends every task that was submitted before it."""

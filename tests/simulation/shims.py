@@ -125,15 +125,24 @@ class Shims:
             scratch="/scratch", member=None,
         )  # fmt: skip
         try:
-            return int(main.follow(FolderRecord(folder), options, asked))  # type: ignore[no-untyped-call]
+            code = int(main.follow(FolderRecord(folder), options, asked))  # type: ignore[no-untyped-call]
+            if code == NO_ORDER:
+                self._lost()
+            return code
         except (OSError, Taken) as problem:
             self.world.note(f"the shim dies of {type(problem).__name__}: {problem}")
-            me = self.world.me()
-            assert me is not None
-            self.laws.died(self.laws.processes[me.name])
+            self._lost()
             return 1
 
+    def _lost(self) -> None:
+        """A shim ended and left nothing."""
+        me = self.world.me()
+        assert me is not None
+        self.laws.died(self.laws.processes[me.name])
 
+
+NO_ORDER: Final = 2
+"""The exit code of a shim whose record root was away when it began; the backend takes it for the job's own."""
 _END: Final[list[tuple[str, int, dict[str, Any]]]] = [
     ("succeeded", 0, {}),
     ("app_failed", 1, {}),

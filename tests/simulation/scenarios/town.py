@@ -142,6 +142,7 @@ class Town:
         laws = self.laws
         laws.check_recorded()
         laws.check_failures()
+        laws.check_settled()
         laws.check_purged()
         laws.check_marks()
 
