@@ -198,7 +198,8 @@ class Laws:
                     self._break(EVIDENCE, f"{_name(record)} {record.reason}: {failed} of {needed} attempts failed")
             elif record.reason is EndReason.LOST:
                 died = sum(reason is EndReason.LOST for reason in ends)
-                hosts = {host for _, token, host in self.seen[key].starts if token not in self.seen[key].ends}
+                seen = self.seen[key]
+                hosts = {host for _, token, host in seen.starts if token not in seen.ends or _is_lost(seen.ends[token])}
                 if died < CRASHES_TO_BURY and len(hosts) < CRASHES_TO_BURY:
                     self._break(INNOCENT, f"{_name(record)}: its starter died {died} times, lost on {len(hosts)} hosts")
 
@@ -210,11 +211,12 @@ class Laws:
                 self._break(BURIED, f"{_name(record)} is {record.state}: {record.reason}")
 
     def check_settled(self) -> None:
-        """P9: what has ended in a worker that nothing holds up is settled, whatever its result."""
+        """P9: a success in a worker that nothing holds up is settled, whatever its value; other ends may lose their lease."""
         assert self._bucket is not None
         cut_off = {host for host, _ in self._world.cut_off}
         for (task_id, generation), seen in self.seen.items():
-            for at, token, process in seen.ended_at:
+            successes = [each for each in seen.ended_at if seen.ends[each[1]].reason is EndReason.SUCCEEDED]
+            for at, token, process in successes:
                 held_up = process.name in self._world.killed or process.stopped_until or process.host.name in cut_off
                 noted = f"attempts/{task_id}/g{generation}/{token}.ended.json" in self._bucket.objects
                 late = not seen.recorded_at or seen.recorded_at > at + SETTLED_WITHIN_S
@@ -247,6 +249,10 @@ class Laws:
                 self._break(MARKED, f"{_name(record)} was tried again, and no next generation ended")
             elif not closed and key not in objects:
                 self._break(MARKED, f"{_name(record)} has no mark: no redrive finds it")
+
+
+def _is_lost(ended: Ended) -> bool:
+    return ended.reason is EndReason.LOST
 
 
 def _name(record: Record) -> str:

@@ -183,7 +183,15 @@ class Town:
 
         def end() -> None:
             """Nothing is left to wait for once everybody has what they came for."""
-            while self.people - self.done.keys() or laws.acknowledged.keys() - laws.records.keys():
+
+            def is_open() -> bool:
+                return bool(
+                    self.people - self.done.keys()
+                    or laws.acknowledged.keys() - laws.records.keys()
+                    or self.service.tasks()
+                )
+
+            while is_open():
                 system.sleep(10.0)
             world.until_s = world.now
 
