@@ -234,6 +234,22 @@ def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
     return found
 
 
+def read_unannounced(files: Files, job: str, indices: Iterable[int]) -> dict[int, Outcome]:
+    """The outcomes of runs that have a result, though its shim died before it could announce it."""
+    places = {f"{job_folder(job)}/runs/{index}/result": index for index in indices}
+    found = {}
+    for name, result in read_objects(files, places).items():
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            found[places[name]] = Outcome(
+                job=job,
+                index=places[name],
+                reason=EndReason(result["reason"]),
+                code=int(result["code"]),
+                attempt=int(result["attempt"]),
+            )
+    return found
+
+
 def parse_outcome(name: str) -> Outcome | None:
     """The outcome in a name; None for another name, such as that of a temporary file."""
     parts = name.split(".")

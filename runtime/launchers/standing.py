@@ -7,7 +7,17 @@ from typing import Final
 
 from runtime.errors import InfrastructureFailure
 from runtime.jobs.hosts.base import Host
-from runtime.jobs.ledger import JobStatus, LedgerEntry, find_begun, judge, name_unbegun, newest_natives, read_outcomes
+from runtime.jobs.ledger import (
+    JobStatus,
+    LedgerEntry,
+    Outcome,
+    find_begun,
+    judge,
+    name_unbegun,
+    newest_natives,
+    read_outcomes,
+    read_unannounced,
+)
 from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Launcher
@@ -73,7 +83,11 @@ def judge_jobs(
     again = read_outcomes(host.files, min(suspects) if len(suspects) == 1 else "") if suspects else {}
     found = []
     for entry in entries:
-        current = replace(entry, outcomes=again.get(entry.id, {})) if entry.id in suspects else entry
+        current = entry
+        if entry.id in suspects:
+            announced = again.get(entry.id, {})
+            gone = _list_gone(entry, announced, said.get(entry.id, ()))
+            current = replace(entry, outcomes={**read_unannounced(host.files, entry.id, gone), **announced})
         natives = name_unbegun(host.files, current, said.get(entry.id, []))
         begun = find_begun(host.files, current, natives)
         found.append((judge(current, natives, begun=begun, indices=indices), natives))
@@ -83,6 +97,15 @@ def judge_jobs(
 def _might_have_ended(entry: LedgerEntry, said: Mapping[str, Sequence[NativeState]]) -> bool:
     states = said.get(entry.id, ())
     return len(states) < len(newest_natives(entry)) or any(each.state.terminal for each in states)
+
+
+def _list_gone(entry: LedgerEntry, outcomes: Mapping[int, Outcome], states: Sequence[NativeState]) -> list[int]:
+    """List the runs without an outcome that no native job runs any more."""
+    living = {each.index for each in states if not each.state.terminal}
+    if None in living:
+        return []
+    runs = range(entry.first_index, entry.first_index + entry.indices)
+    return [index for index in runs if index not in outcomes and index not in living]
 
 
 def ask(

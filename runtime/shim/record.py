@@ -90,7 +90,12 @@ class FolderRecord(object):
     def _put(self, write, make=make_folder):
         def put(path, text):
             make(os.path.dirname(path), within=self.folder)
-            return write(path, text)
+            try:
+                return write(path, text)
+            except (IOError, OSError) as problem:
+                if problem.errno == errno.ENOENT:
+                    check_folder(self.folder)  # The record root may be away since a moment ago.
+                raise
 
         return put
 

@@ -392,9 +392,14 @@ class WatchedLeases(dict[str, Any]):
 class SteppingBlobs(MemoryBlobs):
     """`MemoryBlobs` whose callers are slow at times, and watched."""
 
-    def __init__(self, step: Callable[[], None], watcher: Callable[[str, bytes | None, bytes], None]) -> None:
+    def __init__(
+        self, step: Callable[[], None], watcher: Callable[[str, bytes | None, bytes], None], folder: Path
+    ) -> None:
         super().__init__()
-        self._step, self._watcher = step, watcher
+        self._step, self._watcher, self._folder = step, watcher, folder
+
+    def path(self, key: str) -> Path | None:
+        return self._folder / key if key.startswith("outputs/") else None
 
     def _store(self, key: str, data: bytes) -> None:
         before = super().get(key)

@@ -38,6 +38,7 @@ class Root:
         self.world = world
         self.path: Path = world.folder() / "records"
         self.full_until = 0.0
+        self.away_until = 0.0
         self.away = 0
         """0 if it is there, 1 if it is missing, 2 if an empty folder is in its place."""
         self.made_anew: list[str] = []
@@ -71,6 +72,7 @@ class Root:
             world.note(
                 f"the record root is away for {AWAY_S[kind]:g} s, {'an empty folder' if empty else 'nothing'} there"
             )
+            self.away_until = world.now + AWAY_S[kind]
             aside = self.path.with_name("records.away")
             self.path.rename(aside)
             if empty:

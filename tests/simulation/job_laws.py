@@ -141,11 +141,17 @@ class JobLaws:
             return
         if status.state is JobState.CANCELLED and known.said is not None and known.cancelling <= known.said[1]:
             return  # whoever cancelled it had looked before, and the run was alive then
+        if status.state is JobState.CANCELLED and known.said is not None and self._kept_nothing(known.said[1]):
+            return  # how it had ended could not be written down before the cancel
         if known.said is not None and status.state is not known.said[0] and status.state is not JobState.UNKNOWN:
             before = f"{known.said[0]}, and {self.world.now - known.said[1]:.0f} s later"
             self._break(STAYS_ENDED, f"it was {before} {status.state} ({status.reason})")
         if known.said is None and status.state.terminal and (not firmly or len(entry.outcomes) >= entry.indices):
             known.said = status.state, self.world.now
+
+    def _kept_nothing(self, since: float) -> bool:
+        """Whether the record root was full or away since then."""
+        return max(self.root.full_until, self.root.away_until) > since
 
     def reopen(self, job: str) -> None:
         """Somebody begins to start the job again by hand."""

@@ -63,6 +63,8 @@ CUT_OFF_S = 0.7
 _OFTEN = {"stop": 8, "kill": 3}
 HARSH_CALL = Choice("harsh-call", *(weight * _OFTEN.get(kind, 1) for kind, _, weight in FATES), kinds=_KINDS)
 """Decides in worlds where processes are stopped and killed more often."""
+STEADY_CALL = Choice("steady-call", *(0 if kind == "outage" else weight for kind, _, weight in FATES), kinds=_KINDS)
+"""Decides in worlds that cut hosts off in their own way."""
 SKEW_S = (0.0, 20.0, -20.0, 300.0, -300.0)
 SKEW = Choice("skew", 4, 1, 1, 1, 1)
 
@@ -169,6 +171,8 @@ class World:
         if self.trace is not None:
             current = greenlet.getcurrent()
             who = f"{current.process.name}/{current.name}" if isinstance(current, Strand) else "-"
+            if self._folder is not None:
+                text = text.replace(str(self._folder), "/world")
             self.trace.append(f"{self.now:10.3f}  {who:<24} {text}")
 
     def spawn(

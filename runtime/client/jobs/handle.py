@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,8 @@ _UNMARKED: Final = {
     True: "cancel it again once there is room, or the same launch starts it again",
     False: "a run whose shim serves others too goes on; cancel it again once there is room",
 }
+ASKED_AGAIN_S: Final = (0.5, 2.0)
+"""Pauses before a backend that did not answer a cancel is asked again how its runs ended."""
 WAIT_S: Final = 1.0
 SHORTEST_PREFIX: Final = 4
 
@@ -246,11 +247,18 @@ class JobHandle(OpenTarget):
         answer, none is recorded; a run that the same launch would start again has not ended."""
         if self.launcher.takes_up:
             return
-        with contextlib.suppress(InfrastructureFailure):
-            status = self.status(indices=True)
-            for each in status.indices if status.entry.natives else ():
-                if each.state.terminal and each.index not in status.entry.outcomes:
-                    ledger.record_end(self.files, self.id, each)
+        for pause_s in (*ASKED_AGAIN_S, None):
+            try:
+                status = self.status(indices=True)
+                for each in status.indices if status.entry.natives else ():
+                    if each.state.terminal and each.index not in status.entry.outcomes:
+                        ledger.record_end(self.files, self.id, each)
+            except InfrastructureFailure as problem:
+                if pause_s is None or not problem.retryable:
+                    return
+                system.sleep(pause_s)
+            else:
+                return
 
     def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:
         """Copy the files in the job's output folders home, and return their paths here.

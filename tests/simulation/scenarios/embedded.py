@@ -438,7 +438,7 @@ def memory(world: World) -> Callable[[], None]:
 
     def opens() -> MemoryQueue:
         if not shared:
-            records: RecordStore = SteppingRecords(SteppingBlobs(step, laws.written))
+            records: RecordStore = SteppingRecords(SteppingBlobs(step, laws.written, world.folder()))
             shared.append(queue := MemoryQueue(records))
             queue._held = WatchedLeases(laws, lambda task: (task.id, task.generation) in laws.records)  # type: ignore[arg-type]
         return shared[0]

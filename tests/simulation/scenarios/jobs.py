@@ -26,7 +26,7 @@ from tests.simulation.files import Root, SimulatedHost
 from tests.simulation.job_laws import JobLaws
 from tests.simulation.scenarios.town import WHEN, WHEN_S
 from tests.simulation.shims import Shims
-from tests.simulation.world import World
+from tests.simulation.world import STEADY_CALL, World
 
 TARGET: Final = "cluster"
 HOW: Final = ("requeues", "told", "nothing")
@@ -137,6 +137,7 @@ class Site:
 
 def jobs(world: World) -> Callable[[], None]:
     """People launch, the same and other jobs, end them, start them again, and look."""
+    world.calls = STEADY_CALL
     site = Site(world)
     laws = site.laws
     quick = Backoff(min=timedelta(seconds=2), max=timedelta(seconds=10))

@@ -17,7 +17,7 @@ from runtime.client.jobs.retry import retry_job
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.base import Host, HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.ledger import IndexStatus
 from runtime.jobs.lock import Lock
@@ -26,6 +26,7 @@ from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, SecretRe
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.reasons import EndReason
+from tests.services_support import replace_sleep
 
 LOST = {"state": JobState.FAILED, "reason": EndReason.LOST}
 TOKEN = SecretRef(name="TOKEN", source="env://CANARY")
@@ -401,3 +402,35 @@ def test_retry_that_waited_for_another_one_starts_nothing_beside_it(backend: Bac
         retry_job(job, backend.settings, progress=go_on)
 
     assert backend.submitted == [job.id]
+
+
+def test_cancel_asks_a_backend_again_that_did_not_say_how_the_job_had_ended(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlurmLauncher, "cancel", lambda *_: [])
+    job = backend.launch("hpc")
+    backend.stands = {"state": JobState.FAILED, "reason": EndReason.OOM, "exit_code": 137}
+    states, refusals, slept = SlurmLauncher.states, [1, 2], []
+
+    def refuse_twice(*args: Any) -> list[NativeState]:
+        if refusals:
+            raise HostUnavailable(f"no answer {refusals.pop()}")
+        return states(*args)
+
+    monkeypatch.setattr(SlurmLauncher, "states", refuse_twice)
+    replace_sleep(monkeypatch, slept.append)
+    job.cancel()
+
+    assert (job.status().reason, slept[:2]) == (EndReason.OOM, [0.5, 2.0])
+
+
+@pytest.mark.parametrize("on", ["other", "hpc"])
+def test_result_of_a_shim_that_died_before_it_could_announce_it_counts(backend: Backend, on: str) -> None:
+    job = backend.launch(on)
+    result = {"reason": "succeeded", "code": 0, "attempt": 1, "at": 0.0}
+    job.files.create(f"jobs/{job.id}/runs/0/result", json.dumps(result).encode())
+    backend.stands = {"state": JobState.FAILED, "reason": EndReason.APP_FAILED, "exit_code": 137}
+
+    status = job.status()
+
+    assert (status.state, status.entry.outcomes[0].attempt) == (JobState.SUCCEEDED, 1)

@@ -139,6 +139,31 @@ def test_record_whose_folder_is_away_is_not_taken_for_an_empty_one(
     assert (run.result(), run.attempts(), record.read("order.json")) == ({"reason": "succeeded"}, [], None)
 
 
+def test_outcome_waits_for_a_record_root_that_goes_away_beneath_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, aside, paused = tmp_path / "records" / "jobs" / "j", tmp_path / "aside", []
+    folder.mkdir(parents=True)
+    opens = os.open
+
+    def go_away(path: str, *args: Any, **named: Any) -> int:
+        if not paused and path.endswith("done/j.0.succeeded.0.1"):
+            (tmp_path / "records").rename(aside)
+        return opens(path, *args, **named)
+
+    def come_back(seconds: float) -> None:
+        paused.append(seconds)
+        if aside.exists():
+            aside.rename(tmp_path / "records")
+
+    monkeypatch.setattr("runtime.shim.files.os.open", go_away)
+    monkeypatch.setattr("runtime.shim.files.time", SimpleNamespace(time=lambda: 10.0 * len(paused), sleep=come_back))
+    FolderRecord(str(folder)).announce("j.0.succeeded.0.1")
+
+    assert [each.name for each in (tmp_path / "records" / "done").iterdir()] == ["j.0.succeeded.0.1"]
+    assert paused
+
+
 @pytest.mark.parametrize("refused", ["mkdir", "write"])
 def test_attempt_waits_for_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
     monkeypatch.setattr("runtime.shim.files.WRITE_AGAIN_S", 0.0)
