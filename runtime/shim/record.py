@@ -57,9 +57,13 @@ class FolderRecord(object):
 
     def __init__(self, folder):
         self.folder = folder
+        self.give_up = None  # whether to wait no longer for a folder that is missing
 
     def _path(self, name):
         return os.path.join(self.folder, name)
+
+    def _gives_up(self):
+        return self.give_up is not None and not os.path.isdir(self.folder) and self.give_up()
 
     def read(self, name):
         """The text of a file, None if there is none."""
@@ -75,7 +79,7 @@ class FolderRecord(object):
                     check_folder(self.folder)
                 return None if folded is None else folded.decode("utf-8")
 
-        return patiently("read", name, read)
+        return patiently("read", name, read, self._gives_up)
 
     def write(self, name, text, give_up=None):
         write_patiently(self._put(write_whole), self._path(name), text, give_up)
@@ -167,7 +171,7 @@ class FolderRecord(object):
                 check_folder(self.folder)
                 return []
 
-        return patiently("list", name, look)
+        return patiently("list", name, look, self._gives_up)
 
     def announce(self, name, give_up=None):
         """Write an outcome as a name, so that one listing of the record root shows the state of every job."""

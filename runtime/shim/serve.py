@@ -54,6 +54,7 @@ def serve(order, record, index, options, asked, binding):
         """Whether a cancel mark or a request to stop explains the end that a full disk refuses to record."""
         return asked.stop or run.cancelled()
 
+    record.give_up = give_up
     if order.get("hold"):
         from runtime.shim.hold import Hold
 
