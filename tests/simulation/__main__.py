@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tests.simulation.choices import Tape, read_tape, write_tape
+from tests.simulation.choices import read_tape, write_tape
 from tests.simulation.patched import find_broken, find_patches, write_patch
 from tests.simulation.scenarios import SCENARIOS, Result, run
 from tests.simulation.shrink import shrink
@@ -188,8 +188,6 @@ def seeds(first: int, count: int | None, until: float) -> Iterator[int]:
 def differs(one: Result, other: Result) -> bool:
     return (one.tape, one.steps, one.seconds, law_of(one)) != (other.tape, other.steps, other.seconds, law_of(other))
 
-
-__all__ = ["Tape", "json", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,7 @@ from typing import Any
 from runtime.records.blobs.bucket import BucketBlobs
 from runtime.records.store import BlobRecords
 from tests.simulation.choices import Choice
-from tests.simulation.world import EPOCH, Process, Retried, World
+from tests.simulation.world import EPOCH, Process, World
 
 PAGE = 3
 """Keys of a page: small, so that most listings have several."""
@@ -191,6 +191,3 @@ class SimulatedBlobs(BucketBlobs):
 def open_records(world: World, bucket: Bucket) -> BlobRecords:
     """The record store as one process opens it."""
     return BlobRecords(SimulatedBlobs(world, bucket))
-
-
-__all__ = ["Bucket", "Retried", "open_records"]

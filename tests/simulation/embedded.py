@@ -17,7 +17,6 @@ from typing import Any
 
 import greenlet
 
-from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.records.embedded import EmbeddedFile, explain_sqlite, split_record_id
 from runtime.records.filelock import LockBusy
@@ -433,6 +432,3 @@ class SteppingBlobs(MemoryBlobs):
 class SteppingRecords(MemoryRecords):
     def __init__(self, blobs: SteppingBlobs) -> None:
         BlobRecords.__init__(self, blobs)
-
-
-__all__ = ["IN_ORDER", "Kernel", "MemoryQueue", "Path", "Sight", "SteppingBlobs", "SteppingRecords", "WatchedLeases"]

@@ -400,6 +400,3 @@ class World:
 
 class Retried:
     """The result of a call whose library made it twice: the effect was there already."""
-
-
-__all__ = ["Broken", "Host", "Over", "Process", "Retried", "Strand", "World"]
