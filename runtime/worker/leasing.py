@@ -109,9 +109,8 @@ class Leasing:
         except Exception as problem:
             services.say.trouble("asking what is due", problem)
             outlook = Outlook()
-        wait = 0.05 if services.queue_fd is None and not services.queue.traits.remote else 1.0
-        if services.queue_fd is not None and services.queue.traits.remote:
-            wait = WOKEN_LOOK_S
+        wakes, remote = services.queue_fd is not None, services.queue.traits.remote
+        wait = WOKEN_LOOK_S if wakes and remote else 1.0 if wakes or remote else 0.05
         if outlook.next_due is not None:
             # If the queue is paused, a due task does not come; that is no reason to spin.
             wait = min(wait, max(outlook.next_due.total_seconds(), 0.02) + 0.001)
