@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from selectors import BaseSelector
 
@@ -11,10 +12,14 @@ from runtime.snapshots.identity import CodeIdentity
 from runtime.worker.attempts.model import PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import ScratchRoot, clear_left_containers, open_root, remove_leftovers
+from runtime.worker.slots import Machine, read_machine
 
 
 class WorkerHost:
     """Makes what a worker needs on its machine: processes for attempts, and folders."""
+
+    def read_machine(self) -> Machine:
+        return read_machine(os.environ)
 
     def open_scratch(self, worker: str) -> ScratchRoot:
         return open_root(worker)

@@ -38,7 +38,7 @@ from runtime.worker.preparing import Preparing
 from runtime.worker.reporter import Reporter
 from runtime.worker.services import Holdings, Leaving, Services
 from runtime.worker.settling import Settling
-from runtime.worker.slots import plan_slots, read_machine
+from runtime.worker.slots import plan_slots
 from runtime.worker.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Worker:
         self._options = options or WorkerOptions()
         self._clock = clock or SystemClock()
         self._say = reporter or Reporter.for_stderr()
-        self._slots = plan_slots(read_machine(os.environ), self._options.slots, self._options.gpus_per_slot)
+        self._slots = plan_slots(self._host.read_machine(), self._options.slots, self._options.gpus_per_slot)
         self._leaving = Leaving(self._say)
         self.name = self._options.name or new_worker_name()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from runtime.reasons import EndReason
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.host import WorkerHost
+from runtime.worker.slots import Machine
 from tests.simulation.bucket import REFUSED
 from tests.simulation.choices import Choice
 from tests.simulation.threads import Selector, WakeUp
@@ -182,7 +183,11 @@ class SimulatedHost(WorkerHost):
     def __init__(self, world: World, laws: Laws) -> None:
         self._world, self._laws = world, laws
 
+    def read_machine(self) -> Machine:
+        return Machine(cpus=1, memory_bytes=4 << 30)
+
     def make_pool(self, selector: Any, slots: int, settings: object) -> Any:
+        self._world.works()
         return Pool(self._world, self._laws, selector, slots)
 
     def open_scratch(self, name: str) -> Any:

@@ -32,6 +32,8 @@ class Bucket:
     def __init__(self, world: World) -> None:
         self._world = world
         self.objects: dict[str, tuple[bytes, float]] = {}
+        self.listed: dict[str, dict[str, Any]] = {}
+        """What a listing says of each object."""
         self.writers: dict[str, Process | None] = {}
         self._keys: list[str] = []
         self.watchers: list[Callable[[str, bytes | None, bytes], None]] = []
@@ -41,7 +43,9 @@ class Bucket:
         before = self.objects.get(key)
         if before is None:
             insort(self._keys, key)
-        self.objects[key], self.writers[key] = (bytes(data), self._world.now), self._world.me()
+        now = self._world.now
+        self.objects[key], self.writers[key] = (bytes(data), now), self._world.me()
+        self.listed[key] = {"path": key, "size": len(data), "last_modified": EPOCH + timedelta(seconds=now)}
         for each in self.watchers:
             each(key, None if before is None else before[0], data)
 
@@ -150,14 +154,7 @@ class Obstore:
             size = 1 if world.me() and world.draw(SHORT_PAGE) else PAGE
 
             def read(last: str | None = last, size: int = size) -> list[dict[str, Any]]:
-                return [
-                    {
-                        "path": key,
-                        "size": len(bucket.objects[key][0]),
-                        "last_modified": EPOCH + timedelta(seconds=bucket.objects[key][1]),
-                    }
-                    for key in bucket.keys(prefix, last)[: size + 1]
-                ]
+                return [bucket.listed[key] for key in bucket.keys(prefix, last)[: size + 1]]
 
             found = self._call(f"list {prefix} after {last}", read)
             if not found:

@@ -49,6 +49,54 @@ def test_world_runs_processes_in_virtual_time() -> None:
     ]
 
 
+def test_who_waits_until_the_same_instant_goes_on_in_turn() -> None:
+    world, seen = World(0, {}, until_s=4.0), []
+
+    def work() -> None:
+        for pause_s in (1.0, 2.0, 2.0):
+            system.sleep(pause_s)
+            seen.append((world.me().name, world.now))  # type: ignore[union-attr]
+
+    with system.replaced(**stand_ins(world)):
+        for name in ("first", "second"):
+            world.spawn(name, work)
+        run(world)
+
+    assert seen == [("first", 1.0), ("second", 1.0), ("first", 3.0), ("second", 3.0)]
+
+
+def test_who_is_alone_takes_the_same_steps() -> None:
+    """The world lets it run on without a switch; the time that is over, and the steps that are too many, still end it."""
+    world, seen = World(0, {}, until_s=4.0), []
+
+    def work() -> None:
+        while True:
+            system.sleep(1.5)
+            seen.append(world.now)
+
+    with system.replaced(**stand_ins(world)):
+        world.spawn("w", work)
+        run(world)
+
+    assert (seen, world.now, world.steps) == ([1.5, 3.0], 3.0, 3)
+
+
+def test_workers_live_until_they_end_or_are_killed() -> None:
+    world = World(0, {})
+
+    def work(seconds: float) -> None:
+        world.works()
+        system.sleep(seconds)
+
+    with system.replaced(**stand_ins(world)):
+        victim = world.spawn("w0", lambda: work(50.0), mortal=True)
+        world.spawn("w1", lambda: work(7.0), at_s=1.0)
+        world.spawn("killer", lambda: (system.sleep(5.0), world.kill(victim), system.sleep(100.0)))
+        run(world)
+
+    assert world.worked_s() == 5.0 + 7.0
+
+
 def test_killed_process_runs_no_finally_while_the_world_lasts() -> None:
     world, seen = World(0, {("w", CALL.name, 0): KILLED}), []
 

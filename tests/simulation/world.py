@@ -108,6 +108,8 @@ class Strand(greenlet.greenlet):
     """Entries of the schedule with an older number are void."""
     woken = False
     ended = False
+    until_s = float("inf")
+    """When it ended, or its process."""
     joined: list[Strand]
 
 
@@ -124,6 +126,8 @@ class World:
         self.trace: list[str] | None = [] if tracing else None
         self.processes: dict[str, Process] = {}
         self.graves: list[Process] = []
+        self.workers: list[tuple[Strand, float]] = []
+        """Threads that run a worker, and since when."""
         self.killed: set[str] = set()
         self.over = False
         self.broken: Broken | None = None
@@ -199,7 +203,7 @@ class World:
                 self.broken = self.broken or Broken("no process or thread dies of an exception", what)
                 self.cause = problem
             finally:
-                strand.ended = True
+                strand.ended, strand.until_s = True, min(strand.until_s, self.now)
                 for other in strand.joined:
                     self.wake(other)
 
@@ -207,6 +211,16 @@ class World:
         strand.process, strand.name, strand.joined = process, name, []
         process.threads.append(strand)
         return strand
+
+    def works(self) -> None:
+        """Note that the running thread is a worker from now on."""
+        strand = greenlet.getcurrent()
+        assert isinstance(strand, Strand)
+        self.workers.append((strand, self.now))
+
+    def worked_s(self) -> float:
+        """Return how long workers lived, all of them together."""
+        return sum(min(strand.until_s, self.now) - since for strand, since in self.workers)
 
     def kill(self, process: Process) -> None:
         """End a process here and now; if it is the running one, this never returns."""
@@ -216,6 +230,8 @@ class World:
         process.dead = True
         self.graves.append(process)
         self.killed.add(process.name)
+        for strand in process.threads:
+            strand.until_s = min(strand.until_s, self.now)
         for each in process.on_death:
             each()
         if self.me() is process:
@@ -240,6 +256,8 @@ class World:
         if self.over:
             raise Over
         if isinstance(strand, Strand) and not self.still:
+            if self._nobody_before(self.now + seconds, strand):
+                return
             self.start(strand, max(0.0, seconds))
             self._hub.switch()
             if self.over:
@@ -254,11 +272,25 @@ class World:
         assert not self.still, "it waits where nobody else can run"
         strand.woken = False
         if seconds is not None:
+            if self._nobody_before(self.now + seconds, strand):
+                return False
             self.start(strand, max(0.0, seconds))
         self._hub.switch()
         if self.over:
             raise Over
         return strand.woken
+
+    def _nobody_before(self, at: float, strand: Strand) -> bool:
+        """Let the running thread go on at that time without a switch, if nobody else has anything to do before."""
+        heap = self._heap
+        if (heap and heap[0][0] <= at) or not self.now < at <= self.until_s or strand.process.stopped_until > at:
+            return False
+        if self.steps >= STEPS or self.broken is not None or self.after_step is not None:
+            return False
+        self.now = self._instant = at
+        self._at_instant = 0
+        self.steps += 1
+        return True
 
     def wake(self, strand: Strand) -> None:
         if not strand.woken and not self.over:

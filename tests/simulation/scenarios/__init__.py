@@ -35,6 +35,8 @@ class Result:
     steps: int
     seconds: float
     """Virtual."""
+    worked_s: float
+    """How long workers lived, all of them together."""
     trace: list[str] | None
     cause: Exception | None
 
@@ -43,16 +45,17 @@ def run(scenario: str, seed: int, script: Tape | None = None, *, tracing: bool =
     """Run one world to its end."""
     world = World(seed, script, tracing=tracing, wild=wild)
     store._proven.add(URL)
-    before, seconds = logging.root.manager.disable, 0.0
+    before = logging.root.manager.disable
+    seconds = worked_s = 0.0
     with system.replaced(**stand_ins(world)):
         logging.disable(logging.CRITICAL)
         try:
             check = SCENARIOS[scenario](world)
             world.run()
-            seconds = world.now
+            seconds, worked_s = world.now, world.worked_s()
             if world.broken is None:
                 world.judge(check)
         finally:
             world.close()
             logging.disable(before)
-    return Result(world.broken, world.chance.tape, world.steps, seconds, world.trace, world.cause)
+    return Result(world.broken, world.chance.tape, world.steps, seconds, worked_s, world.trace, world.cause)
