@@ -103,13 +103,12 @@ def _question(found: Sequence[Garbage], targets: Sequence[str]) -> str:
 
 def _remove(place: OpenTarget, found: Sequence[Garbage], owner: str | None, settings: Settings) -> list[Garbage]:
     """Remove the garbage of one target, and return what could not be removed."""
-    from runtime.client.jobs.gc import fold, remove
+    from runtime.client.jobs.gc import fold, remove_all
     from runtime.client.jobs.known import drop_jobs, forget_job
     from runtime.jobs.plan import owner_name
 
     kept = []
-    for each in found:
-        left_over = remove(each, place, owner=owner_name())
+    for each, left_over in remove_all(found, place, owner=owner_name()):
         for line in left_over:
             note(f"left over: {line}")
         if left_over:

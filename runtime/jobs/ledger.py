@@ -264,7 +264,10 @@ def parse_outcome(name: str) -> Outcome | None:
 
 
 def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = None) -> LedgerEntry | None:
-    """The entry of a job; None if there is no job of that id. Raises `NotPossible` for a job that we may not read."""
+    """The entry of a job; None if there is no job of that id, or if it is half removed.
+
+    Raises `NotPossible` for a job that we may not read.
+    """
     folder = job_folder(job)
     try:
         names = files.names(folder)
@@ -274,6 +277,8 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
             facts=[f"`{files.root}/{folder}`"],
             hint="its owner, or who may read everything there, sees and cancels it",
         ) from None
+    if REMOVING in names:
+        return None
     natives = [f"{folder}/native/{name}" for name in files.names(f"{folder}/native")] if "native" in names else []
     refusals = [f"{folder}/{REFUSED}"] if REFUSED in names and not natives else []
     read = files.read_many([f"{folder}/intent.json", *natives, *refusals])
@@ -503,11 +508,13 @@ def read_many_entries(
     left = [job for job, intent in intents.items() if len(outcomes.get(job, {})) < intent["indices"]]
     simple = [job for job in left if intents[job]["indices"] == 1]
     natives = {job: [f"{job_folder(job)}/{native_name(1, part)}" for part in _parts(intents[job])] for job in simple}
-    marks = [f"{job_folder(job)}/{name}" for job in simple for name in ("cancel", EPOCH, REFUSED)]
+    marks = [f"{job_folder(job)}/{name}" for job in simple for name in ("cancel", EPOCH, REFUSED, REMOVING)]
     read = files.read_many([*itertools.chain.from_iterable(natives.values()), *marks])
     found = []
     for job, intent in intents.items():
         mine = outcomes.get(job, {})
+        if f"{job_folder(job)}/{REMOVING}" in read:
+            continue
         if job in natives and f"{job_folder(job)}/{EPOCH}" not in read:
             with contextlib.suppress(Damaged), as_damage(files, job, "native"):
                 started = tuple(_native(json.loads(read[name])) for name in natives[job] if name in read)

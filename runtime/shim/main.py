@@ -93,6 +93,9 @@ def main(words):
         "--fold", nargs="+", metavar="JOB", help="put what has ended into few files; FOLDER is the root"
     )
     parser.add_argument("--unfold", nargs="+", metavar="INDEX", help="the other way round, for a job that goes on")
+    parser.add_argument(
+        "--drop", nargs="+", metavar="TREE", help="remove shared trees that no attempt on this machine uses"
+    )
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.place:
@@ -104,6 +107,11 @@ def main(words):
     if options.unfold:
         for start in [""] + ["runs/" + index for index in options.unfold]:
             unfold(folder, start)
+        return DONE
+    if options.drop:
+        from runtime.shim.tree import drop_trees
+
+        sys.stdout.write("".join(tree + "\n" for tree in drop_trees(options.drop)))
         return DONE
     asked = Asked()
     adopt_orphans()

@@ -1,6 +1,7 @@
 """Files under names that another machine chose, and the tree of a snapshot, unpacked once its bytes are proven."""
 
 import errno
+import fcntl
 import hashlib
 import io
 import os
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Set, Tuple
 
 
+_HELD: "List[int]" = []
+"""Descriptors that hold the shared trees of this process."""
 PART_BYTES, PATH_BYTES = 255, 4095
 """The most bytes of each part of a name that another machine chose, and of the whole path."""
 
@@ -263,11 +266,15 @@ def _check_place(name: str, found: "Dict[str, Any]", folders: "Set[str]") -> Non
 
 
 def shared_tree(archive, sha256):
-    """A read-only tree that all attempts of this machine share, made once and published by rename."""
+    """A read-only tree that all attempts of this machine share, made once and published by rename.
+
+    `drop_trees` leaves it while this process lives.
+    """
     place = private_folder(os.path.join(tempfile.gettempdir(), "research-runtime-%d" % os.getuid()))
     tree = os.path.join(place, sha256)
-    if is_ours(tree) and os.path.isdir(tree):
-        return tree
+    while is_ours(tree) and os.path.isdir(tree):
+        if _hold(tree):
+            return tree
     fresh = restore(archive, sha256, "%s.%s" % (tree, token()))
     for folder, _, names in walk(fresh):
         for name in names:
@@ -283,4 +290,43 @@ def shared_tree(archive, sha256):
         else:
             remove_folder(fresh)  # another was first
     os.chmod(tree, 0o555)
-    return tree
+    return tree if tree == fresh or _hold(tree) else shared_tree(archive, sha256)
+
+
+def _hold(tree: str) -> bool:
+    """Keep others from removing a shared tree; False if it is gone already."""
+    try:
+        found = os.open(tree, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(found, fcntl.LOCK_SH)
+    except OSError:
+        pass  # a file system without locks
+    if os.path.exists(tree) and os.path.samestat(os.fstat(found), os.stat(tree)):
+        _HELD.append(found)
+        return True
+    os.close(found)
+    return False
+
+
+def drop_trees(trees):
+    """Remove shared trees, but for those that a process of this machine uses; returns the others, also if they were gone."""
+    dropped = []
+    for tree in trees:
+        aside = "%s.%s" % (tree, token())
+        try:
+            found = os.open(tree, os.O_RDONLY)
+        except OSError:
+            dropped.append(tree)
+            continue
+        try:
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(tree, aside)
+        except OSError:
+            continue
+        finally:
+            os.close(found)
+        remove_folder(aside)
+        dropped.append(tree)
+    return dropped

@@ -10,6 +10,7 @@ import itertools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 from runtime.jobs.hosts.base import Host, HostUnavailable
@@ -21,6 +22,7 @@ from runtime.jobs.plan import (
     LaunchPlan,
     NativePart,
     NativeState,
+    Owned,
     PlanContext,
     Target,
 )
@@ -33,7 +35,7 @@ from runtime.shim.words import AGAIN, DUPLICATE, LOST
 from tests.simulation.choices import Choice
 from tests.simulation.files import Root, SimulatedHost
 from tests.simulation.shims import Shims, SimulatedAsked
-from tests.simulation.world import Process, World
+from tests.simulation.world import EPOCH, Process, World
 
 QUEUED_S: Final = (0.5, 0.0, 8.0, 60.0)
 QUEUED = Choice("queued", 4, 2, 2, 1, fault=False)
@@ -71,15 +73,19 @@ class Native:
     process: Process | None = None
     why: str = ""
     """Why it was ended from outside: `preempted`, `node`, `cancelled`."""
+    made_at: float = 0.0
     ended_at: float = 0.0
     forgotten_s: float = 0.0
 
 
 class Cluster:
-    """The native jobs. `how` is `requeues`, `told` (a shim's exit code asks for the next start) or `nothing`."""
+    """The native jobs. `how` is `requeues`, `told` (a shim's exit code asks for the next start) or `nothing`.
 
-    def __init__(self, world: World, root: Root, shims: Shims, how: str) -> None:
-        self.world, self.root, self.shims, self.how = world, root, shims, how
+    With `labels` its launcher lists what it holds without the ledger.
+    """
+
+    def __init__(self, world: World, root: Root, shims: Shims, how: str, *, labels: bool) -> None:
+        self.world, self.root, self.shims, self.how, self.labels = world, root, shims, how, labels
         self.laws = shims.laws
         self.natives: dict[str, Native] = {}
         self._ids = itertools.count(1)
@@ -189,7 +195,7 @@ class Cluster:
         known = [each.id for each in self.natives.values() if each.name == name] if epoch > 1 else []
         if known:
             return known[0]
-        native = Native(f"n{next(self._ids)}", name, job, folder)
+        native = Native(f"n{next(self._ids)}", name, job, folder, made_at=self.world.now)
         self.natives[native.id] = native
         self.world.note(f"{native.id} for {name}")
         self.later(QUEUED_S[self.world.draw(QUEUED, native.id)], lambda: self._start(native))
@@ -212,7 +218,11 @@ _CURRENT: list[Cluster] = []
 def open_launcher() -> Launching:
     """The launcher of the world that runs; the registry calls it."""
     cluster = _CURRENT[0]
-    made = Resubmitting(cluster) if cluster.how == "requeues" else Launching(cluster)
+    made: Launching
+    if cluster.labels:
+        made = LabelledResubmitting(cluster) if cluster.how == "requeues" else Labelled(cluster)
+    else:
+        made = Resubmitting(cluster) if cluster.how == "requeues" else Launching(cluster)
     made.takes_up = cluster.how == "nothing"
     return made
 
@@ -302,6 +312,36 @@ class Resubmitting(Launching):
     ) -> list[NativePart]:
         words = shlex.split(artefacts["command"])
         return [NativePart(name=names[0], artefact="command", native={"words": words, "number": 0})]
+
+
+class Labelled(Launching):
+    """A launcher that finds its jobs by labels, too."""
+
+    keeps_ended: ClassVar[bool] = False
+
+    def owned(self, target: Target, host: Host, *, owner: str | None = None, job: str | None = None) -> list[Owned]:
+        def look() -> list[Owned]:
+            return [
+                Owned(
+                    job=each.job,
+                    native_id=each.id,
+                    what="job",
+                    live=not each.state.terminal,
+                    since=EPOCH + timedelta(seconds=each.made_at),
+                )
+                for each in self.cluster.known()
+                if job in (None, each.job)
+            ]
+
+        found: list[Owned] = self.cluster.call("list what it holds", look)
+        return found
+
+    def remove(self, target: Target, owned: Sequence[Owned], host: Host) -> list[str]:
+        return self.cancel(target, [each.native_id for each in owned], None, host)
+
+
+class LabelledResubmitting(Labelled, Resubmitting):
+    """Both."""
 
 
 def _state(native: Native) -> NativeState:

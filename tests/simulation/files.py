@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.client.jobs.gc import UNWRITTEN
 from runtime.jobs.hosts import agent
 from runtime.jobs.hosts.base import Files, HostUnavailable
 from runtime.jobs.hosts.remote import RemoteFiles, RemoteHost
-from runtime.shim.files import unfold
+from runtime.shim.files import fold_job, is_being_launched, unfold
+from runtime.shim.record import load_order
 from tests.simulation.choices import Choice
 from tests.simulation.world import World
 
@@ -155,8 +157,24 @@ class SimulatedHost(RemoteHost):
         pass
 
 
+def _fold(job: str) -> bool:
+    if not Path(job, "intent.json").exists() or is_being_launched(job):
+        return False
+    fold_job(job, load_order(job))
+    return True
+
+
 def _run(words: list[str], *_: object) -> list[Any]:
-    """The only command that is known takes the files of a job apart."""
+    """The commands that are known take the files of a job apart, put them together, and list folders without an intent."""
+    if UNWRITTEN in words:
+        folders = sorted(Path(words[3], "jobs").glob("j-*"))
+        return [0, "".join(f"{each.name}/\n" for each in folders if not (each / "intent.json").exists()), ""]
+    if "--fold" in words:
+        return [
+            0,
+            "".join(f"{job}\n" for job in words[words.index("--fold") + 1 :] if _fold(f"{words[2]}/jobs/{job}")),
+            "",
+        ]
     if "--unfold" in words:
         for start in ["", *(f"runs/{index}" for index in words[words.index("--unfold") + 1 :])]:
             unfold(words[2], start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ KNOWN_FIRST = "what runs is in the ledger"
 NOTHING_HELD = "a job that has ended holds no native job"
 EVIDENCE = "each failure that was counted is an attempt that failed"
 CANCELLED = "an acknowledged cancel ends the job"
+CLEAN = "garbage collection removes everything of jobs that have ended"
 ROOT_KEPT = "a record root that is missing is not made again"
 ANSWERED = "who repeats a command is told in the end that it is done"
 WAIT_ENDS = "`wait` ends once the job has"
@@ -76,6 +78,8 @@ class JobLaws:
         self.jobs: dict[str, Known] = defaultdict(Known)
         self.processes: dict[str, Any] = {}
         """Native jobs by their processes' names."""
+        self.removing = -1.0
+        """When somebody last began to remove something."""
         self.names: dict[str, str] = {}
         """By the name of a launch: its job."""
 
@@ -103,6 +107,11 @@ class JobLaws:
         if known.cancelled is not None and now > known.cancelled + OBEYED_WITHIN_S:
             self._break(CANCELLED, f"its command starts {now - known.cancelled:.0f} s later")
         known.commands.append(Command(native.id, attempt, now))
+
+    def command_goes_on(self, job: str) -> None:
+        """KNOWN_FIRST."""
+        if not self.root.away and self.root.read(f"jobs/{job}/intent.json") is None:
+            self._break(KNOWN_FIRST, "its record is gone while its command runs")
 
     def command_ends(self, job: str, index: int, attempt: int, how: str) -> None:
         for each in self.jobs[job].commands:
@@ -167,6 +176,14 @@ class JobLaws:
             assert began is not None
             known.since, known.reopened, known.said = began, self.world.now, None
 
+    def removed(self, job: str, natives: Iterable[Any]) -> None:
+        """KNOWN_FIRST: its record was removed, so the next launch is the first one."""
+        known = self.jobs[job]
+        known.since = self.removing
+        known.said = known.cancelled = None
+        if any(each.job == job and not each.state.terminal and each.made_at < self.removing for each in natives):
+            self._break(KNOWN_FIRST, "its record is gone while a native job of it is there")
+
     # at the end of a run
 
     def _result(self, job: str) -> Any:
@@ -178,6 +195,22 @@ class JobLaws:
             self._break(IN_LEDGER, "there is no such job")
         elif not status.state.terminal:
             self._break(IN_LEDGER, f"it is {status.state}")
+
+    def check_removed(self, job: str) -> None:
+        """IN_LEDGER: what is not there any more was removed, and ran since it was last started again by hand."""
+        known = self.jobs[job]
+        if known.acknowledged is None:
+            return
+        if self.removing < max([known.acknowledged, *(each.began for each in known.commands)]):
+            self._break(IN_LEDGER, "there is no such job, and nobody removed it")
+
+    def check_clean(self, natives: list[Any]) -> None:
+        """CLEAN: what nobody needs any more can be removed wholly."""
+        left = [str(each.relative_to(self.root.path)) for each in sorted(self.root.path.rglob("*")) if each.is_file()]
+        left = [each for each in left if each.startswith(("jobs/", "done/"))]
+        live = [each.id for each in natives if not each.state.terminal]
+        if left or live:
+            self._break(CLEAN, f"{len(live)} live, and files remain: {', '.join(left[:3])}")
 
     def check_held(self, job: str, status: JobStatus, natives: list[Any]) -> None:
         """NOTHING_HELD."""

@@ -107,6 +107,7 @@ class Shims:
             elif asked.stop:
                 end = asked.end()
             else:
+                self.laws.command_goes_on(order["job"])
                 if world.now >= due:
                     due, beats = world.now + BEAT_S, beats + 1
                     run.record.beat(f"{name}/beat", str(beats))

@@ -50,7 +50,11 @@ _CODE: Final = (
     'cd "$0/snapshots" 2>/dev/null || exit 0; '
     'find . -type f -user "$(id -u)" -name "*.tar" -exec du -k {} + 2>/dev/null || true'
 )
-_REMOVE: Final = 'chmod -R u+rwx "$0" && rm -rf "$0"'
+UNWRITTEN: Final = (
+    'cd "$0/jobs" 2>/dev/null || exit 0; for folder in j-*/; do [ -O "$folder" ] && [ ! -e "$folder/intent.json" ] && '
+    'find "$folder" -maxdepth 0 -mmin +"$1"; done; true'
+)
+"""Lists folders of launches that were cut off before they had written their intent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +117,16 @@ def find_garbage(
     if find_keeper(place.launcher):
         taken |= {job for job, each in owned.items() if _lives(each)}
     found += _find_half_removed(place, owner, taken)
+    found += _find_unwritten(place, {each.name for each in found} | owned.keys(), longest)
     gone = {each.name for each in found if each.kind == "job"}
-    used = {entry.snapshot for entry in entries if entry.id not in gone}
+    used = _list_used(entry for entry in entries if entry.id not in gone)
     common = itertools.chain(_find_trees(place, older_than), _find_code(place))
-    return found + [each for each in common if f"sha256:{each.what}" not in used]
+    return found + [each for each in common if each.what not in used]
+
+
+def _list_used(entries: Iterable[LedgerEntry]) -> set[str]:
+    """The content ids of the code of jobs, without `sha256:`."""
+    return {entry.snapshot.partition(":")[2] for entry in entries if entry.snapshot}
 
 
 def _find_unsubmitted(
@@ -163,6 +173,18 @@ def _find_half_removed(place: OpenTarget, owner: str | None, known: set[str]) ->
         Garbage(kind="job", name=job, target=place.target.name, what="half removed", size_bytes=_size(files, job))
         for job in jobs
     ]
+
+
+def _find_unwritten(place: OpenTarget, known: set[str], older_than: timedelta) -> Iterator[Garbage]:
+    """List folders of this user without an intent, of jobs that the backend does not have."""
+    minutes = str(int(older_than.total_seconds() // 60))
+    try:
+        lines = place.host.run(["sh", "-c", UNWRITTEN, place.files.root, minutes]).out.splitlines()
+    except InfrastructureFailure:
+        return  # as with a bucket
+    for job in sorted({line.strip("/") for line in lines} & set(ledger.list_jobs(place.files)) - known):
+        size = _size(place.files, job)
+        yield Garbage(kind="job", name=job, target=place.target.name, what="never written", size_bytes=size)
 
 
 def _remover(mark: bytes) -> str:
@@ -302,83 +324,106 @@ def _read_sizes(lines: Iterable[str]) -> Iterator[tuple[str, str, int]]:
             yield path, name, int(size) * 1024
 
 
+def remove_all(found: Iterable[Garbage], place: OpenTarget, *, owner: str) -> Iterator[tuple[Garbage, list[str]]]:
+    """Remove what was found some time ago, unless it has come to be used since; yields each with what is left of it.
+
+    Interrupted and run again, it removes the rest.
+    """
+    shared = []
+    for each in found:
+        if each.kind in ("tree", "code"):
+            shared.append(each)
+        else:
+            yield each, remove(each, place, owner=owner)
+    used = _list_used(ledger.read_many_entries(place.files, ledger.list_jobs(place.files))) if shared else set()
+    for each in shared:
+        if each.what in used:
+            yield each, [f"{each.kind} {each.what[:12]}: a job uses it"]
+        else:
+            yield each, remove(each, place, owner=owner)
+
+
 def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
-    """Remove it, and return descriptions of leftovers. Interrupted and run again, it removes the rest."""
+    """Remove it, and return descriptions of leftovers."""
     files, job = place.files, garbage.name
     match garbage.kind:
         case "tree":
-            place.host.run(["sh", "-c", _REMOVE, garbage.name], timeout_s=600)
-            return []
+            words = [find_python(place.target.settings, place.host), "-", place.files.root, "--drop", garbage.name]
+            if garbage.name not in place.host.run(words, stdin=build_shim(), timeout_s=600).out.splitlines():
+                return [f"tree {garbage.what[:12]}: an attempt on this machine uses it"]
         case "code":
             files.remove(garbage.name)
-            return []
         case "secrets":
             entry = ledger.read_entry(files, job)
             holding = _find_secrets(_judge([entry] if entry else [], place), files)
-            kept = [status for status in holding if not _remove_secrets(status, files, owner)]
-            return [f"the files of secrets of job `{job}`: it is being started again"] if kept else []
+            if any(not _remove_secrets(status, files, owner) for status in holding):
+                return [f"the files of secrets of job `{job}`: it is being started again"]
         case "processes":
             return _end_processes(job, place)
-        case "native":
-            return _remove_stray(job, place, owner)
-        case "job" if garbage.state is JobState.PENDING:
-            return _remove_unsubmitted(job, place, owner)
-    # First, for without the ledger nobody would look for it.
-    keeper = find_keeper(place.launcher)
-    if keeper and (left := keeper.remove(place.target, keeper.owned(place.target, place.host, job=job), place.host)):
-        return left
-    return _remove_job(job, place, owner)
-
-
-def _remove_stray(job: str, place: OpenTarget, owner: str) -> list[str]:
-    """End and remove a job that the ledger does not have, and what its shim wrote since; no launch of it begins meanwhile."""
-    files, launcher = place.files, place.launcher
-    assert isinstance(launcher, ListsOwned)
-    lock = Lock(files, job, owner)
-    try:
-        lock.take(patience_s=_LAUNCHED_S)
-    except NotPossible:
-        return [f"job `{job}`: it is being launched again"]
-    try:
-        left = [f"job `{job}`: it is known again"] if _is_known(files, job) else []
-        left = left or launcher.remove(place.target, launcher.owned(place.target, place.host, job=job), place.host)
-    except BaseException:
-        lock.release()
-        raise
-    if left:
-        lock.release()
-        return left
-    for name in files.names("done", f"{job}."):
-        files.remove(f"done/{name}")
-    open_index.drop_open(files, job)
-    drop_notices(files, job)
-    # The lock goes with the folder: after that, a lock in it would be another's.
-    lock.stop()
-    files.remove(job_folder(job))
+        case _:
+            return _remove_job(garbage, place, owner)
     return []
 
 
-def _remove_unsubmitted(job: str, place: OpenTarget, owner: str) -> list[str]:
-    """Remove a job that was never submitted; no launch of it begins meanwhile."""
+def _remove_job(garbage: Garbage, place: OpenTarget, owner: str) -> list[str]:
+    """Remove a job, unless it has changed since it was found; nobody launches it or starts it again meanwhile."""
+    job = garbage.name
     lock = Lock(place.files, job, owner)
     try:
-        lock.take(patience_s=_LAUNCHED_S, wait=False)
+        with contextlib.suppress(StoreUnavailable):  # A full disk, where nobody can launch it either.
+            lock.take(patience_s=_LAUNCHED_S, wait=False)
     except NotPossible:
         return [f"job `{job}`: it is being launched"]
     try:
-        entry = ledger.read_entry(place.files, job)
-        if entry is not None and (entry.natives or ledger.has_begun(place.files, job)):
-            lock.release()
-            return [f"job `{job}`: it was submitted just now"]
-    except BaseException:
+        if changed := _find_change(garbage, place):
+            return [f"job `{job}`: {changed}"]
+        # First, for without the ledger nobody would look for it.
+        if left := _remove_natives(garbage, place):
+            return left
+        if left := clear_record(job, place, owner=owner):
+            return left
+        # The lock goes with the folder: after that, a lock in it would be another's.
+        lock.stop()
+        place.files.remove(job_folder(job))
+    finally:
         lock.release()
-        raise
-    # The lock goes with the folder: after that, a lock in it would be another's.
-    lock.stop()
-    return _remove_job(job, place, owner)
+    return []
 
 
-def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:
+def _find_change(garbage: Garbage, place: OpenTarget) -> str:
+    """Say what has become of a job since it was found to be garbage, if it is none any more."""
+    files, job = place.files, garbage.name
+    if garbage.kind == "native":
+        return "it is known again" if _is_known(files, job) else ""
+    if garbage.state is None:
+        half = files.read(f"{job_folder(job)}/{ledger.REMOVING}") is not None
+        return "" if half or not _is_known(files, job) else "it was launched again"
+    entry = ledger.read_entry(files, job)
+    if entry is None:
+        return ""
+    if garbage.state is JobState.PENDING:
+        return "it was submitted just now" if entry.natives or ledger.has_begun(files, job) else ""
+    statuses = _judge([entry], place)
+    keeper = find_keeper(place.launcher)
+    owned = {job: keeper.owned(place.target, place.host, job=job)} if keeper else {}
+    if not statuses[0].state.terminal or _find_living(statuses, place, owned):
+        return "it was started again"
+    return "" if _read_ends(files, statuses)[job] == garbage.ended_at else "it was started again, and has ended"
+
+
+def _remove_natives(garbage: Garbage, place: OpenTarget) -> list[str]:
+    """End and remove what the backend has of a job, if nothing else would; returns what is left, in words."""
+    launcher = place.launcher if garbage.kind == "native" else find_keeper(place.launcher)
+    if not isinstance(launcher, ListsOwned) or garbage.state is JobState.PENDING:
+        return []
+    return launcher.remove(place.target, launcher.owned(place.target, place.host, job=garbage.name), place.host)
+
+
+def clear_record(job: str, place: OpenTarget, *, owner: str) -> list[str]:
+    """Remove what the record root has of a job, but for its intent, a mark that says so, and locks; returns what is left.
+
+    The caller holds the lock. If this is cut off, the next launch of the job or the next `gc` goes on with it.
+    """
     files, folder = place.files, job_folder(job)
     # A killed shim may have left a tree, which only the folder knows.
     begun = {int(name) for name in files.names(f"{folder}/runs") if name.isdecimal()}
@@ -394,14 +439,24 @@ def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:
     open_index.drop_open(files, job)
     drop_notices(files, job)
     for name in files.names(folder):
-        if name not in ("intent.json", ledger.REMOVING):
+        if name not in ("intent.json", ledger.REMOVING) and not name.startswith("lock."):
             files.remove(f"{folder}/{name}")
     files.remove(f"{folder}/{FOLDED}")
     # Before the folder: a remaining mark would count as the end of the same job launched again.
     for name in files.names("done", f"{job}."):
         files.remove(f"done/{name}")
-    files.remove(folder)
     return []
+
+
+def finish_removal(job: str, place: OpenTarget, *, owner: str) -> None:
+    """Go on with a removal that was cut off; a launch that holds the lock finds nothing of the job then.
+
+    Raises `NotPossible` if something of it is left.
+    """
+    if left := clear_record(job, place, owner=owner):
+        raise NotPossible(f"job `{job}` is half removed, and some of it is left", facts=left, hint="runtime gc")
+    for name in ("intent.json", ledger.REMOVING):
+        place.files.remove(f"{job_folder(job)}/{name}")
 
 
 def tidy(statuses: Iterable[JobStatus], place: OpenTarget, *, owner: str) -> None:

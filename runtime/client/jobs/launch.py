@@ -153,7 +153,8 @@ def _carry_out(
         prepared = replace(prepared, plan=_next_of_the_same(prepared, files))
     plan = prepared.plan
     job = JobHandle(plan.job.id, place.target, launcher, place.host)
-    known = files.read(f"{plan.folder}/launched") is not None
+    removing = f"{plan.folder}/{ledger.REMOVING}"
+    known = list(files.read_many([f"{plan.folder}/launched", removing])) == [f"{plan.folder}/launched"]
     if known and not _find_broken(plan, job):
         _remember(prepared)
         return job
@@ -171,13 +172,15 @@ def _carry_out(
             progress(note)
     made = files.make_folder(plan.folder)
     if not made:
-        # Notes of an earlier launch, or of a removal that was cut off, hold no more.
-        for name in (ledger.REFUSED, ledger.REMOVING):
-            files.remove(f"{plan.folder}/{name}")
+        files.remove(f"{plan.folder}/{ledger.REFUSED}")
     _remember(prepared)
     lock = Lock(files, plan.job.id, f"{plan.job.owner}@{system.node()}")
     lock.take(patience_s=600, tell=progress)
     try:
+        if not made and files.read(removing) is not None:
+            from runtime.client.jobs.gc import finish_removal
+
+            finish_removal(job.id, job, owner=plan.job.owner)
         if files.read(f"{plan.folder}/launched") is not None:
             _take_up(prepared, job, lock, progress)
             return job

@@ -128,10 +128,24 @@ def _held_and_quiet(job: JobHandle, progress: Callable[[str], None]) -> Iterator
     lock = Lock(job.files, job.id, f"{owner_name()}@{system.node()}")
     lock.take(patience_s=600, tell=progress)
     try:
+        _ensure_kept(job, lock)
         _wait_until_quiet(job)
         yield lock
     finally:
         lock.release()
+
+
+def _ensure_kept(job: JobHandle, lock: Lock) -> None:
+    """Raise `NotPossible` if the job was removed since somebody looked at it, or half of it was."""
+    folder = job_folder(job.id)
+    found = job.files.read_many([f"{folder}/intent.json", f"{folder}/{ledger.REMOVING}"])
+    if list(found) == [f"{folder}/intent.json"]:
+        return
+    if not found:
+        # The lock made the folder, and goes with it.
+        lock.stop()
+        job.files.remove(folder)
+    raise NotPossible(f"`runtime gc` has removed job `{job.id}`", hint="runtime launch, which is a new job then")
 
 
 def go_on(
@@ -215,9 +229,13 @@ def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
         return
     common = ledger.snapshot_name(plan.order["code"]["sha256"])
     if not job.files.link(common, f"{plan.folder}/{archive}"):
-        raise NotPossible(
-            f"the code of job `{job.id}` is gone", facts=[f"`{job.files.root}/{common}`"], hint="runtime launch --again"
-        )
+        raise _code_is_gone(job, common)
+
+
+def _code_is_gone(job: JobHandle, name: str) -> NotPossible:
+    return NotPossible(
+        f"the code of job `{job.id}` is gone", facts=[f"`{job.files.root}/{name}`"], hint="runtime launch --again"
+    )
 
 
 def _wait_until_quiet(job: JobHandle) -> None:
@@ -301,6 +319,8 @@ def _as_new_job(
         )
     folder = job_folder(job.id)
     read = job.files.read_many([f"{folder}/spec.json", f"{folder}/{SNAPSHOT_FILE}"])
+    if f"{folder}/spec.json" not in read:
+        raise NotPossible(f"job `{job.id}` cannot go on: {folder}/spec.json is gone", hint="runtime launch --again")
     spec = _read_spec(job, read[f"{folder}/spec.json"])
     if spec.array is not None and spec.array.file is not None and not Path(spec.array.file).is_file():
         raise NotPossible(
@@ -310,6 +330,8 @@ def _as_new_job(
     archive = read.get(f"{folder}/{SNAPSHOT_FILE}")
     if archive is None and entry.snapshot is not None:
         archive = job.files.read(ledger.snapshot_name(entry.snapshot))
+        if archive is None:
+            raise _code_is_gone(job, ledger.snapshot_name(entry.snapshot))
     snapshot = Snapshot(archive=archive) if archive is not None else None
     context = make_context(settings)
     identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)

@@ -12,6 +12,7 @@ from runtime.records import store
 from tests.simulation.bucket import URL
 from tests.simulation.choices import Tape
 from tests.simulation.scenarios.embedded import memory, sqlite
+from tests.simulation.scenarios.garbage import garbage
 from tests.simulation.scenarios.jobs import jobs
 from tests.simulation.scenarios.tasks import control, failures, storm, workers
 from tests.simulation.threads import stand_ins
@@ -25,6 +26,7 @@ SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {
     "sqlite": sqlite,
     "memory": memory,
     "jobs": jobs,
+    "garbage": garbage,
 }
 
 

@@ -42,13 +42,13 @@ SNAPSHOT: Final = Snapshot(archive=b"a tree")
 class Site:
     """The cluster, its records, the laws, and people at machines of their own."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, labels: bool = False) -> None:
         self.world = world
         self.laws = JobLaws(world)
         self.root = self.laws.root = Root(world)
         how = HOW[world.draw(HOW_IT_STARTS, "site")]
         world.note(f"the backend starts again what is gone: {how}")
-        self.cluster = Cluster(world, self.root, Shims(world, self.root, self.laws), how)
+        self.cluster = Cluster(world, self.root, Shims(world, self.root, self.laws), how, labels=labels)
         world.spawn("mount", self.root.weather)
         world.spawn("healer", world.heal, at_s=HEAL_S)
         self.firmly = how == "nothing"

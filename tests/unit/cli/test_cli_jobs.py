@@ -1464,6 +1464,27 @@ def test_gc_removes_shared_trees_that_no_job_uses(run: Terminal, monkeypatch: py
     assert not run.folder(job).exists()
 
 
+def test_gc_leaves_a_shared_tree_that_a_job_of_another_record_root_uses(
+    run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(run.tree.parent))
+    job = run.launch(f"touch {tmp_path}/begun; exec sleep 600", "--set", "code.writable=false")
+    wait_for((tmp_path / "begun").exists, "the command")
+    [tree] = (run.tree.parent / f"research-runtime-{os.getuid()}").glob(64 * "[0-9a-f]")
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "other"))
+
+    kept = run("gc", "--older-than", "0s", "--yes")
+
+    assert (kept.code, kept.out.split("\t")[0]) == (3, "tree")
+    assert kept.err.splitlines()[0] == f"left over: tree {tree.name[:12]}: an attempt on this machine uses it"
+    assert (tree / "main.py").exists()
+
+    signal_all(processes_with(job))
+    wait_for(lambda: not processes_with(job), "its end")
+    assert run("gc", "--older-than", "0s", "--yes").code == 0
+    assert not tree.exists()
+
+
 # interrupt
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import pytest
 from runtime.cli.main import main
 from runtime.client.jobs import notices
 from runtime.client.jobs.explain import explain, read_facts
-from runtime.client.jobs.gc import Garbage, remove
+from runtime.client.jobs.gc import find_garbage, remove
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.keep import keep_target
 from runtime.client.jobs.notices import Unsent, read_unsent
 from runtime.config import Settings
 from runtime.jobs.plan import owner_name
-from runtime.jobs.spec import InvalidSpec, JobState, parse_spec, secret_refs
+from runtime.jobs.spec import InvalidSpec, parse_spec, secret_refs
 from runtime.platform import system
 from tests.shim_support import PATIENCE_S, processes_with, wait_for
 from tests.unit.client.test_keep import lose, settings, start  # noqa: F401
@@ -204,7 +205,7 @@ def test_claims_go_with_their_job(settings: Settings, receiver: Receiver) -> Non
     receiver.answers = [404]
     job = ended(start(settings, "true", notify=notify()))
 
-    garbage = Garbage(kind="job", name=job.id, target="local", what="train", state=JobState.SUCCEEDED)
+    [garbage] = find_garbage(job, owner=owner_name(), older_than=timedelta(0), now=system.now())
     assert remove(garbage, job, owner=owner_name()) == []
     assert job.files.names("notify") == []
 

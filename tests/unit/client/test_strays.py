@@ -155,7 +155,7 @@ def test_stray_that_is_launched_again_meanwhile_is_left_to_that_launch(
     lock.release()
 
     assert said.code == 3
-    assert f"left over: job `{stray}`: it is being launched again" in said.err
+    assert f"left over: job `{stray}`: it is being launched" in said.err
     assert shims_with(stray)
 
 

@@ -1,0 +1,145 @@
+"""What happens to a job between the look for garbage and its removal, and to removals and launches that are cut off."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from runtime.client.jobs import gc, retry
+from runtime.client.jobs.handle import JobHandle
+from runtime.config import load_settings
+from runtime.errors import NotPossible
+from runtime.jobs import ledger
+from runtime.jobs.hosts.local import LocalHost
+from runtime.jobs.lock import Lock
+from runtime.jobs.plan import Target, owner_name
+from runtime.launchers.local.launcher import LocalLauncher
+from runtime.platform import system
+from tests.jobs_support import Terminal, open_terminal
+from tests.shim_support import processes_with, shims_with, wait_for
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
+    with open_terminal(tmp_path, monkeypatch, capsys) as terminal:
+        yield terminal
+
+
+def open_job(run: Terminal, job: str) -> JobHandle:
+    return JobHandle(job, Target(name="local", kind="local"), LocalLauncher(), LocalHost(str(run.data / "jobs")))
+
+
+def find(place: JobHandle) -> list[gc.Garbage]:
+    return gc.find_garbage(place, owner=owner_name(), older_than=timedelta(0), now=system.now())
+
+
+def remove(found: list[gc.Garbage], place: JobHandle) -> dict[str, list[str]]:
+    return {each.kind: left for each, left in gc.remove_all(found, place, owner=owner_name())}
+
+
+def test_job_that_is_started_again_after_somebody_looked_for_garbage_stays_with_its_code(
+    run: Terminal, tmp_path: Path
+) -> None:
+    job = run.finish(f"[ -e {tmp_path}/again ] || exit 3; exec sleep 600")
+    with open_job(run, job) as place:
+        found = find(place)
+        (tmp_path / "again").touch()
+        assert run("retry", job, "--yes").code == 0
+        wait_for(lambda: bool(shims_with(job)), "the shim")
+
+        left = remove(found, place)
+
+    assert sorted(each.kind for each in found) == ["code", "job"]
+    assert left["job"] == [f"job `{job}`: it was started again"]
+    assert left["code"][0].endswith(": a job uses it")
+    assert run("status", job, "-o", "json").json["state"] in ("pending", "running")
+    assert shims_with(job)
+
+
+def test_job_that_ended_once_more_after_somebody_looked_for_garbage_keeps_its_time(run: Terminal) -> None:
+    job = run.finish("exit 3")
+    with open_job(run, job) as place:
+        found = find(place)
+        assert run("retry", job, "--yes").code == 0
+        run.wait(job)
+        wait_for(lambda: not processes_with(str(run.folder(job))), "the end of the shim")
+
+        assert remove(found, place)["job"] == [f"job `{job}`: it was started again, and has ended"]
+
+    assert run("status", job, "-o", "json").json["state"] == "failed"
+
+
+def test_job_that_another_command_holds_is_left_to_it(run: Terminal) -> None:
+    job = run.finish("true")
+    with open_job(run, job) as place:
+        found = find(place)
+        lock = Lock(place.files, job, "a retry")
+        lock.take(patience_s=0)
+
+        left = remove(found, place)
+        lock.release()
+
+    assert left["job"] == [f"job `{job}`: it is being launched"]
+    assert run("status", job, "-o", "json").json["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("cut_off", ["early", "late"])
+def test_launch_after_a_removal_that_was_cut_off_runs_the_command_again(
+    run: Terminal, tmp_path: Path, cut_off: str
+) -> None:
+    script = f"echo once >> {tmp_path}/runs"
+    job = run.finish(script)
+    ledger.leave_mark(LocalHost(str(run.data / "jobs")).files, job, ledger.REMOVING, owner_name().encode())
+    if cut_off == "late":
+        (run.folder(job) / "ended").unlink()
+
+    gone = run("status", job)
+    again = run.finish(script)
+
+    assert (gone.code, gone.err.splitlines()[0]) == (2, f"error: no job named `{job}`")
+    assert (again, (tmp_path / "runs").read_text()) == (job, "once\nonce\n")
+    assert run("status", job, "-o", "json").json["state"] == "succeeded"
+    assert not (run.folder(job) / ledger.REMOVING).exists()
+
+
+@pytest.mark.parametrize("wholly", [True, False])
+def test_retry_of_a_job_that_was_removed_meanwhile_says_so_and_leaves_nothing(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch, wholly: bool
+) -> None:
+    job = run.finish("exit 3")
+    with open_job(run, job) as place:
+        found, wait = find(place), retry._wait_until_quiet
+
+        def wait_then_remove(job_: JobHandle) -> None:
+            wait(job_)
+            if wholly:
+                remove(found, place)
+            else:
+                ledger.leave_mark(place.files, job, ledger.REMOVING, b"somebody")
+
+        monkeypatch.setattr(retry, "_wait_until_quiet", wait_then_remove)
+        with pytest.raises(NotPossible, match=f"`runtime gc` has removed job `{job}`"):
+            retry.retry_job(place, load_settings())
+
+    assert run.folder(job).exists() is not wholly
+    assert not shims_with(job)
+
+
+def test_folder_of_a_launch_that_was_cut_off_before_its_intent_is_garbage_after_an_hour(run: Terminal) -> None:
+    young, old = (run.data / "jobs" / "jobs" / name for name in ("j-" + 24 * "1", "j-" + 24 * "2"))
+    run.finish("true")
+    for folder in (young, old):
+        folder.mkdir()
+        (folder / "snapshot.tar").write_bytes(b"code")
+    hours_ago = time.time() - 7200
+    os.utime(old, (hours_ago, hours_ago))
+
+    gone = run("gc", "--older-than", "1h", "--yes")
+
+    assert [line.split("\t")[:2] for line in gone.out.splitlines()] == [["job", old.name]]
+    assert (gone.code, young.exists(), old.exists()) == (0, True, False)
