@@ -15,13 +15,16 @@ RuntimeFailure                      printed by the command line; `exit_code`, `f
 └── InfrastructureFailure exit 3    a service, disk or network failed; `retryable` if another try may help
     ├── QueueUnavailable
     ├── StoreUnavailable
+    │   ├── ObjectGone              one object that is not there
     │   └── StoreBroken             a task file that is damaged, replaced or gone: no retry can help
     └── StoreUnsafe                 a store that broke its promise, such as create-only
+        └── ObjectDamaged           one object that was changed after it was written
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 MOST_LETTERS = 4_000
 """A longer line of an error is shown without its middle."""
@@ -206,10 +209,14 @@ class StoreUnavailable(InfrastructureFailure):
 
 
 class ObjectGone(StoreUnavailable):
-    """A bucket answers that it has no such object; asking again would not help."""
+    """A store answers that it has no such object; asking again would not help."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(f"`{url}` is gone", retryable=False)
+    def __init__(self, url: str, *, store: str = "") -> None:
+        if store:
+            message, hint = f"`{url}` is not in record store `{store}`", "was it removed, or written to another store?"
+        else:
+            message, hint = f"`{url}` is gone", None
+        super().__init__(message, hint=hint, retryable=False)
 
 
 class StoreBroken(StoreUnavailable):
@@ -221,3 +228,20 @@ class StoreBroken(StoreUnavailable):
 
 class StoreUnsafe(InfrastructureFailure):
     pass
+
+
+class ObjectDamaged(StoreUnsafe):
+    """One object of a store cannot be understood; it was changed after it was written."""
+
+    def __init__(self, where: str, problem: object) -> None:
+        super().__init__(
+            f"`{where}` cannot be read: {problem}",
+            facts=["it was changed or damaged after it was written; what it said is unknown"],
+            hint="move it out of the store to go on without it",
+            retryable=False,
+        )
+
+
+LOST_FOR_GOOD: Final = (ObjectGone, ObjectDamaged)
+"""What is wrong with one object. Any other failure is the store's, however final it sounds: one that refuses us may take us
+again in a minute, and says nothing about a task."""

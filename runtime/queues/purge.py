@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final
 
 from runtime.clock import Clock
-from runtime.errors import InfrastructureFailure, RuntimeFailure
+from runtime.errors import LOST_FOR_GOOD, RuntimeFailure
 from runtime.platform import system
 from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
 from runtime.records.orders import Order, OrderKind, person
@@ -103,9 +103,7 @@ class Purge:
         """The tasks of a part. One that is damaged for good is left out: the order covers it, and its tasks are unknown."""
         try:
             return [_read_line(line, part.experiment) for line in self._records.read_part(part)]
-        except InfrastructureFailure as problem:
-            if problem.retryable:
-                raise
+        except LOST_FOR_GOOD as problem:
             log.warning("%s; its tasks are left out", problem.message)
             return []
 

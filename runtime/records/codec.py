@@ -18,7 +18,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from runtime.errors import InvalidRecord, InvalidTask, InvalidValue, NotPossible, StoreUnsafe, explain_json
+from runtime.errors import (
+    InvalidRecord,
+    InvalidTask,
+    InvalidValue,
+    NotPossible,
+    ObjectDamaged,
+    StoreUnsafe,
+    explain_json,
+)
 from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
 from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
@@ -71,12 +79,12 @@ def encode_json(fields: Mapping[str, Any]) -> bytes:
 
 
 def decode_json(data: bytes, where: str) -> dict[str, Any]:
-    """The object in `data`. Raises `StoreUnsafe` if it is damaged and `NotPossible` if a newer release wrote it."""
+    """The object in `data`. Raises `ObjectDamaged`, and `NotPossible` if a newer release wrote it."""
     try:
         fields = json.loads(data)
         schema = fields.get("schema", SCHEMA)
     except (ValueError, RecursionError, AttributeError) as problem:
-        raise damaged(where, explain_json(problem)) from None
+        raise ObjectDamaged(where, explain_json(problem)) from None
     if schema != SCHEMA:
         raise NotPossible(
             f"`{where}` was written by a newer release",
@@ -84,15 +92,6 @@ def decode_json(data: bytes, where: str) -> dict[str, Any]:
             hint="pip install --upgrade research-runtime",
         )
     return fields  # type: ignore[no-any-return]
-
-
-def damaged(where: str, problem: object) -> StoreUnsafe:
-    return StoreUnsafe(
-        f"`{where}` cannot be read: {problem}",
-        facts=["it was changed or damaged after it was written; what it said is unknown"],
-        hint="move it out of the store to go on without it",
-        retryable=False,
-    )
 
 
 UNDECODABLE: Final = (StoreUnsafe, NotPossible)
@@ -131,7 +130,7 @@ class Format(Generic[V]):
         return encode_json(fields)
 
     def decode(self, data: bytes, where: str) -> V:
-        """Raises `StoreUnsafe` if `data` is damaged and `NotPossible` if a newer release wrote it."""
+        """Raises `ObjectDamaged`, and `NotPossible` if a newer release wrote it."""
         return self.read(decode_json(data, where), where)
 
     def read(self, fields: Mapping[str, Any], where: str) -> V:
@@ -302,17 +301,17 @@ _LONGEST_NUMBER: Final = 600
 def read_value(record: Record, records: RecordStore) -> Any:
     """The task's result, wherever the store keeps it; None only if the task returned nothing, or None.
 
-    Raises `StoreUnavailable` if the store has it no more or does not answer, and `StoreUnsafe` if it is damaged.
+    Raises `StoreUnavailable` if the store has it no more or does not answer, and `ObjectDamaged`.
     """
     if record.unreadable:
-        raise damaged(f"the value of task {record.task_id}", record.unreadable)
+        raise ObjectDamaged(f"the value of task {record.task_id}", record.unreadable)
     if record.value_url is None:
         return record.value
     data = records.get_blob(record.value_url)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as problem:
-        raise damaged(record.value_url, explain_json(problem)) from None
+        raise ObjectDamaged(record.value_url, explain_json(problem)) from None
 
 
 def encode_order(order: Order) -> bytes:
@@ -415,6 +414,6 @@ def _reading(where: str) -> Iterator[None]:
     try:
         yield
     except KeyError as problem:
-        raise damaged(where, f"it has no {problem}") from None
+        raise ObjectDamaged(where, f"it has no {problem}") from None
     except (ValueError, TypeError, AttributeError, InvalidValue, InvalidTask) as problem:
-        raise damaged(where, problem) from None
+        raise ObjectDamaged(where, problem) from None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from runtime.errors import InfrastructureFailure
+from runtime.errors import LOST_FOR_GOOD
 from runtime.platform import system
 from runtime.records.base import ManifestPart, ManifestStore
 from runtime.records.orders import FIRST_OWN_NUMBER, Control
@@ -106,9 +106,7 @@ class Coverage:
     def _keys_of(self, part: ManifestPart) -> Sequence[int]:
         try:
             return read_keys(self._records, part)
-        except InfrastructureFailure as problem:
-            if problem.retryable:
-                raise
+        except LOST_FOR_GOOD as problem:
             Log(__name__).warning(
                 "an order covers a part that cannot be read, and its tasks are run: %s", problem.message
             )

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import PartTaken, StoreUnavailable
+from runtime.errors import ObjectDamaged, ObjectGone, PartTaken, StoreUnavailable
 from runtime.platform import system
 from runtime.records import codec
 from runtime.records.base import ExperimentSeen, ManifestPart
@@ -81,13 +81,9 @@ class Objects:
         # A reference may come from anybody's message.
         data = self.blobs.get(key) if BLOB.fullmatch(key) else None
         if data is None:
-            raise StoreUnavailable(
-                f"`{reference}` is not in record store `{self.url}`",
-                hint="was it removed, or written to another store?",
-                retryable=False,
-            )
+            raise ObjectGone(reference, store=self.url)
         if hex_digest(data) != key.rpartition("/")[2]:
-            raise codec.damaged(reference, "its content is not what its name says")
+            raise ObjectDamaged(reference, "its content is not what its name says")
         return data
 
     def _address(self, key: str) -> str:
@@ -223,9 +219,9 @@ class BlobManifests(Objects):
         key = f"manifests/{experiment_digest(part.experiment)}/{part.name}.jsonl"
         data = self.blobs.get(key)
         if data is None:
-            raise StoreUnavailable(f"manifest part `{self._address(key)}` is gone", retryable=False)
+            raise ObjectGone(self._address(key))
         if not part.name.endswith(hex_digest(data)[:16]):
-            raise codec.damaged(self._address(key), "its digest is not the one in its name")
+            raise ObjectDamaged(self._address(key), "its digest is not the one in its name")
         return data.decode(errors="replace").split("\n")[:-1]
 
     def mark_sent(self, part: ManifestPart) -> None:

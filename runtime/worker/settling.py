@@ -152,8 +152,10 @@ class Settling:
     def _hand_singly(self, ended: Sequence[End]) -> None:
         """Hand ends over one by one: one of them may be at fault, and the others are settled."""
         services, outbox = self._services, self._outbox
-        given_up = {token for token, stuck in outbox.stuck.items() if stuck.times >= REFUSALS}
-        hopeless = {token for token in given_up if outbox.handed > outbox.stuck[token].handed}
+        given_up = {
+            token for token, stuck in outbox.stuck.items() if stuck.times >= REFUSALS and outbox.handed > stuck.handed
+        }
+        hopeless = {token for token in given_up if outbox.stuck[token].times > REFUSALS}
         announced = frozenset(outbox.announced)
         services.offload.call(
             lambda: self._hand_each(ended, announced, given_up, hopeless),

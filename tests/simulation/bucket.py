@@ -96,6 +96,10 @@ def _refused(status: str) -> Exception:
     return BaseError(f"Generic GCS error: after 8 retries, HTTP error status code: {status}")
 
 
+def _denied() -> Exception:
+    return PermissionDeniedError("403 Forbidden")
+
+
 class Obstore:
     """The functions of obstore that `BucketBlobs` calls; the store that they get is not looked at."""
 
@@ -111,7 +115,7 @@ class Obstore:
         self._world, self._bucket = world, bucket
 
     def _call(self, what: str, apply: Callable[[], Any], *, write: bool = False) -> Any:
-        return self._world.call(what, apply, write=write, refused=_refused, to="bucket")
+        return self._world.call(what, apply, write=write, refused=_refused, denied=_denied, to="bucket")
 
     def put(self, store: object, key: str, data: Any, *, mode: str = "overwrite", use_multipart: bool = False) -> None:
         bucket = self._bucket

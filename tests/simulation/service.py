@@ -174,7 +174,7 @@ class Client:
         self._pulling: list[Strand] = []
 
     def _call(self, what: str, apply: Any, *, write: bool = True) -> Any:
-        return self._world.call(what, apply, write=write, refused=_refused, to="service")
+        return self._world.call(what, apply, write=write, refused=_refused, denied=_denied, to="service")
 
     def publish(self, topic: str, messages: Sequence[OutgoingMessage]) -> list[str]:
         ids = self._call(f"publish {len(messages)}", lambda: self._service.publish(messages))
@@ -237,3 +237,7 @@ class Client:
 
 def _refused(status: str) -> Exception:
     return PubSubUnavailable("the call failed", facts=[f"{status}"], retryable=True)
+
+
+def _denied() -> Exception:
+    return PubSubUnavailable("not permitted", facts=["403"], retryable=False)

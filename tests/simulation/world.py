@@ -12,6 +12,7 @@ import heapq
 import itertools
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -51,15 +52,22 @@ FATES: Final[tuple[tuple[str, float, float], ...]] = (
     ("jump", -30.0, 1),
     ("outage", 30.0, 0.7),
     ("outage", 200.0, 0.3),
+    ("denied", 40.0, 0.5),
+    ("late", 2.0, 3),
+    ("late", 25.0, 3),
 )
 """What may become of a call, its measure in seconds, and how often: it is slow to arrive or to answer; it is refused
 and not done; it is done, and the answer is lost; the same, and the library's own second try meets the first; then its
 process is killed, or stopped; then the clock of its host jumps; or from now on, for a while, its host is cut off from
-what it calls."""
+what it calls, or lacks a permission there; or it is done so long after its caller was told that it failed."""
 _KINDS = [kind for kind, _, _ in FATES[1:]]
 CALL = Choice("call", *(weight for _, _, weight in FATES), kinds=_KINDS)
 CUT_OFF_S = 0.7
 """How long a call takes to fail meanwhile."""
+FLAP = Choice("flap", 1, 1, fault=False)
+"""A permission that has just changed holds for some calls and not for others."""
+NO_ANSWER_S = 10.0
+"""When a caller gives up."""
 _OFTEN = {"stop": 8, "kill": 3}
 HARSH_CALL = Choice("harsh-call", *(weight * _OFTEN.get(kind, 1) for kind, _, weight in FATES), kinds=_KINDS)
 """Decides in worlds where processes are stopped and killed more often."""
@@ -146,8 +154,10 @@ class World:
         self._order = itertools.count()
         self._instant, self._at_instant = -1.0, 0
         self.hosts: dict[str, Host] = {}
-        self.cut_off: dict[tuple[str, str], float] = {}
-        """By host and what it calls: until when."""
+        self.cut_off: dict[tuple[str, str], tuple[float, bool]] = {}
+        """By host and what it calls: until when, and whether for lack of a permission."""
+        self._net: Process | None = None
+        """Has the calls that are under way after their caller gave up."""
         self._folder: Path | None = None
         self._replaced = contextlib.ExitStack()
 
@@ -221,6 +231,16 @@ class World:
     def worked_s(self) -> float:
         """Return how long workers lived, all of them together."""
         return sum(min(strand.until_s, self.now) - since for strand, since in self.workers)
+
+    def swallowed(self, message: str) -> None:
+        """Note that code has caught an exception that it did not foresee, and goes on."""
+        problem = sys.exc_info()[1]
+        if self.over or isinstance(problem, Broken):
+            return
+        what = f"{message.partition(' of')[0]}: {type(problem).__name__}: {str(problem)[:90]}"
+        self.note(f"SWALLOWED {what}")
+        self.broken = self.broken or Broken("no exception is swallowed", what)
+        self.cause = self.cause or (problem if isinstance(problem, Exception) else None)
 
     def kill(self, process: Process) -> None:
         """End a process here and now; if it is the running one, this never returns."""
@@ -315,25 +335,40 @@ class World:
     # calls that leave the process
 
     def call(
-        self, what: str, apply: Callable[[], Any], *, write: bool, refused: Callable[[str], Exception], to: str = ""
+        self,
+        what: str,
+        apply: Callable[[], Any],
+        *,
+        write: bool,
+        refused: Callable[[str], Exception],
+        denied: Callable[[], Exception] | None = None,
+        to: str = "",
     ) -> Any:
         """Make a call: it takes time, may fail before or after its effect, and its process may be killed or stopped.
 
-        `refused` makes the exception of a failure from its text; `to` names what is called.
+        `refused` makes the exception of a failure from its text, `denied` that of a missing permission; `to` names what
+        is called.
         """
         me = self.me()
         if me is None:
             return apply()
-        if self.cut_off and not self.chance.healed and self.cut_off.get((me.host.name, to), 0.0) > self.now:
-            self.pause(CUT_OFF_S)
-            self.note(f"{what} -> cut off")
-            raise refused("503")
+        if self.cut_off and not self.chance.healed:
+            self._meet_outage(what, (me.host.name, to), refused, denied)
         kind, measure, _ = FATES[self.draw(self.calls)]
         self.pause(measure if kind == "latency" else MOMENT_S)
-        if kind == "outage":
-            self.note(f"{me.host.name} is cut off from {to or 'it'} for {measure:g} s")
-            self.cut_off[me.host.name, to] = self.now + measure
-        if kind in ("refused", "outage"):
+        if kind == "outage" or (kind == "denied" and denied is not None):
+            self.note(
+                f"{me.host.name} {'lacks a permission at' if kind == 'denied' else 'is cut off from'} {to} for {measure:g} s"
+            )
+            self.cut_off[me.host.name, to] = self.now + measure, kind == "denied"
+            self._meet_outage(what, (me.host.name, to), refused, denied)
+        if kind == "late" and to:
+            self.pause(NO_ANSWER_S)
+            self.note(f"{what} -> 504, done {measure:g} s LATER")
+            if write:
+                self._apply_later(what, apply, measure)
+            raise refused("504")
+        if kind in ("refused", "denied"):
             self.note(f"{what} -> 503, not done")
             raise refused("503")
         result = apply()
@@ -352,6 +387,29 @@ class World:
         if kind == "lost":
             raise refused("504")
         return Retried
+
+    def _meet_outage(
+        self,
+        what: str,
+        where: tuple[str, str],
+        refused: Callable[[str], Exception],
+        denied: Callable[[], Exception] | None,
+    ) -> None:
+        until, lacks = self.cut_off.get(where, (0.0, False))
+        if until <= self.now or (lacks and self.draw(FLAP)):
+            return
+        self.pause(CUT_OFF_S)
+        self.note(f"{what} -> {'403' if lacks else 'cut off'}")
+        raise denied() if lacks and denied is not None else refused("503")
+
+    def _apply_later(self, what: str, apply: Callable[[], Any], after_s: float) -> None:
+        def late() -> None:
+            self.note(f"{what} -> done LATE")
+            apply()
+
+        if self._net is None:
+            self._net = self.processes["net"] = Process("net", Host("net"), mortal=False)
+        self.start(self.strand(self._net, late, "late"), after_s)
 
     # the run
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.tasks.sending import Progress, bury_lines, decode_part
-from runtime.errors import InfrastructureFailure
+from runtime.errors import LOST_FOR_GOOD
 from runtime.platform import system
 from runtime.queues.base import MakesTopics, Queue
 from runtime.records.base import RecordStore
@@ -71,9 +71,7 @@ def repair(
         for part in records.parts(name):
             try:
                 tasks, malformed_lines = decode_part(records, part)
-            except InfrastructureFailure as problem:
-                if problem.retryable:
-                    raise
+            except LOST_FOR_GOOD as problem:
                 log.warning("%s; its tasks are left out", problem.message)
                 counts["unreadable"] += 1
                 continue

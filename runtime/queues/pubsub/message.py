@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Final
 
-from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue
+from runtime.errors import LOST_FOR_GOOD, InvalidTask, InvalidValue
 from runtime.queues.pubsub.client import MAX_PUBLISH_MESSAGES, MAX_REQUEST_BYTES, OutgoingMessage, ReceivedMessage
 from runtime.tasks.history import InvalidMessage
 from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, Terms, canonical_json, check_experiment, task_id
@@ -151,7 +151,7 @@ def write_copy(
 def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> Delivery:
     """The delivery of a message; one that cannot be parsed has `invalid` set and a task that stands for it.
 
-    What `get_blob` raises when a store cannot be reached goes through.
+    What `get_blob` raises when a store cannot be reached, or refuses us, goes through.
     """
     attributes = message.attributes
     ack_ids = {message.message_id: message.ack_id}
@@ -190,9 +190,7 @@ def _read_text(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> st
         if PAYLOAD in message.attributes:
             body = get_blob(message.attributes[PAYLOAD])
         return body.decode()
-    except InfrastructureFailure as problem:
-        if problem.retryable:
-            raise
+    except LOST_FOR_GOOD as problem:
         raise InvalidTask("payload", f"cannot be read: {problem.message}") from problem
     except UnicodeDecodeError as problem:
         raise InvalidTask("json", f"is no UTF-8: {problem}") from None

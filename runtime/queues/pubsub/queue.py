@@ -251,28 +251,33 @@ class PubSubQueue:
             if not received:
                 break
             copies, handled = [], []
+            unread: InfrastructureFailure | None = None
             for message in received:
-                delivery = read_message(message, self.records.get_blob)
                 try:
+                    delivery = read_message(message, self.records.get_blob)
                     if delivery.invalid is not None:
                         buried = malformed(delivery.task, delivery.invalid, now=self._clock.now())
                         with contextlib.suppress(RecordExists):
                             settle_record(self.records, buried.record, buried.mark)
                     elif self.records.find(*delivery.key) is None:
                         copies.append(write_copy(delivery, not_before=delivery.task.not_before, suspect=True))
-                except InfrastructureFailure:
-                    raise
+                # It stays there, and the others are brought back.
+                except InfrastructureFailure as problem:
+                    unread = problem
+                    continue
                 except Exception:
-                    # It stays there, and the others are brought back.
-                    log.exception("cannot bring back `%s`", delivery.task.id)
+                    log.exception("cannot bring back message `%s`", message.message_id)
                     continue
                 handled.append(message.ack_id)
             for batch in split_requests(copies):
                 self._intake.publish(batch, patience_s=RELEASE_PATIENCE_S)
+            if handled:
+                self._client().acknowledge(subscription, handled)
+                drained += len(handled)
+            if unread is not None:
+                raise unread
             if not handled:
                 break
-            self._client().acknowledge(subscription, handled)
-            drained += len(handled)
             log.info(
                 "queue `%s`: %d messages of the service's dead letters, %d queued again",
                 self.name,

@@ -9,6 +9,7 @@ from typing import Final
 
 from runtime.platform import system
 from runtime.records import store
+from runtime.terminal import Log
 from tests.simulation.bucket import URL
 from tests.simulation.choices import Tape
 from tests.simulation.scenarios.embedded import memory, sqlite
@@ -49,6 +50,7 @@ def run(scenario: str, seed: int, script: Tape | None = None, *, tracing: bool =
     store._proven.add(URL)
     before = logging.root.manager.disable
     seconds = worked_s = 0.0
+    world.replace(Log, "exception", lambda log, message, *args: world.swallowed(message))
     with system.replaced(**stand_ins(world)):
         logging.disable(logging.CRITICAL)
         try:

@@ -11,6 +11,7 @@ from runtime.client.tasks.redrive import read_dead, redrive
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import InfrastructureFailure
 from runtime.platform import system
+from runtime.queues.pubsub import message
 from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.records.base import RecordStore
 from runtime.records.orders import Control
@@ -30,6 +31,8 @@ WHEN = Choice("when", 3, 2, 2, 1, fault=False)
 TERMS: Final[tuple[dict[str, float], ...]] = ({}, {"not_before": 40.0}, {"expires_at": 90.0}, {"timeout": 6.0})
 """What is asked for a task, in seconds."""
 TERM = Choice("term", 6, 1, 1, 1, fault=False)
+LARGE = Choice("large", 1, 1, fault=False)
+"""Whether the bodies of tasks are too large for a message, and lie in the store."""
 HEAL_S: Final = 240.0
 FRESH_S: Final = 420.0
 
@@ -56,6 +59,8 @@ class Town:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        if world.draw(LARGE):
+            world.replace(message, "INLINE_BYTES", 20)
         self.bucket = Bucket(world)
         self.service = Service(world, world.draw(POLICY))
         self.laws = Laws(world, self.bucket)
