@@ -189,10 +189,17 @@ class InfrastructureFailure(RuntimeFailure):
     """A service, a disk or the network failed."""
 
     def __init__(
-        self, message: str, *, facts: Iterable[str] = (), hint: str | None = None, retryable: bool = True
+        self,
+        message: str,
+        *,
+        facts: Iterable[str] = (),
+        hint: str | None = None,
+        retryable: bool = True,
+        denied: bool = False,
     ) -> None:
+        """`denied` if we lack a permission: no try helps until somebody grants it, and it is nobody's task's fault."""
         super().__init__(message, facts=facts, hint=hint)
-        self.retryable = retryable
+        self.retryable, self.denied = retryable and not denied, denied
 
 
 def may_pass(problem: Exception) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from runtime.errors import InfrastructureFailure
+from runtime.platform import system
 from runtime.queues.base import Settled
 from runtime.tasks.history import Release, Settlement
 from runtime.tasks.model import TaskState
@@ -17,6 +18,8 @@ from runtime.worker.services import HeldLease, Services
 
 REFUSALS: Final = 2
 """After this many refusals alone, a record counts as refused for a reason of its own."""
+DENIED_FOR_S: Final = 120.0
+"""A missing permission is blamed on a task only if it lasts: a new grant takes a minute or two to hold everywhere."""
 STUCK_AT_MOST: Final = 3
 """With this many stuck ends the store is to blame, and no attempt begins until it takes one."""
 
@@ -28,6 +31,8 @@ class Stuck:
     ended: End
     handed: int
     """Ends settled before the first refusal; a larger count later shows that the service takes others."""
+    since: float
+    """When it was first refused."""
     times: int = 0
 
 
@@ -51,8 +56,8 @@ class Outbox:
         """By experiment: records that this worker has committed."""
         self.released = 0
         """Tasks given back in all, besides those declined or postponed."""
-        self._unstartable: dict[str, tuple[int, int]] = {}
-        """By task: how often the service refused a call before its start, and `handed` at the first refusal."""
+        self._unstartable: dict[str, tuple[int, int, float]] = {}
+        """By task: how often the service refused a call before its start, `handed` at the first refusal, and its time."""
 
     @property
     def pending(self) -> bool:
@@ -118,9 +123,10 @@ class Outbox:
             return False
         if len(self._unstartable) > 1_000:
             self._unstartable.clear()
-        times, handed = self._unstartable.get(task_id, (0, self.handed))
-        self._unstartable[task_id] = times + 1, handed
-        return times >= REFUSALS and self.handed > handed
+        now = system.monotonic()
+        times, handed, since = self._unstartable.get(task_id, (0, self.handed, now))
+        self._unstartable[task_id] = times + 1, handed, since
+        return times >= REFUSALS and self.handed > handed and (not problem.denied or now - since > DENIED_FOR_S)
 
     def count(self, settlements: Sequence[Settlement], settled: Settled) -> None:
         services, counters = self._services, self.counters

@@ -21,6 +21,8 @@ PAGE = 3
 """Keys of a page: small, so that most listings have several."""
 SHORT_PAGE = Choice("short-page", 20, 1)
 """A service may send fewer keys than it was asked for, and go on with the next page."""
+CONFLICT = Choice("conflict", 60, 1)
+"""S3 refuses a create-only write while another of the same key is under way, even if that fails then."""
 URL = "gs://sim/records"
 REFUSED = '"no store takes this"'
 """JSON of a value that the library refuses, in every object that holds it, for a reason of its own."""
@@ -122,6 +124,9 @@ class Obstore:
         if _REFUSED in data:
             raise ValueError("this value cannot be sent")
         if mode == "create":
+            if self._world.me() and self._world.draw(CONFLICT) and key not in bucket.objects:
+                self._world.note(f"create {key} -> 409, and it is not there")
+                raise AlreadyExistsError(f"Object at location {key} already exists")
             # Both the refusal of another's object and that of this call's own, made twice, look the same.
             if self._call(f"create {key}", lambda: bucket.create(key, data), write=True) is not True:
                 raise AlreadyExistsError(f"Object at location {key} already exists")

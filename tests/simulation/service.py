@@ -240,4 +240,4 @@ def _refused(status: str) -> Exception:
 
 
 def _denied() -> Exception:
-    return PubSubUnavailable("not permitted", facts=["403"], retryable=False)
+    return PubSubUnavailable("not permitted", facts=["403"], denied=True)

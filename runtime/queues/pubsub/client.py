@@ -370,7 +370,7 @@ def explain_problem(problem: Exception, what: str, resource: str, emulator: str 
             f"{cannot}: not permitted",
             facts=[fact, "needed: roles/pubsub.publisher on the topic, roles/pubsub.subscriber on the subscription"],
             hint="run `gcloud auth application-default login`, or give this identity those roles",
-            retryable=False,
+            denied=True,
         )
     if isinstance(problem, api.InvalidArgument):
         return PubSubUnavailable(

@@ -129,7 +129,10 @@ class BucketBlobs:
         def try_once() -> bool:
             try:
                 self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
-            except self._obstore.exceptions.AlreadyExistsError:
+            except self._obstore.exceptions.AlreadyExistsError as problem:
+                # S3 answers 409 to a write that meets another one, which may fail: then nothing exists.
+                if not self._exists(key):
+                    raise self._obstore.exceptions.BaseError(f"it met another write: {problem}") from problem
                 return False
             except (self._obstore.exceptions.BaseError, OSError) as problem:
                 # It may have been stored though no answer came; the caller compares the existing object with its own.
@@ -139,6 +142,13 @@ class BucketBlobs:
             return True
 
         return self._write(key, try_once)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._call(key, lambda: self._obstore.head(self._store, key))
+        except FileNotFoundError:
+            return False
+        return True
 
     def put(self, key: str, data: bytes) -> None:
         self._write(key, lambda: self._obstore.put(self._store, key, data, use_multipart=False))
@@ -385,7 +395,7 @@ class BucketBlobs:
                 f"bucket `{self._bucket}` refused us",
                 facts=[place, said],
                 hint=f"`{_LOG_IN[self._scheme]}`, or give this identity access to the bucket",
-                retryable=False,
+                denied=True,
             )
         status = _STATUS.search(said)
         code = int(status[1]) if status else 0

@@ -241,7 +241,7 @@ class FolderBlobs:
             )
         if problem.errno in _NOT_ALLOWED:
             hint = f"give user {os.getuid()} write access to `{self.root}`"
-            return StoreUnavailable(message, facts=facts, hint=hint, retryable=False)
+            return StoreUnavailable(message, facts=facts, hint=hint, denied=True)
         if isinstance(problem, FileNotFoundError) and not os.path.isdir(self.root):
             return _no_folder(self.root)
         return StoreUnavailable(message, facts=facts, hint="is the disk or its server well? `dmesg` may say")

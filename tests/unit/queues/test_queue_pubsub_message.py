@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from runtime.errors import InvalidContract, StoreUnavailable
+from runtime.errors import InvalidContract, ObjectGone, StoreUnavailable
 from runtime.outputs import PubSubQueueOutput
 from runtime.queues.pubsub.client import (
     MAX_PUBLISH_MESSAGES,
@@ -125,12 +125,20 @@ def test_payload_of_an_unreachable_store_is_no_malformed_task() -> None:
 
 def test_payload_that_is_gone_is_a_malformed_task() -> None:
     def get_blob(reference: str) -> bytes:
-        raise StoreUnavailable("not there", retryable=False)
+        raise ObjectGone(reference)
 
     got = read_message(received(b"{}", {PAYLOAD: "payloads/1"}), get_blob)
 
     assert got.invalid is not None
-    assert "not there" in got.invalid.problem
+    assert "`payloads/1` is gone" in got.invalid.problem
+
+
+def test_payload_that_we_may_not_read_says_nothing_about_the_task() -> None:
+    def get_blob(reference: str) -> bytes:
+        raise StoreUnavailable("403 Forbidden", denied=True)
+
+    with pytest.raises(StoreUnavailable, match="403"):
+        read_message(received(b"{}", {PAYLOAD: "payloads/1"}), get_blob)
 
 
 def test_bare_message_gets_its_id_from_the_message_and_its_copy_bears_it() -> None:
