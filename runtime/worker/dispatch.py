@@ -256,7 +256,7 @@ class Dispatch:
                 outbox.end_unstarted(held, refusal)
             elif problem is not None and outbox.fail_unstarted(held, problem):
                 continue
-            elif problem is None and services.leaving.reason is None and held.stop_reason is None:
+            elif problem is None and not (services.leaving.reason or held.stop_reason or self._orders.stale):
                 going.setdefault(held.slot, []).append(held)
             else:
                 # Other tasks come first then, which shows whether the refusal is about this task.

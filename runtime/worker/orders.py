@@ -36,6 +36,8 @@ class Orders:
         self._learning: dict[str, list[Callable[[Exception | None], None]]] = {}
         """By experiment: calls that wait until its cancelled tasks are known. The first is being read."""
         self.due = 0.0
+        self.stale = False
+        """The last try to read them failed: nothing starts, since what is known may be as old as the outage."""
 
     @property
     def known(self) -> bool:
@@ -44,7 +46,7 @@ class Orders:
     @property
     def paused(self) -> bool:
         """Whether the worker may lease nothing now."""
-        return self._control is None or self._control.paused
+        return self._control is None or self._control.paused or self.stale
 
     @property
     def has_cancels(self) -> bool:
@@ -76,6 +78,7 @@ class Orders:
             assert problem is not None
             self._tries += 1
             if self._control is not None:
+                self.stale = True
                 trouble("reading the orders", problem)
                 return
             self.due = now + min(30.0, backoff(self._tries).total_seconds())
@@ -85,7 +88,7 @@ class Orders:
             return
         if self._control is None:
             self._services.holdings.busy_at = now
-        self._tries, self._control = 0, control
+        self._tries, self._control, self.stale = 0, control, False
         self.changed()
 
     def wait(self, now: float) -> None:

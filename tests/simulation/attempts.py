@@ -79,7 +79,7 @@ class Slot:
         attempt.started_at = world.wall()
         world.note(f"starts {order.task_id[-12:]} g{order.generation}")
         laws.attempt_starts(order, self._pool.process)
-        needed = WORK_S[world.draw(WORK)]
+        needed = laws.quick_s or WORK_S[world.draw(WORK)]
         limit = order.timeout_s
         span = needed if limit is None else min(needed, limit)
         if attempt.stop is None:

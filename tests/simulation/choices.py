@@ -47,6 +47,10 @@ class Chance:
         kinds = sorted({kind for choice in Choice.known.values() if choice.fault for kind in choice.kinds})
         self._off = set() if wild else {kind for kind in kinds if rng.random() < 0.5}
 
+    def calm(self, *kept: str) -> None:
+        """Switch every fault off, except for the kinds `kept`."""
+        self._off = {kind for each in Choice.known.values() if each.fault for kind in each.kinds} - {*kept}
+
     def draw(self, who: str, choice: Choice) -> int:
         key = who, choice.name
         number = self._taken.get(key, 0)

@@ -184,6 +184,12 @@ class JobLaws:
         if any(each.job == job and not each.state.terminal and each.made_at < self.removing for each in natives):
             self._break(KNOWN_FIRST, "its record is gone while a native job of it is there")
 
+    def announces(self, job: str, index: str, reason: str) -> None:
+        """STAYS_ENDED: what listings show as a job's end is its result."""
+        result = self._result(job)
+        if result is None or result["reason"] != reason:
+            self._break(STAYS_ENDED, f"{reason} is announced, and its result is {result and result['reason']}")
+
     # at the end of a run
 
     def _result(self, job: str) -> Any:
@@ -221,6 +227,10 @@ class JobLaws:
     def check_evidence(self, job: str) -> None:
         """EVIDENCE: a job that its budget of failures ended has that many attempts that failed."""
         known = self.jobs[job]
+        failures = sum(each.how == "app_failed" and each.began >= known.since for each in known.commands)
+        if known.reopening is None and failures > known.budget[0] + 1 + known.died:
+            # A shim that died before it could note the failure of its command was lost.
+            self._break(EVIDENCE, f"{failures} attempts failed of {known.budget[0] + 1}, and {known.died} shims died")
         result = self._result(job)
         if result is None:
             return

@@ -11,12 +11,12 @@ from typing import Any
 
 from runtime.client.tasks.redrive import Redriven
 from runtime.client.tasks.wait import Waited
-from runtime.reasons import Budget, EndReason
+from runtime.reasons import EndReason
 from runtime.records import codec, layout
 from runtime.records.orders import Control
 from runtime.tasks.history import Record
 from runtime.tasks.model import Task, TaskState
-from runtime.tasks.verdict import CRASHES_TO_BURY, failures_allowed
+from runtime.tasks.verdict import CRASHES_TO_BURY
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.options import WorkerResult
@@ -33,6 +33,9 @@ ANSWERED_WITHIN_S = 5.0
 SETTLED_WITHIN_S = 60.0
 """The end of an attempt is in the store within this time, if its worker is not stopped or cut off."""
 
+DONE_AGAIN_S = 10.0
+"""Who starts a task this long after a success of it, in a worker that nothing holds up, comes second."""
+
 NEVER_CHANGES = "P2: a record never changes"
 OF_ITS_ATTEMPT = "P2: a success is the success of its own attempt"
 OBEYS_CANCEL = "an acknowledged cancel is obeyed"
@@ -48,6 +51,9 @@ COUNTED = "a worker counts what it has recorded"
 SETTLED = "P9: what has ended is settled"
 ONCE = "one call queues a generation"
 PURGED = "a purge ends what was submitted before it"
+SPARED = "a cancel or purge ends nothing that is submitted after it"
+FAILS = frozenset({EndReason.APP_FAILED, EndReason.TIMEOUT})
+"""What spends a task's failures, as the documentation says."""
 
 
 @dataclass
@@ -67,6 +73,10 @@ class Laws:
 
     def __init__(self, world: World, bucket: Bucket | None = None) -> None:
         self._world, self._bucket = world, bucket
+        self.quick_s = 0.0
+        """All attempts take so long; 0 if each draws its own time."""
+        self.tasks: dict[tuple[str, int], tuple[Task, float]] = {}
+        """What somebody began to submit, and when they first did."""
         self.failing = False
         """Attempts fail half of the time."""
         self.crashers: set[str] = set()
@@ -79,6 +89,8 @@ class Laws:
         self.read: dict[str, tuple[float, float]] = {}
         """By worker: when it last asked for its orders, and when it had them."""
         self.purged: tuple[float, float] | None = None
+        self.ending: set[str] = set()
+        """Experiments and tasks that somebody has begun to cancel and was not told, and `purge`."""
         self.records: dict[tuple[str, int], Record] = {}
         if bucket is not None:
             bucket.watchers.append(self.written)
@@ -101,8 +113,13 @@ class Laws:
 
     def recorded(self, record: Record) -> None:
         """See a record that was not there before, at the moment when it is durable."""
-        self.records[record.task_id, record.generation] = record
-        self.seen[record.task_id, record.generation].recorded_at = self._world.now
+        key = record.task_id, record.generation
+        self.records[key], self.seen[key].recorded_at = record, self._world.now
+        if record.state is TaskState.CANCELLED and key in self.tasks:
+            over = [each[1] for each in (self.cancelled.get(record.experiment), self.purged) if each]
+            under_way = self.ending & {"purge", record.experiment, record.task_id}
+            if not under_way and max(over, default=-1.0) < self.tasks[key][1]:
+                self._break(SPARED, f"{_name(record)} is cancelled, and was submitted later")
         if record.state is TaskState.SUCCEEDED:
             ended = self.seen[record.task_id, record.generation].ends.get(record.token)
             if ended is None or ended.reason is not EndReason.SUCCEEDED or record.value != json.loads(ended.value):
@@ -116,7 +133,7 @@ class Laws:
         if asked is None or submitted >= asked[0]:
             return
         began, had = self.read.get(process.name, (0.0, 0.0))
-        if now > asked[1] + OBEYED_WITHIN_S:
+        if now > max(asked[1], process.stopped_until) + OBEYED_WITHIN_S:
             self._break(OBEYS_CANCEL, f"a task of {order.experiment} starts {now - asked[1]:.0f} s after its cancel")
         elif began > asked[1] and now > had + ANSWERED_WITHIN_S and process.stopped_until < had:
             self._break(OBEYS_CANCEL, f"a worker that has read its orders starts a task of {order.experiment}")
@@ -181,6 +198,12 @@ class Laws:
         if said.complete and told != dict(truth):
             self._break(WAIT_TRUE, f"it said {_counts(told)} of {name}, and {_counts(truth)} stand")
 
+    def check_wait_ended(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Whoever is told that all has ended finds a record of each."""
+        open_ = [key for key in keys if key not in self.records]
+        if open_:
+            self._break(WAIT_TRUE, f"it returns before {len(open_)} have ended")
+
     def check_failures(self) -> None:
         """P4: what was spent was spent by attempts that failed, and who never failed is not buried."""
         for key, record in self.records.items():
@@ -190,13 +213,13 @@ class Laws:
             if record.reason is EndReason.CONFIG_INVALID:
                 if not any(ended.value == REFUSED for ended in self.seen[key].ends.values()):
                     self._break(EVIDENCE, f"{_name(record)} {record.reason}: {record.message}")
-            elif record.reason.budget is Budget.FAILURES:
+            elif record.reason is not EndReason.LOST:
                 task = self.acknowledged[key][0] if key in self.acknowledged else None
-                needed = failures_allowed(task) if task else 1
-                failed = sum(reason.budget is Budget.FAILURES for reason in ends)
+                needed = max(1, task.max_failures) if task else 1
+                failed = sum(reason in FAILS for reason in ends)
                 if failed < needed:
                     self._break(EVIDENCE, f"{_name(record)} {record.reason}: {failed} of {needed} attempts failed")
-            elif record.reason is EndReason.LOST:
+            else:
                 died = sum(reason is EndReason.LOST for reason in ends)
                 seen = self.seen[key]
                 hosts = {host for _, token, host in seen.starts if token not in seen.ends or _is_lost(seen.ends[token])}
@@ -220,6 +243,10 @@ class Laws:
                 held_up = process.name in self._world.killed or process.stopped_until or process.host.name in cut_off
                 noted = f"attempts/{task_id}/g{generation}/{token}.ended.json" in self._bucket.objects
                 late = not seen.recorded_at or seen.recorded_at > at + SETTLED_WITHIN_S
+                record = self.records.get((task_id, generation))
+                again = [began for began, by, _ in seen.starts if record is not None and by == record.token]
+                if max(again, default=0.0) > at + DONE_AGAIN_S and not (held_up or noted):
+                    self._break(SETTLED, f"{task_id[-12:]} g{generation} was done again after its success")
                 if late and not (held_up or noted or self._world.now < at + SETTLED_WITHIN_S):
                     self._break(SETTLED, f"{task_id[-12:]} g{generation} is not after {self._world.now - at:.0f} s")
 

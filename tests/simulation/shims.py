@@ -18,6 +18,7 @@ from runtime.shim.record import FolderRecord
 from runtime.shim.words import BEAT_S, Taken
 from tests.simulation.choices import Choice
 from tests.simulation.files import Root
+from tests.simulation.job_laws import STAYS_ENDED
 from tests.simulation.world import World
 
 RUN_S: Final = (3.0, 0.05, 25.0, 120.0)
@@ -82,9 +83,24 @@ class Shims:
                     return self.root.step(f"{name} {short}", lambda: do(path), write=True)
                 except OSError:
                     return None
+            if name == "create_empty" and short.startswith("done/"):
+                self.laws.announces(*short.removeprefix("done/").split(".")[:3])
+            if write and short.endswith("/result"):
+                return self.root.step(
+                    f"{name} {short}", lambda: self._keep_first(do, path, *args, **named), content=content, write=write
+                )
             return self.root.step(f"{name} {short}", lambda: do(path, *args, **named), content=content, write=write)
 
         return step
+
+    def _keep_first(self, do: Any, path: str, *args: Any, **named: Any) -> Any:
+        job = path.split("/")[-4]
+        before = self.laws._result(job)
+        try:
+            return do(path, *args, **named)
+        finally:
+            if before is not None and self.laws._result(job) != before:
+                self.laws._break(STAYS_ENDED, f"the result {before['reason']} was replaced")
 
     def attempt_once(
         self, order: Any, run: Any, number: int, scratch: str, asked: Any, binding: Any, gpus: Any

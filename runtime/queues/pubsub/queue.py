@@ -179,7 +179,9 @@ class PubSubQueue:
             refused = base.record_settlement(self.records, settlement)
         except InfrastructureFailure as problem:
             return problem
-        delivery.settled_as = record.token
+        if refused is None:
+            # Otherwise the same settlement, handed over again, is refused again.
+            delivery.settled_as = record.token
         # Also if another was first: its record ends this generation.
         self._intake.finish([delivery])
         return refused

@@ -15,15 +15,17 @@ from tests.simulation.choices import Tape
 from tests.simulation.scenarios.embedded import memory, sqlite
 from tests.simulation.scenarios.garbage import garbage
 from tests.simulation.scenarios.jobs import jobs
-from tests.simulation.scenarios.tasks import control, failures, storm, workers
+from tests.simulation.scenarios.tasks import calm, control, failures, rush, storm, workers
 from tests.simulation.threads import stand_ins
 from tests.simulation.world import Broken, World
 
 SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {
     "control": control,
+    "calm": calm,
     "workers": workers,
     "failures": failures,
     "storm": storm,
+    "rush": rush,
     "sqlite": sqlite,
     "memory": memory,
     "jobs": jobs,

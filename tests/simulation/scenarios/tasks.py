@@ -6,18 +6,23 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.repair import repair
 from runtime.client.tasks.wait import wait
 from runtime.platform import system
 from runtime.tasks.model import task_id
 from tests.simulation.bucket import open_records
+from tests.simulation.calm import CalmLaws
 from tests.simulation.choices import Choice
+from tests.simulation.laws import Laws
 from tests.simulation.scenarios.town import HEAL_S, Stack, Town
 from tests.simulation.world import HARSH_CALL, World
 
 COMES = Choice("comes", 1, 1, fault=False)
 """Whether somebody lives in this world."""
 LOOK_EVERY = timedelta(seconds=5)
+ENDS = Choice("ends", 2, 1, 1, fault=False)
+"""Whether somebody purges, or cancels, what was tried again."""
 STORM_EVERY_S = (20.0, 9.0, 60.0)
 STORM = Choice("storm", 1, 1, 1, fault=False)
 
@@ -40,9 +45,15 @@ def control(world: World) -> Callable[[], None]:
     return check
 
 
-def workers(world: World) -> Callable[[], None]:
+def calm(world: World) -> Callable[[], None]:
+    """The same town without a fault, where all that is promised of time, order and number holds to the letter."""
+    world.chance.calm("outcome")
+    return workers(world, calm=True)
+
+
+def workers(world: World, *, calm: bool = False) -> Callable[[], None]:
     """Two workers of one slot, with successors, work on two experiments, while people give orders."""
-    town = Town(world)
+    town = Town(world, CalmLaws if calm else Laws)
     town.person("submitter", lambda stack: town.submit(stack, "e1", 3, max_failures=2), mortal=True)
     town.person("other", lambda stack: town.submit(stack, "e2", 2))
 
@@ -55,28 +66,51 @@ def workers(world: World) -> Callable[[], None]:
 
     def pause(stack: Stack) -> None:
         stack.queue().pause()
-        system.sleep(30.0)
+        if isinstance(town.laws, CalmLaws):
+            town.laws.paused_at = world.now
+        system.sleep(60.0 if calm else 30.0)
+        if isinstance(town.laws, CalmLaws):
+            town.laws.paused_at = None
         stack.queue().resume()
 
     def wait_again(stack: Stack) -> Any:
         town.until("waiter")
-        if any(comes(name) for name in ("redriver", "other-redriver")):
-            town.until("redriver" if "redriver" in town.people else "other-redriver")
-        return wait("e1", queue=stack.queue(), poll=LOOK_EVERY)
+        for name in town.people & {"redriver", "other-redriver"}:
+            town.until(name)
+        return wait_told(stack)
 
     def redrive(stack: Stack) -> None:
         town.until("waiter")
         town.redrive(stack, "e1")
 
+    def wait_told(stack: Stack) -> Any:
+        known = [key for key, (task, _) in town.laws.acknowledged.items() if task.experiment == "e1"]
+        found = wait("e1", queue=stack.queue(), poll=LOOK_EVERY)
+        town.laws.check_wait_ended(known)
+        return found
+
     def wait_first(stack: Stack) -> Any:
         town.until("submitter")
-        return wait("e1", queue=stack.queue(), poll=LOOK_EVERY)
+        return wait_told(stack)
 
     def mend(stack: Stack) -> None:
         repair(stack.queue(), stack.records)
 
+    def submit_later(stack: Stack) -> None:
+        town.until("canceller")
+        town.submit(stack, "e2", 1, first=7)
+
+    def cancel_one(stack: Stack) -> Any:
+        town.until("submitter")
+        one = task_id("e1", key="0")
+        town.laws.ending.add(one)
+        return cancel_task(stack, one, now=system.now(), by="somebody")
+
+    if comes("canceller-of-one"):
+        town.person("canceller-of-one", cancel_one, after_s=4.0)
     if comes("canceller"):
         town.person("canceller", cancel, after_s=2.0)
+        town.person("latecomer", submit_later)
     if comes("pauser"):
         town.person("pauser", pause, after_s=5.0)
     if comes("purger"):
@@ -85,7 +119,9 @@ def workers(world: World) -> Callable[[], None]:
         town.service.loses = True
         world.spawn("repair", lambda: town.person("repairer", mend), at_s=HEAL_S + 60.0)
     town.person("waiter", wait_first)
-    for name in ("redriver", "other-redriver"):
+    town.person("second-waiter", wait_again)
+    # Two at once publish a generation twice, and it may run twice.
+    for name in ("redriver",) if calm else ("redriver", "other-redriver"):
         if comes(name):
             town.person(name, redrive, mortal=True)
     for number in range(2):
@@ -113,6 +149,11 @@ def failures(world: World) -> Callable[[], None]:
             system.sleep(20.0)
             town.redrive(stack, "e1")
 
+    ends = world.draw(ENDS, "ender")
+    if ends == 1:
+        town.person("purger", town.purge, after_s=45.0, mortal=True)
+    elif ends == 2:
+        town.person("canceller", lambda stack: town.cancel(stack, "e1"), after_s=45.0, mortal=True)
     for name in ("redriver", "other-redriver"):
         town.person(name, redrive, mortal=True)
     for number in range(2):
@@ -120,6 +161,24 @@ def failures(world: World) -> Callable[[], None]:
     town.mend()
     world.until_s = 3_000.0
     return town.check_tasks
+
+
+def rush(world: World) -> Callable[[], None]:
+    """Tasks so quick that workers hold many ahead, and settle many together."""
+    town = Town(world)
+    town.laws.quick_s = 0.02
+    town.person("submitter", lambda stack: town.submit(stack, "e1", 25), mortal=True)
+    town.person("waiter", lambda stack: (town.until("submitter"), wait("e1", queue=stack.queue(), poll=LOOK_EVERY))[1])
+    for number in range(2):
+        town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, idle_timeout=timedelta(seconds=150))
+    town.mend()
+
+    def check() -> None:
+        town.check_tasks()
+        town.laws.check_waited("e1", town.done.get("waiter"))
+
+    world.until_s = 3_000.0
+    return check
 
 
 def storm(world: World) -> Callable[[], None]:

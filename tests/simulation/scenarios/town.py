@@ -28,11 +28,14 @@ from tests.simulation.world import Process, World
 
 WHEN_S = (0.0, 1.0, 5.0, 30.0)
 WHEN = Choice("when", 3, 2, 2, 1, fault=False)
-TERMS: Final[tuple[dict[str, float], ...]] = ({}, {"not_before": 40.0}, {"expires_at": 90.0}, {"timeout": 6.0})
+TERMS: Final[tuple[dict[str, float], ...]] = ({}, {"not_before": 40.0}, {"expires_at": 25.0}, {"timeout": 6.0})
 """What is asked for a task, in seconds."""
 TERM = Choice("term", 6, 1, 1, 1, fault=False)
 LARGE = Choice("large", 1, 1, fault=False)
 """Whether the bodies of tasks are too large for a message, and lie in the store."""
+TERM_S: Final = (0.0, 3.0, 20.0, 90.0)
+SIGTERM = Choice("sigterm", 5, 1, 1, 1)
+"""When the machine of a worker asks it to leave."""
 HEAL_S: Final = 240.0
 FRESH_S: Final = 420.0
 
@@ -57,13 +60,13 @@ class Stack:
 class Town:
     """The parts that all scenarios have: a bucket, a service, laws, and people who do things until they are done."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, laws: type[Laws] = Laws) -> None:
         self.world = world
         if world.draw(LARGE):
             world.replace(message, "INLINE_BYTES", 20)
         self.bucket = Bucket(world)
         self.service = Service(world, world.draw(POLICY))
-        self.laws = Laws(world, self.bucket)
+        self.laws = laws(world, self.bucket)
         self.done: dict[str, Any] = {}
         """By name: what people were told."""
         self.people: set[str] = set()
@@ -98,15 +101,17 @@ class Town:
         while name not in self.done:
             system.sleep(1.0)
 
-    def submit(self, stack: Stack, experiment: str, count: int, **fields: Any) -> None:
+    def submit(self, stack: Stack, experiment: str, count: int, first: int = 0, **fields: Any) -> None:
         now = system.now()
         tasks = []
-        for number in range(count):
+        for number in range(first, first + count):
             terms: dict[str, Any] = {
                 name: timedelta(seconds=after) for name, after in TERMS[self._terms(experiment, number)].items()
             }
             terms.update((name, now + terms[name]) for name in ("not_before", "expires_at") if name in terms)
             tasks.append(sample_task(str(number), experiment=experiment, submitted_at=now, **terms, **fields))
+        for task in tasks:
+            self.laws.tasks.setdefault((task.id, 1), (task, self.world.now))
         submit_tasks(tasks, stack.queue(), experiment=experiment)
         self.laws.acknowledged.update({(task.id, task.generation): (task, self.world.now) for task in tasks})
 
@@ -116,13 +121,18 @@ class Town:
 
     def cancel(self, stack: Stack, experiment: str) -> None:
         asked = self.world.now
+        self.laws.ending.add(experiment)
         cancel_experiment(stack, experiment, now=system.now())
         self.laws.cancelled[experiment] = asked, self.world.now
+        self.laws.ending.discard(experiment)
 
     def purge(self, stack: Stack) -> None:
         asked = self.world.now
+        self.laws.ending.add("purge")
         stack.queue().purge()
         self.laws.purged = asked, self.world.now
+        self.laws.ending.discard("purge")
+        self.laws.check_purged()
 
     def _watch_orders(self, records: RecordStore) -> None:
         """Note when the running worker has its orders."""
@@ -161,9 +171,13 @@ class Town:
             queue = self.open().queue()
             self._watch_orders(queue.records)
             told = WorkerOptions(name=world.me().name, **options)  # type: ignore[union-attr]
+            worker = Worker(queue, told, reporter=Noting(world), host=SimulatedHost(world, self.laws))  # type: ignore[arg-type]
+            self._may_be_asked_to_leave(worker)
             try:
-                left = Worker(queue, told, reporter=Noting(world), host=SimulatedHost(world, self.laws)).run()  # type: ignore[arg-type]
+                left = worker.run()
                 world.note(f"left: {left.reason}")
+                if left.reason == "SIGTERM":
+                    start(max(1, lives - 1), 10.0)
                 self.laws.left(told.name or "", left)
                 queue.close()
             except InfrastructureFailure as problem:
@@ -181,6 +195,17 @@ class Town:
             return process
 
         return start(lives, at_s)
+
+    def _may_be_asked_to_leave(self, worker: Worker) -> None:
+        me = self.world.me()
+        assert me is not None
+        if me.mortal and (pick := self.world.draw(SIGTERM)):
+            self.world.spawn(
+                f"term-of-{me.name}",
+                lambda: None if me.dead else worker.stop("SIGTERM"),
+                host=me.host.name,
+                at_s=TERM_S[pick],
+            )
 
     def mend(self) -> None:
         """End all faults after a while, and start a worker that is never killed: it must be enough."""
