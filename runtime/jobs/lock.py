@@ -89,7 +89,7 @@ class Lock:
 
     def ensure_held(self) -> None:
         """Raise `NotPossible` if another launcher took the lock over."""
-        if not self._is_held():
+        if not self.is_held():
             raise NotPossible(
                 "another launcher took this job over, because this one stood still for too long",
                 hint="run the same command again: it finds the job",
@@ -104,10 +104,10 @@ class Lock:
     def release(self) -> None:
         self.stop()
         # Otherwise it is another's, under this number too once all locks had been removed.
-        for number in range(1, self._number + 1) if self._is_held() else ():
+        for number in range(1, self._number + 1) if self.is_held() else ():
             self._files.remove(self._name(number))
 
-    def _is_held(self) -> bool:
+    def is_held(self) -> bool:
         if self._newest() != self._number:
             return False
         return bool(_read_holder(self._files.read(self._name(self._number)) or b"").get("token") == self._token)
@@ -130,7 +130,7 @@ class Lock:
             while not self._stop.wait(BEAT_S):
                 self._count += 1
                 try:
-                    if self._is_held():
+                    if self.is_held():
                         self._files.write(self._name(self._number), self._content())
                 except Exception:
                     continue

@@ -92,8 +92,10 @@ class BlobResults(BlobManifests):
             return [newest for newest in self._newest_states(folder) if newest[2] is not TaskState.SUCCEEDED]
 
         ended = set(itertools.chain.from_iterable(self._in_parallel(listed, layout.record_shards(experiment))))
-        # Marks are listed last: a mark is written before its record, and a closed one never comes back.
-        ended.difference_update((mark[1], int(mark[2]), TaskState(mark[3])) for mark in self._list_marks(experiment))
+        if ended:
+            # Marks are listed last: a mark is written before its record, and a closed one never opens again.
+            open_ = self._list_open_marks(experiment)
+            ended.difference_update((mark[1], int(mark[2]), TaskState(mark[3])) for mark in open_)
         return ((task_id, generation) for task_id, generation, _ in ended)
 
     def mark(self, mark: Mark) -> None:
@@ -122,8 +124,7 @@ class BlobResults(BlobManifests):
         self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
     ) -> Iterator[Mark]:
         """A mark counts once its record has the same state and the next generation has no record."""
-        prefix = "marks/" if experiment is None else f"marks/{experiment_digest(experiment)}/"
-        found = itertools.chain.from_iterable(layout.newest_of_each(matched(self.blobs.list_keys(prefix), layout.MARK)))
+        found = itertools.chain.from_iterable(layout.newest_of_each(self._list_open_marks(experiment)))
         wanted = (mark[0] for mark in found if state is None or mark[3] == state)
         looked_at = itertools.islice(wanted, limit)
         return (mark for mark in self._in_parallel(self._confirmed_mark, looked_at) if mark is not None)
@@ -155,6 +156,15 @@ class BlobResults(BlobManifests):
 
     def _list_marks(self, experiment: str) -> Iterator[re.Match[str]]:
         return matched(self.blobs.list_keys(f"marks/{experiment_digest(experiment)}/"), layout.MARK)
+
+    def _list_open_marks(self, experiment: str | None) -> Iterator[re.Match[str]]:
+        """List marks without those that are closed, which a write that arrives late may put back."""
+        below = "" if experiment is None else f"{experiment_digest(experiment)}/"
+        closed = IdSet()
+        for key in self.blobs.list_keys(f"closed/{below}"):
+            closed.add(task_key(key, 1))
+        marks = matched(self.blobs.list_keys(f"marks/{below}"), layout.MARK)
+        return (each for each in marks if task_key(layout.closed_key(each[0]), 1) not in closed)
 
     def _confirmed_mark(self, key: str) -> Mark | None:
         [found] = matched([key], layout.MARK)
@@ -320,7 +330,7 @@ class BlobTotals(BlobResults):
 
         ended = Counter({TaskState.SUCCEEDED: sum(self._in_parallel(count, layout.record_shards(experiment)))})
         # Marks are listed last, as in `tried_again`.
-        for mark in self._list_marks(experiment) if others else ():
+        for mark in self._list_open_marks(experiment) if others else ():
             if task_key(f"{mark[1]}.{mark[3]}", int(mark[2])) in others:
                 ended[TaskState(mark[3])] += 1
         return ended

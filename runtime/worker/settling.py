@@ -60,6 +60,8 @@ class Settling:
         self._last_began = 0.0
         self._stuck_at = float("inf")
         """When the stuck ends are handed over next."""
+        self._singly: set[str] = set()
+        """Tokens of ends that are being handed over one by one."""
 
     def next_at(self) -> float:
         """Return when to hand over next; infinity if nothing waits."""
@@ -157,6 +159,7 @@ class Settling:
         since = system.monotonic() - DENIED_FOR_S
         long_denied = {token for token, stuck in outbox.stuck.items() if stuck.since < since}
         announced = frozenset(outbox.announced)
+        self._singly.update(one.lease.token for one in ended)
         services.offload.call(
             lambda: self._hand_each(ended, announced, given_up, hopeless, long_denied),
             lambda handed, problem: self._handed_singly(ended, handed, problem),
@@ -215,6 +218,7 @@ class Settling:
 
     def _handed_singly(self, ended: Sequence[End], handed: Handed | None, problem: Exception | None) -> None:
         outbox, say = self._outbox, self._services.say
+        self._singly.difference_update(one.lease.token for one in ended)
         if handed is None:
             assert problem is not None
             self._hand_again(ended, problem)
@@ -252,4 +256,4 @@ class Settling:
         if now < self._stuck_at:
             return
         self._stuck_at = float("inf")
-        self._hand_singly([each.ended for each in self._outbox.stuck.values()])
+        self._hand_singly([each.ended for token, each in self._outbox.stuck.items() if token not in self._singly])

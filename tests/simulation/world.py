@@ -99,6 +99,8 @@ class Process:
 
     def __init__(self, name: str, host: Host, *, mortal: bool) -> None:
         self.name, self.host, self.mortal = name, host, mortal
+        self.steady = False
+        """It may be killed, and not stopped."""
         self.dead = False
         self.stopped_until = 0.0
         self.threads: list[Strand] = []
@@ -376,7 +378,7 @@ class World:
         self.note(f"{what} -> done, ANSWER LOST" if lost else what)
         if kind == "kill" and me.mortal:
             self.kill(me)
-        elif kind == "stop" and me.mortal:
+        elif kind == "stop" and me.mortal and not me.steady:
             self.stop(me, measure)
         elif kind == "jump":
             me.host.skew_s += measure

@@ -370,13 +370,21 @@ def _remove_job(garbage: Garbage, place: OpenTarget, owner: str) -> list[str]:
     job = garbage.name
     lock = Lock(place.files, job, owner)
     try:
-        with contextlib.suppress(StoreUnavailable):  # A full disk, where nobody can launch it either.
-            lock.take(patience_s=_LAUNCHED_S, wait=False)
+        lock.take(patience_s=_LAUNCHED_S, wait=False)
     except NotPossible:
         return [f"job `{job}`: it is being launched"]
-    try:
+    except StoreUnavailable:
+        # A full disk, where nobody can launch it either. `done` has how its runs ended, and without their files there is
+        # room for the lock.
         if changed := _find_change(garbage, place):
             return [f"job `{job}`: {changed}"]
+        for name in ("runs", FOLDED):
+            place.files.remove(f"{job_folder(job)}/{name}")
+        lock.take(patience_s=_LAUNCHED_S, wait=False)
+    try:
+        changed = _find_change(garbage, place)
+        if changed or not lock.is_held():
+            return [f"job `{job}`: {changed or 'another command is at work on it'}"]
         # First, for without the ledger nobody would look for it.
         if left := _remove_natives(garbage, place):
             return left
@@ -404,11 +412,23 @@ def _find_change(garbage: Garbage, place: OpenTarget) -> str:
     if garbage.state is JobState.PENDING:
         return "it was submitted just now" if entry.natives or ledger.has_begun(files, job) else ""
     statuses = _judge([entry], place)
-    keeper = find_keeper(place.launcher)
-    owned = {job: keeper.owned(place.target, place.host, job=job)} if keeper else {}
-    if not statuses[0].state.terminal or _find_living(statuses, place, owned):
+    if not statuses[0].state.terminal or _may_live(statuses[0], place):
         return "it was started again"
     return "" if _read_ends(files, statuses)[job] == garbage.ended_at else "it was started again, and has ended"
+
+
+def _may_live(status: JobStatus, place: OpenTarget) -> bool:
+    """Whether a native job of it lives, be it one that a retry started which was cut off before it could note it."""
+    job, launcher = status.entry.id, place.launcher
+    if isinstance(launcher, ListsOwned) and _lives(launcher.owned(place.target, place.host, job=job)):
+        return True
+    if find_keeper(launcher):
+        return False
+    names = (name.partition(".")[0] for name in place.files.names(f"{job_folder(job)}/submit"))
+    begun = [int(name) for name in names if name.isdecimal()]
+    noted = max((each.epoch for each in ledger.read_natives(place.files, [status.entry])[job]), default=1)
+    unnoted = not isinstance(launcher, ListsOwned) and max(begun, default=1) > noted
+    return unnoted or bool(_find_living([status], place, {}))
 
 
 def _remove_natives(garbage: Garbage, place: OpenTarget) -> list[str]:
@@ -430,12 +450,7 @@ def clear_record(job: str, place: OpenTarget, *, owner: str) -> list[str]:
     silent = begun - set(ledger.read_outcomes(files, job).get(job, {}))
     if silent and (left := _end_processes(job, place)):
         return left
-    try:
-        ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
-    except StoreUnavailable:
-        # A full disk. `done` has how the runs ended, and without their folders there is room for the mark.
-        files.remove(f"{folder}/runs")
-        ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
+    ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
     open_index.drop_open(files, job)
     drop_notices(files, job)
     for name in files.names(folder):

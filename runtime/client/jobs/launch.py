@@ -153,8 +153,8 @@ def _carry_out(
         prepared = replace(prepared, plan=_next_of_the_same(prepared, files))
     plan = prepared.plan
     job = JobHandle(plan.job.id, place.target, launcher, place.host)
-    removing = f"{plan.folder}/{ledger.REMOVING}"
-    known = list(files.read_many([f"{plan.folder}/launched", removing])) == [f"{plan.folder}/launched"]
+    marks = launched_mark, removing = f"{plan.folder}/launched", f"{plan.folder}/{ledger.REMOVING}"
+    known = list(files.read_many(marks)) == [launched_mark]
     if known and not _find_broken(plan, job):
         _remember(prepared)
         return job
@@ -177,11 +177,12 @@ def _carry_out(
     lock = Lock(files, plan.job.id, f"{plan.job.owner}@{system.node()}")
     lock.take(patience_s=600, tell=progress)
     try:
-        if not made and files.read(removing) is not None:
+        found = files.read_many(marks)
+        if removing in found:
             from runtime.client.jobs.gc import finish_removal
 
             finish_removal(job.id, job, owner=plan.job.owner)
-        if files.read(f"{plan.folder}/launched") is not None:
+        elif launched_mark in found:
             _take_up(prepared, job, lock, progress)
             return job
         if not made and files.read(f"{plan.folder}/intent.json") is None:

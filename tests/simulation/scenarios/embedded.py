@@ -286,6 +286,7 @@ class OneHost(Town):
     def cancel_one(self, stack: Any, experiment: str) -> str:
         """Cancel the first task of an experiment, as `runtime cancel ID` does; returns its id."""
         task_id = next(task.id for task, _ in self.laws.acknowledged.values() if task.experiment == experiment)
+        self.laws.ending.add(task_id)
         cancelled = cancel_task(stack, task_id, now=system.now(), by="somebody")
         if not any(key[0] == task_id for key in self.laws.records):
             self.laws._break(OBEYS_CANCEL, f"{cancelled.state} was said of a task without a record")
