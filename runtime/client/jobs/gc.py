@@ -424,11 +424,18 @@ def _may_live(status: JobStatus, place: OpenTarget) -> bool:
         return True
     if find_keeper(launcher):
         return False
-    names = (name.partition(".")[0] for name in place.files.names(f"{job_folder(job)}/submit"))
-    begun = [int(name) for name in names if name.isdecimal()]
-    noted = max((each.epoch for each in ledger.read_natives(place.files, [status.entry])[job]), default=1)
-    unnoted = not isinstance(launcher, ListsOwned) and max(begun, default=1) > noted
-    return unnoted or bool(_find_living([status], place, {}))
+    noted = max((each.epoch for each in status.entry.natives), default=1)
+    if not isinstance(launcher, ListsOwned) and _read_epoch(place.files, job) > noted:
+        return True
+    return bool(_find_living([status], place, {}))
+
+
+def _read_epoch(files: Files, job: str) -> int:
+    """The epoch of the job's order: a retry writes it before it calls the backend."""
+    try:
+        return int(json.loads(files.read(f"{job_folder(job)}/order.json") or b"{}").get("epoch", 1))
+    except (ValueError, TypeError, AttributeError):
+        return 1
 
 
 def _remove_natives(garbage: Garbage, place: OpenTarget) -> list[str]:

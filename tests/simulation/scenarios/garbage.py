@@ -107,7 +107,8 @@ def garbage(world: World) -> Callable[[], None]:
                 laws.check_held(job, status, natives)
         laws.check_heard({"ann", "bob", "carol", "retrier", "sweeper"} - site.done.keys())
         collect(site.settings("judge"), timedelta(0), CUT_OFF)
-        laws.check_clean(natives)
+        if site.cluster.labels:  # Without, a retry that was cut off before it called the backend might have called it.
+            laws.check_clean(natives)
 
     world.until_s = END_S
     return check
