@@ -148,6 +148,8 @@ class JobLaws:
             or (known.cancelled is not None and asked_at < known.cancelled)
         ):
             return
+        if known.said is not None and asked_at < known.said[1]:
+            return  # it had not ended yet when they looked
         if status.state is JobState.CANCELLED and known.said is not None and known.cancelling <= known.said[1]:
             return  # whoever cancelled it had looked before, and the run was alive then
         if status.state is JobState.CANCELLED and known.said is not None and self._kept_nothing(known.said[1]):

@@ -412,22 +412,20 @@ def _find_change(garbage: Garbage, place: OpenTarget) -> str:
     if garbage.state is JobState.PENDING:
         return "it was submitted just now" if entry.natives or ledger.has_begun(files, job) else ""
     statuses = _judge([entry], place)
+    # What was started again and noted has no result, or another one.
     if not statuses[0].state.terminal or _may_live(statuses[0], place):
         return "it was started again"
     return "" if _read_ends(files, statuses)[job] == garbage.ended_at else "it was started again, and has ended"
 
 
 def _may_live(status: JobStatus, place: OpenTarget) -> bool:
-    """Whether a native job of it lives, be it one that a retry started which was cut off before it could note it."""
+    """Whether a native job lives that the record does not name, because a retry was cut off before it could note it."""
     job, launcher = status.entry.id, place.launcher
-    if isinstance(launcher, ListsOwned) and _lives(launcher.owned(place.target, place.host, job=job)):
-        return True
-    if find_keeper(launcher):
-        return False
     noted = max((each.epoch for each in status.entry.natives), default=1)
-    if not isinstance(launcher, ListsOwned) and _read_epoch(place.files, job) > noted:
-        return True
-    return bool(_find_living([status], place, {}))
+    if _read_epoch(place.files, job) <= noted and find_keeper(launcher) is None:
+        return False
+    # A backend that cannot be asked may have it.
+    return not isinstance(launcher, ListsOwned) or _lives(launcher.owned(place.target, place.host, job=job))
 
 
 def _read_epoch(files: Files, job: str) -> int:

@@ -227,7 +227,9 @@ class OneHost(Town):
                 self.ends(process)
 
         def start(number: int, at_s: float) -> None:
-            process = world.spawn(f"{name}.{number}" if number else name, insist, host=HOST, at_s=at_s, mortal=mortal)
+            process = world.spawn(
+                f"{name}.{number}" if number else name, insist, host=HOST, at_s=at_s, mortal=mortal and number < 3
+            )
             if number < 3:
                 process.on_death.append(lambda: start(number + 1, 2.0))
 

@@ -90,7 +90,9 @@ class Town:
                     system.sleep(5.0)
 
         def start(number: int, at_s: float) -> None:
-            process = world.spawn(f"{name}.{number}" if number else name, insist, host=name, at_s=at_s, mortal=mortal)
+            process = world.spawn(
+                f"{name}.{number}" if number else name, insist, host=name, at_s=at_s, mortal=mortal and number < 3
+            )
             if number < 3:
                 process.on_death.append(lambda: start(number + 1, 2.0))
 

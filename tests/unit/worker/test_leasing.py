@@ -220,6 +220,23 @@ def test_worker_leases_nothing_during_a_pause_nor_while_too_many_ends_are_stuck(
     assert parts.fetch() == ["a"]
 
 
+def test_worker_leases_nothing_while_its_orders_cannot_be_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = make()
+    parts.read_orders()
+    parts.put("a")
+
+    def refuse(queue: str) -> Control:
+        raise StoreUnavailable("503")
+
+    with monkeypatch.context() as away:
+        away.setattr(parts.records, "control", refuse)
+        parts.read_orders()
+        assert parts.fetch() == []
+
+    parts.read_orders()
+    assert parts.fetch() == ["a"]
+
+
 class Away(MemoryQueue):
     """A queue whose service may be away."""
 
