@@ -247,8 +247,9 @@ def _is_known(files: Files, job: str) -> bool:
 
 def _find_living(statuses: Sequence[JobStatus], place: OpenTarget, owned: Mapping[str, list[Owned]]) -> set[str]:
     """Find jobs with a living native job, though every run has its result."""
+    listed = {job for status in statuses if _lives(owned.get(job := status.entry.id, ()))}
     if find_keeper(place.launcher):
-        return {job for status in statuses if _lives(owned.get(job := status.entry.id, ()))}
+        return listed
     homes = {
         native.native_id: job
         for job, natives in ledger.read_natives(place.files, [status.entry for status in statuses]).items()
@@ -256,7 +257,7 @@ def _find_living(statuses: Sequence[JobStatus], place: OpenTarget, owned: Mappin
     }
     said = ask(list(homes), place.target, place.launcher, place.host)
     living = [each.native_id for each in said if not each.state.terminal]
-    return {homes.get(each) or homes[each.rpartition("_")[0]] for each in living}
+    return listed | {homes.get(each) or homes[each.rpartition("_")[0]] for each in living}
 
 
 def fold(place: OpenTarget, *, owner: str | None) -> int:
