@@ -179,11 +179,15 @@ class JobLaws:
             known.since, known.reopened, known.said = began, self.world.now, None
 
     def removed(self, job: str, natives: Iterable[Any]) -> None:
-        """KNOWN_FIRST: its record was removed, so the next launch is the first one."""
+        """KNOWN_FIRST: its record was removed, so the next launch is the first one.
+
+        A twin of its first native job finds no order, and runs nothing; but a retry was promised a run.
+        """
         known = self.jobs[job]
         known.since = self.removing
         known.said = known.cancelled = None
-        if any(each.job == job and not each.state.terminal and each.made_at < self.removing for each in natives):
+        retries = [each for each in natives if each.job == job and each.name != job and not each.state.terminal]
+        if any(each.made_at < self.removing for each in retries):
             self._break(KNOWN_FIRST, "its record is gone while a native job of it is there")
 
     def announces(self, job: str, index: str, reason: str) -> None:
