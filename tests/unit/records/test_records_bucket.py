@@ -141,6 +141,24 @@ def test_commit_that_meets_a_write_under_way_tries_until_one_is_there(bucket: Bu
     assert store.find(record.task_id, 1) == record
 
 
+def test_create_that_s3_refuses_for_another_write_is_tried_again(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """409 while another write of the key is under way, which then fails."""
+    blobs = bucket.blobs()
+    library, refusals = blobs._obstore, iter([True])
+    put = library.put
+
+    def refuse_once(*args: Any, **named: Any) -> Any:
+        if next(refusals, False):
+            raise library.exceptions.AlreadyExistsError("409 Conflict")
+        return put(*args, **named)
+
+    monkeypatch.setattr(library, "put", refuse_once)
+
+    assert (blobs.create("a/b", b"1"), blobs.get("a/b"), blobs.create("a/b", b"2")) == (True, b"1", False)
+
+
 def test_commit_costs_one_conditional_request(bucket: Bucket) -> None:
     store = bucket.store()
 
@@ -304,7 +322,7 @@ def test_check_of_a_store_that_forgets_preconditions_refuses_it(gcs_server: GcsS
     assert not unsafe.value.retryable
 
 
-def test_check_is_made_once_in_a_process_and_costs_two_requests_in_the_next(
+def test_check_is_made_once_in_a_process_and_costs_three_requests_in_the_next(
     gcs_server: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyed, "_proven", set())
@@ -315,7 +333,7 @@ def test_check_is_made_once_in_a_process_and_costs_two_requests_in_the_next(
 
     monkeypatch.setattr(keyed, "_proven", set())
     open_records("gs://lab/probed").check()
-    assert dict(gcs_server.requests) == {"PUT": 1, "GET": 1}
+    assert dict(gcs_server.requests) == {"PUT": 1, "HEAD": 1, "GET": 1}
 
 
 def test_list_of_a_prefix_inside_a_name_starts_there_and_stops_behind_it(bucket: Bucket) -> None:
