@@ -311,7 +311,7 @@ def _hold(tree: str) -> bool:
 
 
 def drop_trees(trees):
-    """Remove shared trees, but for those that a process of this machine uses; returns the others, also if they were gone."""
+    """Remove shared trees that no process of this machine uses; returns all that are gone, also those gone before."""
     dropped = []
     for tree in trees:
         aside = "%s.%s" % (tree, token())

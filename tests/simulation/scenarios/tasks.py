@@ -124,16 +124,21 @@ def workers(world: World, *, calm: bool = False) -> Callable[[], None]:
     for name in ("redriver",) if calm else ("redriver", "other-redriver"):
         if comes(name):
             town.person(name, redrive, mortal=True)
+    _work(town)
+    return lambda: _check_with_wait(town)
+
+
+def _work(town: Town) -> None:
+    """Have two workers of one slot, each with successors, and one more once the faults are over."""
     for number in range(2):
         town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, idle_timeout=timedelta(seconds=150))
     town.mend()
+    town.world.until_s = 3_000.0
 
-    def check() -> None:
-        town.check_tasks()
-        town.laws.check_waited("e1", town.done.get("waiter"))
 
-    world.until_s = 3_000.0
-    return check
+def _check_with_wait(town: Town) -> None:
+    town.check_tasks()
+    town.laws.check_waited("e1", town.done.get("waiter"))
 
 
 def failures(world: World) -> Callable[[], None]:
@@ -156,10 +161,7 @@ def failures(world: World) -> Callable[[], None]:
         town.person("canceller", lambda stack: town.cancel(stack, "e1"), after_s=45.0, mortal=True)
     for name in ("redriver", "other-redriver"):
         town.person(name, redrive, mortal=True)
-    for number in range(2):
-        town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, idle_timeout=timedelta(seconds=150))
-    town.mend()
-    world.until_s = 3_000.0
+    _work(town)
     return town.check_tasks
 
 
@@ -169,16 +171,8 @@ def rush(world: World) -> Callable[[], None]:
     town.laws.quick_s = 0.02
     town.person("submitter", lambda stack: town.submit(stack, "e1", 25), mortal=True)
     town.person("waiter", lambda stack: (town.until("submitter"), wait("e1", queue=stack.queue(), poll=LOOK_EVERY))[1])
-    for number in range(2):
-        town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, idle_timeout=timedelta(seconds=150))
-    town.mend()
-
-    def check() -> None:
-        town.check_tasks()
-        town.laws.check_waited("e1", town.done.get("waiter"))
-
-    world.until_s = 3_000.0
-    return check
+    _work(town)
+    return lambda: _check_with_wait(town)
 
 
 def storm(world: World) -> Callable[[], None]:
