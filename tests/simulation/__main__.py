@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
 
 from tests.simulation.choices import read_tape, write_tape
 from tests.simulation.patched import find_broken, find_patches, write_patch
@@ -24,6 +27,9 @@ AGAIN_EVERY = 20
 
 COLLECT_EVERY = 10
 """Garbage is collected between worlds, once in so many."""
+
+REPORTED_EVERY_S = 60.0
+"""A long run says how far it is once in so many seconds."""
 
 
 def main(args: list[str] | None = None) -> int:
@@ -128,70 +134,100 @@ def show(result: Result, *, most: int | None) -> None:
 
 def run_many(told: argparse.Namespace) -> int:
     first = told.first if told.first is not None else random.SystemRandom().randrange(10**9)
-    each = None if told.seeds is None else -(-told.seeds // told.processes)
-    spans = [(first + number * 10**7, each) for number in range(told.processes)]
     began = time.monotonic()
-    with multiprocessing.get_context("fork").Pool(told.processes) as pool:
-        found = pool.starmap(
-            run_some, [(told.scenario, start, each, told.seconds, told.keep_going) for start, each in spans]
-        )
-    took = time.monotonic() - began
-    runs, steps, hours, worked = (sum(one[key] for one in found) for key in ("runs", "steps", "hours", "worked"))
+    seen = Seen()
+    parts = spans(first, told.seeds, began + told.seconds)
+    running: set[Future[Seen]] = set()
+    pool = ProcessPoolExecutor(told.processes, multiprocessing.get_context("fork"), initializer=begin_process)
+    with pool, contextlib.suppress(KeyboardInterrupt):
+        for span in parts:
+            running.add(pool.submit(run_some, told.scenario, span))
+            while len(running) >= 2 * told.processes:
+                running = collect(running, seen, told.scenario)
+            if seen.broken and not told.keep_going:
+                break
+            if time.monotonic() - began > REPORTED_EVERY_S * (seen.reports + 1):
+                seen.reports += 1
+                print(seen.describe(told.scenario, time.monotonic() - began), file=sys.stderr, flush=True)
+        while running:
+            running = collect(running, seen, told.scenario)
     print(
-        f"{told.scenario}: {runs:,} worlds, {steps:,} steps, {hours:,.1f} virtual hours, {worked:,.1f} of workers, "
-        f"in {took:.1f} s with {told.processes} processes: {runs / took:,.0f} worlds and {worked / took:,.2f} "
-        "hours of workers a second"
+        seen.describe(told.scenario, time.monotonic() - began), f"with {told.processes} processes, seeds from {first}"
     )
-    broken: Counter[str] = Counter()
-    examples: dict[str, Any] = {}
-    for one in found:
-        broken.update(one["broken"])
-        for law, example in one["examples"].items():
-            examples.setdefault(law, example)
-    for law, count in broken.most_common():
-        seed, what = examples[law]
+    for law, count in seen.broken.most_common():
+        seed, what = seen.examples[law]
         print(f"BROKEN in {count:,}: {what}\n  python -m tests.simulation shrink {told.scenario} {seed}")
-    return 1 if broken else 0
+    return 1 if seen.broken else 0
 
 
-def run_some(scenario: str, first: int, count: int | None, seconds: float, keep_going: bool) -> dict[str, Any]:
-    until = time.monotonic() + seconds
-    runs = steps = 0
-    virtual_s = worked_s = 0.0
-    broken: Counter[str] = Counter()
-    examples: dict[str, tuple[int, str]] = {}
+def spans(first: int, count: int | None, until: float) -> Iterator[range]:
+    """Consecutive seeds, a few worlds at a time."""
+    last = sys.maxsize if count is None else first + count
+    while first < last if count is not None else time.monotonic() < until:
+        yield range(first, min(first + AGAIN_EVERY, last))
+        first += AGAIN_EVERY
+
+
+def begin_process() -> None:
+    """Ctrl-C ends the parent, which then prints what was seen; garbage is collected between worlds alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     gc.disable()
-    for seed in seeds(first, count, until):
-        if runs % COLLECT_EVERY == 0:
+
+
+def collect(running: set[Future[Seen]], seen: Seen, scenario: str) -> set[Future[Seen]]:
+    done, rest = wait(running, return_when=FIRST_COMPLETED)
+    for one in done:
+        seen.add(one.result(), scenario)
+    return rest
+
+
+@dataclass
+class Seen:
+    """What some worlds came to."""
+
+    worlds: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+    worked_s: float = 0.0
+    reports: int = 0
+    broken: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By law a seed that breaks it, and what is broken there."""
+
+    def add(self, other: Seen, scenario: str) -> None:
+        self.worlds, self.steps = self.worlds + other.worlds, self.steps + other.steps
+        self.virtual_s, self.worked_s = self.virtual_s + other.virtual_s, self.worked_s + other.worked_s
+        self.broken.update(other.broken)
+        for law, (seed, what) in other.examples.items():
+            if law not in self.examples:
+                print(f"broken: {what}: {scenario} {seed}", file=sys.stderr, flush=True)
+            self.examples.setdefault(law, (seed, what))
+
+    def describe(self, scenario: str, took_s: float) -> str:
+        worked_h = self.worked_s / 3600
+        return (
+            f"{scenario}: {self.worlds:,} worlds, {self.steps:,} steps, {self.virtual_s / 3600:,.1f} virtual hours, "
+            f"{worked_h:,.1f} of workers, {self.broken.total():,} broken, in {took_s:.1f} s: "
+            f"{self.worlds / took_s:,.0f} worlds and {worked_h / took_s:,.2f} hours of workers a second"
+        )
+
+
+def run_some(scenario: str, span: range) -> Seen:
+    seen = Seen()
+    for seed in span:
+        if seed % COLLECT_EVERY == 0:
             gc.collect()
         result = run(scenario, seed)
-        runs, steps = runs + 1, steps + result.steps
-        virtual_s, worked_s = virtual_s + result.seconds, worked_s + result.worked_s
-        found = result.broken
+        seen.worlds, seen.steps = seen.worlds + 1, seen.steps + result.steps
+        seen.virtual_s, seen.worked_s = seen.virtual_s + result.seconds, seen.worked_s + result.worked_s
         if seed % AGAIN_EVERY == 0 and differs(result, run(scenario, seed)):
-            examples.setdefault("a seed is the whole run", (seed, f"seed {seed} ran differently the second time"))
-            broken["a seed is the whole run"] += 1
-        if found is not None:
-            broken[found.law] += 1
-            examples.setdefault(found.law, (seed, str(found)))
-            if not keep_going:
-                break
-    return {
-        "runs": runs,
-        "steps": steps,
-        "hours": virtual_s / 3600,
-        "worked": worked_s / 3600,
-        "broken": dict(broken),
-        "examples": examples,
-    }
-
-
-def seeds(first: int, count: int | None, until: float) -> Iterator[int]:
-    seed = first
-    while seed - first < count if count is not None else time.monotonic() < until:
-        yield seed
-        seed += 1
+            seen.broken["a seed is the whole run"] += 1
+            seen.examples.setdefault("a seed is the whole run", (seed, f"seed {seed} ran differently the second time"))
+        if result.broken is not None:
+            seen.broken[result.broken.law] += 1
+            seen.examples.setdefault(result.broken.law, (seed, str(result.broken)))
+    return seen
 
 
 def differs(one: Result, other: Result) -> bool:
