@@ -223,8 +223,17 @@ class Laws:
                 died = sum(reason is EndReason.LOST for reason in ends)
                 seen = self.seen[key]
                 hosts = {host for _, token, host in seen.starts if token not in seen.ends or _is_lost(seen.ends[token])}
+                hosts |= self._announced(key, {token for _, token, _ in seen.starts})
                 if died < CRASHES_TO_BURY and len(hosts) < CRASHES_TO_BURY:
                     self._break(INNOCENT, f"{_name(record)}: its starter died {died} times, lost on {len(hosts)} hosts")
+
+    def _announced(self, key: tuple[str, int], started: set[str]) -> set[str]:
+        """Return the hosts of workers that were killed between the note of a start and the start: the note counts."""
+        objects, writers = (self._bucket.objects, self._bucket.writers) if self._bucket is not None else ({}, {})
+        folder = f"attempts/{key[0]}/g{key[1]}/"
+        notes = (each for each in objects if each.startswith(folder) and each.endswith(".started.json"))
+        by = (writers[each] for each in notes if each[len(folder) :].partition(".")[0] not in started)
+        return {process.host.name for process in by if process is not None}
 
     def check_crashers(self) -> None:
         """P9: a task that crashes what starts it ends as a dead letter."""
