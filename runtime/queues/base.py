@@ -5,7 +5,7 @@ A queue delivers; the record store that it settles into is the truth. Delivery m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Protocol, runtime_checkable
 
@@ -41,9 +41,14 @@ class Running:
     tokens: frozenset[str] = frozenset()
     apart: str | None = None
     """The one suspect among them."""
+    proven: frozenset[str] | None = None
+    """Those that ran long or made progress; None if the worker's release does not note that."""
 
     def alone(self, token: str) -> bool:
         return len(self.tokens) == 1 or token == self.apart
+
+    def is_proven(self, token: str) -> bool:
+        return self.proven is not None and token in self.proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +141,10 @@ class Queue(Protocol):
         them open until the worker's attempts are gone.
         """
 
-    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None, proven: Collection[str] = ()) -> None:
         """Note which attempts run at this moment, so that a sudden death blames no others; cheap.
 
-        `apart` is the suspect among them, if exactly one is.
+        `apart` is the suspect among them, if exactly one is; `proven` those that ran long or made progress.
         """
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:

@@ -5,7 +5,7 @@ Nothing survives the process. Leases end by the clock alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -79,8 +79,8 @@ class MemoryQueue:
         self._worker = worker
         return ()
 
-    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
-        self._running[self._worker] = base.Running(frozenset(tokens), apart)
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None, proven: Collection[str] = ()) -> None:
+        self._running[self._worker] = base.Running(frozenset(tokens), apart, frozenset(proven))
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         with self._mutex:
@@ -172,6 +172,8 @@ class MemoryQueue:
                         message=f"worker {held.worker} vanished",
                         alone=running.alone(held.token),
                         machine=machine_id(),
+                        progressed=running.is_proven(held.token),
+                        unseen=running.proven is not None,
                     )
                     self.records.note_ended(held.waiting.task, note)
                 self._waiting[task_id] = replace(

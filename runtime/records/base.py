@@ -167,8 +167,15 @@ class AttemptStore(Protocol):
     def retract_started(self, task: Task, token: str) -> None:
         """Remove the mark of an attempt that did not begin after all."""
 
+    def note_proven(self, task: Task, token: str) -> None:
+        """Note that a running attempt has proven itself: if its worker is lost, nobody else knows how long it ran."""
+
     def note_ended(self, task: Task, note: EndedNote) -> None:
-        """Create-only by token; a second one of the same token changes nothing."""
+        """Create-only by token; a second one of the same token changes nothing.
+
+        In a store that does not hold the leases, an attempt's own end stands instead of an `unseen` one: whoever found
+        it gone may have been wrong.
+        """
 
     def history(self, task_id: str, generation: int) -> History: ...
 

@@ -193,6 +193,7 @@ ENDED: Final = Format(
     Field("evidence", str, None),
     Field("alone", bool, False),
     Field("progressed", bool, False),
+    Field("unseen", bool, False),
     Field("log", str, ""),
 )
 STARTED: Final = Format(
@@ -202,6 +203,7 @@ STARTED: Final = Format(
     Field("started_at", datetime),
     Field("alone", bool, False, always=True),
     Field("machine", str, None),
+    Field("proven", bool, None),
 )
 MARK: Final = Format(
     Mark,

@@ -18,7 +18,7 @@ COUNTED: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, Ta
 # A pattern given as text is compiled when a folder or a bucket is listed: the local stack loads this module too.
 RECORD: Final = r"records/[0-9a-f]{8}/[0-9a-f]/([\w+@=%-]+)\.g(\d+)\.json"
 MARK: Final = r"marks/[0-9a-f]{8}/([\w+@=%-]+)\.g(\d+)\.(failed|cancelled|expired)\.json"
-ATTEMPT: Final = r"attempts/[\w+@=%-]+/g\d+/[\w-]+\.(ended|started)\.json"
+ATTEMPT: Final = r"attempts/[\w+@=%-]+/g\d+/([\w-]+)\.(ended|started|proven|lost)\.json"
 EXPERIMENT: Final = r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json"
 PART: Final = r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent)"
 COUNTER: Final = r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d{13})-s(\d+)-f(\d+)-c(\d+)-x(\d+)"
@@ -97,7 +97,7 @@ def order_key(queue: str, name: str) -> str:
     return f"orders/{quoted(queue)}/{name}"
 
 
-def attempt_key(task: Task, token: str, step: Literal["started", "ended"]) -> str:
+def attempt_key(task: Task, token: str, step: Literal["started", "proven", "lost", "ended"]) -> str:
     return f"attempts/{task.id}/g{task.generation}/{token}.{step}.json"
 
 

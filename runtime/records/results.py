@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from runtime.clock import Clock
 from runtime.platform import system
@@ -240,9 +240,13 @@ class BlobResults(BlobManifests):
     def retract_started(self, task: Task, token: str) -> None:
         self.blobs.delete(layout.attempt_key(task, token, "started"))
 
+    def note_proven(self, task: Task, token: str) -> None:
+        self.blobs.create(layout.attempt_key(task, token, "proven"), b"{}")
+
     def note_ended(self, task: Task, note: EndedNote) -> None:
         note = replace(note, log=end_of(note.log, NOTE_LOG_BYTES))
-        self.blobs.create(layout.attempt_key(task, note.token, "ended"), codec.ENDED.encode(note))
+        step: Literal["lost", "ended"] = "lost" if note.unseen else "ended"
+        self.blobs.create(layout.attempt_key(task, note.token, step), codec.ENDED.encode(note))
 
     def history(self, task_id: str, generation: int) -> History:
         ended: list[EndedNote] = []
@@ -251,15 +255,22 @@ class BlobResults(BlobManifests):
         found = list(matched(self.blobs.list_keys(f"attempts/{task_id}/g{generation}/"), layout.ATTEMPT))
         if not found:
             return History()
-        for key, data in self._read_all(each[0] for each in found):
-            token = key.rpartition("/")[2].partition(".")[0]
-            if key.endswith(".ended.json"):
-                # Readable or not, the attempt is over.
-                closed.add(token)
-                ended += self._decoded(key, data, codec.ENDED.decode)
-            elif key.endswith(".started.json"):
+        said = {step: {each[1] for each in found if each[2] == step} for step in ("proven", "ended")}
+        wanted = (
+            each[0] for each in found if each[2] != "proven" and (each[2] != "lost" or each[1] not in said["ended"])
+        )
+        for key, data in self._read_all(wanted):
+            if key.endswith(".started.json"):
                 started += self._decoded(key, data, codec.STARTED.decode)
-        still_open = [mark for mark in started if mark.token not in closed]
+            else:
+                # Readable or not, the attempt is over.
+                closed.add(key.rpartition("/")[2].partition(".")[0])
+                ended += self._decoded(key, data, codec.ENDED.decode)
+        still_open = [
+            replace(mark, proven=True) if mark.token in said["proven"] else mark
+            for mark in started
+            if mark.token not in closed
+        ]
         if still_open and (record := self.find(task_id, generation)):
             still_open = [mark for mark in still_open if mark.token != record.token]
         return History(

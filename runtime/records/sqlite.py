@@ -450,6 +450,9 @@ class SqliteRecords(SqliteResults, BlobRecords):
     def retract_started(self, task: Task, token: str) -> None:
         """Nothing was written."""
 
+    def note_proven(self, task: Task, token: str) -> None:
+        """Nothing to write: the worker's file says it."""
+
     def note_ended(self, task: Task, note: EndedNote) -> None:
         with self.file.transaction(durable=True) as connection:
             row = connection.execute("SELECT seq FROM tasks WHERE id=?", (task.id,)).fetchone()

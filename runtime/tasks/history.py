@@ -68,14 +68,17 @@ class EndedNote:
     evidence: str | None = None
     """For a loss: the process that died although the worker lived, so that machine and worker are not to blame."""
     progressed: bool = False
-    """It reported progress or left a new checkpoint."""
+    """It reported progress or left a new checkpoint, or the worker that was lost with it had noted that it is proven."""
+    unseen: bool = False
+    """Nobody saw it end: `ended_at` is when that was noticed, which may be much later."""
     exit_code: int | None = None
     log: str = ""
     """The end of its log, at most 8 KiB."""
 
     @property
     def ran_for(self) -> timedelta | None:
-        return None if self.started_at is None else self.ended_at - self.started_at
+        """None if it is not known."""
+        return None if self.started_at is None or self.unseen else self.ended_at - self.started_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class StartedMark:
     started_at: datetime
     alone: bool
     machine: str | None = None
+    proven: bool | None = None
+    """It ran long enough or made progress, so that it is no crasher; None if its worker's release does not note that."""
 
 
 @dataclass(frozen=True, slots=True)

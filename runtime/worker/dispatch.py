@@ -239,7 +239,7 @@ class Dispatch:
     def _announce(self, held: HeldLease) -> None:
         services = self._services
         lease, alone = held.lease, len(services.slots) == 1 or held.apart
-        mark = StartedMark(lease.token, services.name, services.clock.now(), alone, services.machine)
+        mark = StartedMark(lease.token, services.name, services.clock.now(), alone, services.machine, proven=False)
         services.records.note_started(lease.task, mark)
 
     def _announced(self, outcomes: Sequence[Outcome[HeldLease, None]]) -> None:
@@ -340,7 +340,13 @@ class Dispatch:
         holdings, metrics = self._services.holdings, self._services.metrics
         if running != holdings.running:
             holdings.running = running
-            apart = (token for token in holdings.on_trial if token in running and holdings.by_token[token].apart)
-            self._services.queue.mark_running(running, next(apart, None))
+            self.mark_running()
             metrics.set_running(len(running))
             metrics.set_leases(len(holdings.by_token))
+
+    def mark_running(self) -> None:
+        """Tell the queue what is known of the running attempts, in case this worker is lost."""
+        holdings = self._services.holdings
+        running = holdings.running
+        apart = (token for token in holdings.on_trial if token in running and holdings.by_token[token].apart)
+        self._services.queue.mark_running(running, next(apart, None), holdings.proven.intersection(running))

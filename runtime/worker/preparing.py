@@ -207,6 +207,8 @@ class Preparing:
                     message=f"worker {mark.worker} vanished",
                     alone=mark.alone,
                     machine=mark.machine,
+                    progressed=bool(mark.proven),
+                    unseen=mark.proven is not None,
                 )
                 records.note_ended(task, note)
                 history = replace(history, ended=(*history.ended, note))

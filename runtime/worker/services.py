@@ -56,6 +56,8 @@ class HeldLease:
     apart: bool = False
     """The task is a suspect, and no other suspect has run beside it."""
     fenced: bool = False
+    runs_since: float = 0.0
+    """When the attempt was first seen to run."""
     output_dir: str = ""
     environment: str = ""
     """The folder of the task's environment; empty for the worker's own."""
@@ -78,6 +80,8 @@ class Holdings:
         """Tokens of the attempts that run, one for each busy slot."""
         self.on_trial: dict[str, float] = {}
         """By token: the start of each suspect that has not ended."""
+        self.proven: set[str] = set()
+        """Tokens of running attempts that ran long or made progress, and that is noted."""
         self.length_s = ttl.total_seconds()
         self.clock = clock
         self.declined: dict[str, str] = {}
@@ -95,6 +99,7 @@ class Holdings:
         """Hold this lease no longer; harmless if it is not held."""
         self.by_token.pop(token, None)
         self.on_trial.pop(token, None)
+        self.proven.discard(token)
 
     def confirm(self, leases: Sequence[Lease], lost: Sequence[Lease], asked_at: float) -> None:
         """Note a renewal's answer; renewed leases hold for their whole length from when it was asked for, not answered."""

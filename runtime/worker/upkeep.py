@@ -12,6 +12,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import WorkerSeen
 from runtime.tasks.history import Lease, Record
 from runtime.tasks.model import TaskState
+from runtime.tasks.verdict import PROVEN_AFTER
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.ending import AttemptLogs
 from runtime.worker.orders import Orders
@@ -28,6 +29,8 @@ SEEN_AFTER_CHANGE_S: Final = 2.0
 """After a change between busy and idle: `status` should not have to wait for the next report."""
 LIVE_EVERY_S: Final = 5.0
 """How often a worker beside its records reports in while its attempts report numbers."""
+PROGRESS_COUNTS_AFTER_S: Final = 60.0
+"""An attempt that reports progress is noted as proven after this time, so that short ones cost no write more."""
 MOST_REPORTS: Final = 64
 """How many attempts' numbers are in a worker's report."""
 MOST_METRICS: Final = 8
@@ -57,6 +60,7 @@ class Upkeep:
         services = self._services
         if now >= self._renew_at:
             self._renew()
+            self._note_proven(now)
             self._renew_at = now + max(0.2, min(services.holdings.length_s / 3, RENEW_AT_LEAST_EVERY_S))
         if now >= self._tend_at:
             idle = not (services.holdings.by_token or services.queue.traits.tracks_holders)
@@ -116,6 +120,39 @@ class Upkeep:
             cancelled = record.state is TaskState.CANCELLED
             held.stop_reason = EndReason.CANCELLED if cancelled else EndReason.DUPLICATE
             self._services.pool.ask_to_stop(held.lease.token, held.stop_reason)
+
+    def _note_proven(self, now: float) -> None:
+        """Note which running attempts have proven themselves: if this worker is lost, nobody else can tell.
+
+        Without that, an attempt that ended its worker at once looks long if the next worker comes late.
+        """
+        services = self._services
+        holdings = services.holdings
+        leases = [
+            held.lease for held in filter(None, map(holdings.by_token.get, holdings.running)) if self._proves(held, now)
+        ]
+        holdings.proven.update(lease.token for lease in leases)
+        if leases and services.queue.traits.tracks_holders:
+            self._dispatch.mark_running()
+            return
+        for lease in leases:
+            services.offload.call(
+                partial(services.records.note_proven, lease.task, lease.token), partial(self._proven, lease.token)
+            )
+
+    def _proves(self, held: HeldLease, now: float) -> bool:
+        """Return whether an attempt has run long enough, or made progress, and that is not noted yet."""
+        token = held.lease.token
+        held.runs_since = held.runs_since or now
+        ran_s = now - held.runs_since
+        if ran_s < PROGRESS_COUNTS_AFTER_S or token in self._services.holdings.proven:
+            return False
+        return ran_s >= PROVEN_AFTER.total_seconds() or self._services.pool.has_progressed(token)
+
+    def _proven(self, token: str, _: None, problem: Exception | None) -> None:
+        if problem is not None:
+            self._services.holdings.proven.discard(token)
+            self._services.say.trouble("noting how long an attempt has run", problem)
 
     def _reports(self) -> dict[str, dict[str, Any]]:
         """Return what the running attempts have reported, by task."""

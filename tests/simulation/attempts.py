@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from runtime.reasons import EndReason
+from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.host import WorkerHost
 from runtime.worker.slots import Machine
@@ -80,6 +81,9 @@ class Slot:
         world.note(f"starts {order.task_id[-12:]} g{order.generation}")
         laws.attempt_starts(order, self._pool.process)
         needed = laws.quick_s or WORK_S[world.draw(WORK)]
+        ends_worker = order.task_id in laws.worker_crashers
+        if ends_worker:
+            needed = min(needed, 45.0)
         limit = order.timeout_s
         span = needed if limit is None else min(needed, limit)
         if attempt.stop is None:
@@ -88,6 +92,11 @@ class Slot:
         outcome = 2 if order.task_id in laws.crashers else world.draw(FAILING if laws.failing else OUTCOME)
         if attempt.stop is not None:
             ended.reason, ended.message = attempt.stop
+        elif ends_worker and fence.VARIABLE not in order.env:
+            laws.attempt_crashes(order)
+            world.kill(self._pool.process)
+        elif ends_worker:
+            ended.reason, ended.message, ended.exit_code = EndReason.APP_FAILED, "exit code 1", 1
         elif limit is not None and needed > limit:
             ended.reason = EndReason.TIMEOUT
         elif outcome == 1:
@@ -169,6 +178,9 @@ class Pool:
 
     def drain_log(self, token: str) -> bytes:
         return b""
+
+    def has_progressed(self, token: str) -> bool:
+        return False
 
     def attempt_of(self, pid: int) -> None:
         return None

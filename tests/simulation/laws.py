@@ -36,6 +36,10 @@ SETTLED_WITHIN_S = 60.0
 DONE_AGAIN_S = 10.0
 """Who starts a task this long after a success of it, in a worker that nothing holds up, comes second."""
 
+WORKERS_TO_BURY = 7
+"""A task that ends its workers ends at most so many: two before it is suspected, and then one on each of three hosts or
+three on one."""
+
 NEVER_CHANGES = "P2: a record never changes"
 OF_ITS_ATTEMPT = "P2: a success is the success of its own attempt"
 OBEYS_CANCEL = "an acknowledged cancel is obeyed"
@@ -66,6 +70,8 @@ class Seen:
     ended_at: list[tuple[float, str, Process]] = field(default_factory=list)
     """Time, token and worker."""
     recorded_at: float = 0.0
+    crashes: int = 0
+    """How many workers it has ended."""
 
 
 class Laws:
@@ -81,6 +87,8 @@ class Laws:
         """Attempts fail half of the time."""
         self.crashers: set[str] = set()
         """Tasks under which the process that starts attempts dies, every time."""
+        self.worker_crashers: set[str] = set()
+        """Tasks that end their worker, unless they run fenced."""
         self.seen: dict[tuple[str, int], Seen] = defaultdict(Seen)
         self.acknowledged: dict[tuple[str, int], tuple[Task, float]] = {}
         """Tasks whose submission returned, and when it did."""
@@ -235,10 +243,20 @@ class Laws:
         by = (writers[each] for each in notes if each[len(folder) :].partition(".")[0] not in started)
         return {process.host.name for process in by if process is not None}
 
+    def attempt_crashes(self, order: Order) -> None:
+        """P9: a task that ends its workers ends few of them."""
+        seen = self.seen[order.task_id, order.generation]
+        seen.crashes += 1
+        self._world.note(f"ends its worker, for the {seen.crashes}. time")
+        if seen.crashes > WORKERS_TO_BURY:
+            self._break(BURIED, f"it has ended {seen.crashes} workers")
+
     def check_crashers(self) -> None:
         """P9: a task that crashes what starts it ends as a dead letter."""
-        fair = (EndReason.LOST, EndReason.EXPIRED, EndReason.TIMEOUT)
+        fair = {EndReason.LOST, EndReason.EXPIRED, EndReason.TIMEOUT}
         for (identity, _), record in self.records.items():
+            if identity in self.worker_crashers and record.reason not in {*fair, EndReason.APP_FAILED}:
+                self._break(BURIED, f"{_name(record)} is {record.state}: {record.reason}")
             if identity in self.crashers and record.reason not in fair:
                 self._break(BURIED, f"{_name(record)} is {record.state}: {record.reason}")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -133,7 +133,7 @@ class PubSubQueue:
     def join(self, worker: str) -> tuple[int, ...]:
         return ()
 
-    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None, proven: Collection[str] = ()) -> None:
         self._intake.held.mark_running(tokens)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:

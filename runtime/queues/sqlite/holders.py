@@ -37,6 +37,8 @@ JUST_NOW: Final = 0.9
 """Share of a lease's length: with that much left, another claim does not move the holder's deadline on."""
 _WAKE, _LIFE, _LOCK = ".bell", ".life", ".lock"
 """Ends of the names of a worker's files: two pipes, and the locked file."""
+_PROVEN: Final = "*"
+"""Begins the line of an attempt that has proven itself; alone, it says that this worker notes such attempts."""
 
 
 class Presence:
@@ -77,10 +79,10 @@ class Presence:
         """Readable when this worker was woken or a watched one has died."""
         return self._wake_fd if self._poll is None else self._poll.fileno()
 
-    def mark(self, tokens: Iterable[str], apart: str | None = None) -> None:
+    def mark(self, tokens: Iterable[str], apart: str | None = None, proven: Iterable[str] = ()) -> None:
         # One slice assignment; the empty line at the end comes with it, also without tokens, so a reader sees old or new
         # lines, and a torn line names no token.
-        lines = [*tokens, *([f"!{apart}"] if apart else ())]
+        lines = [*tokens, *([f"!{apart}"] if apart else ()), _PROVEN, *(f"{_PROVEN}{token}" for token in proven)]
         text = ("\n".join(lines) + "\n\n").encode()
         self._memory[0 : len(text)] = text
 
@@ -148,7 +150,12 @@ class Presence:
             return Running()
         lines = data.partition(b"\n\n")[0].decode(errors="replace").split("\n")
         apart = next((line[1:] for line in lines if line.startswith("!")), None)
-        return Running(frozenset(line for line in lines if len(line) == TOKEN_CHARS), apart)
+        noted = [line.removeprefix(_PROVEN) for line in lines if line.startswith(_PROVEN)]
+        return Running(
+            frozenset(line for line in lines if len(line) == TOKEN_CHARS),
+            apart,
+            proven=frozenset(filter(None, noted)) if noted else None,
+        )
 
 
 def _sweep(folder: Path, *, keep: Iterable[str]) -> None:
@@ -398,4 +405,6 @@ class Holders:
             # A new boot means that the machine went, with all that ran on it.
             alone=boot == self._boot and not together and running.alone(token),
             machine=machine_id(boot),
+            progressed=running.is_proven(token),
+            unseen=running.proven is not None,
         )

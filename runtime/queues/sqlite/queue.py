@@ -8,7 +8,7 @@ leases back. The same file, in memory that outlives a killed process, lists the 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -161,10 +161,10 @@ class SqliteQueue:
             self._file.patience_s = None
         return self._presence.lock_fd, self._presence.life_fd
 
-    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None, proven: Collection[str] = ()) -> None:
         """Note which attempts run now; costs a write to memory."""
         if self._presence is not None:
-            self._presence.mark(tokens, apart)
+            self._presence.mark(tokens, apart, proven)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         self.join(worker)

@@ -194,6 +194,11 @@ class AttemptPool:
         child = self._find(token)
         return child.output.take_undrained() if child else b""
 
+    def has_progressed(self, token: str) -> bool:
+        """Return whether a running attempt has reported progress."""
+        child = self._find(token)
+        return child is not None and child.noted is not None and child.noted.progressed
+
     def _find(self, token: str) -> ChildHandle | None:
         """Return the child whose current attempt this is."""
         return next((child for slot in self.slots if (child := slot.find(token))), None)

@@ -179,8 +179,10 @@ def storm(world: World) -> Callable[[], None]:
     """Workers of one slot are killed again and again under long tasks, one of which may crash what starts it."""
     town = Town(world)
     town.person("submitter", lambda stack: town.submit(stack, "e1", 2))
+    ends_worker = False
     if world.draw(COMES, "crasher"):
-        town.laws.crashers.add(task_id("e1", key="0"))
+        ends_worker = bool(world.draw(COMES, "crasher-of-workers"))
+        (town.laws.worker_crashers if ends_worker else town.laws.crashers).add(task_id("e1", key="0"))
     one_host = not world.draw(COMES, "hosts")
     every_s = STORM_EVERY_S[world.draw(STORM, "killer")]
 
@@ -194,7 +196,7 @@ def storm(world: World) -> Callable[[], None]:
     world.spawn("killer", kill, at_s=10.0)
     for number in range(2):
         town.worker(f"w{number}", host=f"h{number}", one_host=one_host, lives=12, idle_timeout=timedelta(seconds=150))
-    town.mend()
+    town.mend(lives=10 if ends_worker else 1)
     world.until_s = 4_000.0
 
     def check() -> None:

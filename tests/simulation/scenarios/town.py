@@ -38,6 +38,8 @@ SIGTERM = Choice("sigterm", 5, 1, 1, 1)
 """When the machine of a worker asks it to leave."""
 HEAL_S: Final = 240.0
 FRESH_S: Final = 420.0
+LASTS: Final = timedelta(seconds=1_500)
+"""How long the last worker waits for tasks: one that was put off by a clock ten minutes ahead comes back within it."""
 
 
 class Stack:
@@ -209,8 +211,8 @@ class Town:
                 at_s=TERM_S[pick],
             )
 
-    def mend(self) -> None:
-        """End all faults after a while, and start a worker that is never killed: it must be enough."""
+    def mend(self, *, lives: int = 1) -> None:
+        """End all faults after a while, and start a worker that is not killed any more: it must be enough."""
         world, laws = self.world, self.laws
 
         def end() -> None:
@@ -229,4 +231,4 @@ class Town:
 
         world.spawn("healer", world.heal, at_s=HEAL_S)
         world.spawn("ender", end, at_s=FRESH_S)
-        self.worker("fresh", host="f", at_s=FRESH_S, lives=1, idle_timeout=timedelta(seconds=600)).mortal = False
+        self.worker("fresh", host="f0", at_s=FRESH_S, lives=lives, one_host=True, idle_timeout=LASTS)
