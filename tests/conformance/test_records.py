@@ -497,6 +497,39 @@ def test_history_shows_started_attempts_without_an_end_as_open(place: Place, sto
     assert store.history(task.id, 1).open == ()
 
 
+def test_history_tells_which_open_attempts_have_proven_themselves(place: Place, store: RecordStore) -> None:
+    needs_manifest(store)
+    task = sample_task()
+    submitted(place, store, task)
+    marks = [StartedMark(token, "w-1", T0, alone=True, proven=False) for token in ("long", "short")]
+    for mark in [*marks, StartedMark("older", "w-1", T0, alone=True)]:
+        store.note_started(task, mark)
+    store.note_proven(task, "long")
+    store.note_proven(task, "long")
+
+    assert {mark.token: mark.proven for mark in store.history(task.id, 1).open} == {
+        "long": True,
+        "short": False,
+        "older": None,
+    }
+
+
+@pytest.mark.parametrize("guess_first", [True, False])
+def test_history_has_an_attempts_own_end_and_not_what_others_took_for_it(
+    guess_first: bool, place: Place, store: RecordStore
+) -> None:
+    needs_manifest(store)
+    task = sample_task()
+    submitted(place, store, task)
+    own = sample_note("a", reason=EndReason.PREEMPTED)
+    guess = replace(sample_note("a", reason=EndReason.LOST), unseen=True)
+
+    store.note_ended(task, guess if guess_first else own)
+    assert store.history(task.id, 1).ended == ((guess,) if guess_first else (own,))
+    store.note_ended(task, own if guess_first else guess)
+    assert store.history(task.id, 1).ended == (own,)
+
+
 def test_history_of_an_attempt_whose_start_was_retracted_is_empty(place: Place, store: RecordStore) -> None:
     task = sample_task()
     submitted(place, store, task)

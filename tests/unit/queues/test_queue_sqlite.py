@@ -383,6 +383,23 @@ def test_worker_that_dies_between_a_look_and_the_sweep_is_blamed_for_what_ran(pa
     queue.close()
 
 
+def test_lost_attempt_counts_as_proven_only_if_its_worker_said_so(path: Path) -> None:
+    clock = FakeClock()
+    queue, records = open_sqlite(path, clock=clock)
+    lost, _ = open_sqlite(path, clock=clock)
+    queue.put(tasks(2))
+    leases = lost.lease(2, worker="w-lost", ttl=TTL)
+    lost.mark_running([lease.token for lease in leases], None, [leases[0].token])
+    clock.advance(minutes=20)
+
+    queue.tend()
+
+    notes = [records.history(lease.task.id, 1).ended[0] for lease in leases]
+    assert [(note.progressed, note.unseen, note.ran_for) for note in notes] == [(True, True, None), (False, True, None)]
+    lost.close()
+    queue.close()
+
+
 def test_worker_that_was_silent_does_not_take_its_own_leases_for_a_dead_workers(path: Path) -> None:
     clock = FakeClock()
     queue, records = open_sqlite(path, clock=clock)

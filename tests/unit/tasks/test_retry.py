@@ -11,6 +11,7 @@ from runtime.reasons import Budget, EndReason
 from runtime.tasks.history import EndedNote
 from runtime.tasks.verdict import CRASHES_TO_BURY, PREEMPTION_BUDGET, PROVEN_AFTER, Again, GiveUp, backoff, decide
 from runtime.testing import sample_task
+from runtime.values import replace
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SOON = timedelta(minutes=1)
@@ -149,6 +150,14 @@ def test_decide_loss_after_ten_minutes_or_with_progress_is_no_suspicion() -> Non
         again = decided(proven, proven)
         assert isinstance(again, Again)
         assert (again.alone, again.spent) == (False, 0)
+
+
+def test_decide_loss_that_was_noticed_late_may_have_been_early() -> None:
+    late = replace(note(EndReason.LOST, ran=LATE, alone=True), unseen=True)
+    again = decided(late, late)
+    assert isinstance(again, Again)
+    assert (again.alone, again.spent) == (True, 2)
+    assert (late.ran_for, replace(late, unseen=False).ran_for) == (None, LATE)
 
 
 def test_decide_losses_on_one_host_never_bury_whatever_their_number() -> None:

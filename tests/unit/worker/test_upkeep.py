@@ -15,7 +15,7 @@ from runtime.platform import system
 from runtime.queues.memory import MemoryQueue
 from runtime.reasons import EndReason
 from runtime.tasks.history import Lease, Record
-from runtime.tasks.model import TaskState
+from runtime.tasks.model import Task, TaskState
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.ending import AttemptLogs
 from runtime.worker.options import WorkerOptions
@@ -59,7 +59,10 @@ class Bench:
             succeeded=3, failed=1, counters={"lab": {TaskState.SUCCEEDED: 3}}, give_back=self.calls.give_back
         )
         self.dispatch = SimpleNamespace(
-            shed=self.calls.shed, leave_line=self.calls.leave_line, recall=self.calls.recall
+            shed=self.calls.shed,
+            leave_line=self.calls.leave_line,
+            recall=self.calls.recall,
+            mark_running=self.calls.mark_running,
         )
         self.services: Any = SimpleNamespace(
             name="w-1",
@@ -70,7 +73,10 @@ class Bench:
                 name="q", traits=SimpleNamespace(tracks_holders=True), renew=self.renew, tend=self.calls.tend
             ),
             records=SimpleNamespace(
-                find=lambda *_: self.record, put_worker=self.seen.append, put_counters=self.calls.put_counters
+                find=lambda *_: self.record,
+                put_worker=self.seen.append,
+                put_counters=self.calls.put_counters,
+                note_proven=self.note_proven,
             ),
             offload=SimpleNamespace(call=self.call, awaited=0),
             say=self.say,
@@ -97,6 +103,17 @@ class Bench:
             raise self.problem
         return self.lost
 
+    def note_proven(self, task: Task, token: str) -> None:
+        self.calls.note_proven(task.id, token)
+        if self.problem is not None:
+            raise self.problem
+
+    def proofs(self, after_s: float, *, progressed: bool = False) -> int:
+        """Look at what runs that long after the first look, and count what was noted up to then."""
+        self.pool.has_progressed = lambda _: progressed
+        self.upkeep.do_what_is_due(1.0 + after_s)
+        return sum(name in ("note_proven", "mark_running") for name in self.calls.names())
+
     def take(self, token: str = "t", *, sent: bool = True) -> HeldLease:
         held = self.holdings.take(Lease(sample_task(token), token), 0.0, self.clock.boottime())
         held.sent = sent
@@ -117,6 +134,46 @@ def test_leases_are_renewed_after_a_third_of_their_length_and_at_least_every_ten
     assert [renewals(now) for now in (0.0, every_s - 0.01, every_s + 0.01)] == [1, 1, 2]
     assert [renewals(now) for now in (2 * every_s, 2 * every_s + 0.02)] == [2, 3]
     assert ("renew", 1, timedelta(seconds=lease_s)) in bench.calls.calls
+
+
+@pytest.mark.parametrize("tracks_holders", [True, False])
+def test_attempt_that_has_run_for_ten_minutes_is_noted_once(tracks_holders: bool) -> None:
+    bench = Bench()
+    bench.services.queue.traits.tracks_holders = tracks_holders
+    bench.holdings.running = [bench.take().lease.token]
+
+    assert [bench.proofs(after_s) for after_s in (0.0, 599.0, 610.0, 630.0)] == [0, 0, 1, 1]
+    assert bench.holdings.proven == {"t"}
+
+
+def test_attempt_that_makes_progress_is_noted_after_a_minute() -> None:
+    bench = Bench()
+    bench.holdings.running = [bench.take().lease.token]
+
+    assert [bench.proofs(after_s, progressed=True) for after_s in (0.0, 50.0, 65.0)] == [0, 0, 1]
+
+
+def test_proof_that_could_not_be_noted_is_noted_at_the_next_look() -> None:
+    bench = Bench()
+    bench.services.queue.traits.tracks_holders = False
+    bench.holdings.running = [bench.take().lease.token]
+    bench.proofs(0.0)
+    bench.problem = StoreUnavailable("away")
+
+    assert (bench.proofs(610.0), bench.holdings.proven) == (1, set())
+    bench.problem = None
+    assert (bench.proofs(630.0), bench.holdings.proven) == (2, {"t"})
+
+
+def test_proof_of_an_attempt_goes_with_its_lease() -> None:
+    bench = Bench()
+    bench.holdings.running = [bench.take().lease.token]
+    bench.proofs(0.0)
+    bench.proofs(610.0)
+
+    bench.holdings.drop("t")
+
+    assert bench.holdings.proven == set()
 
 
 def test_queue_is_tended_and_what_waits_too_long_is_shed_every_eight_tenths() -> None:
