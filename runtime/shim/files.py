@@ -310,7 +310,7 @@ def unfold(job, start=""):
         make_folder(os.path.dirname(place), within=job)
         if places[name] is None:
             _move(_beside(job, name), place)
-        elif not os.path.exists(place):
+        elif name.endswith("/result") or not os.path.exists(place):
             write_whole(place, _read_part(path, begin, places[name]), mode=0o600)
     if places:
         os.unlink(path)

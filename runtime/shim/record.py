@@ -69,6 +69,10 @@ class FolderRecord(object):
         """The text of a file, None if there is none."""
 
         def read():
+            # A shim that was overtaken may have put its own beside a folded one a moment ago.
+            stands = read_folded(self.folder, name) if name.endswith("/result") else None
+            if stands is not None:
+                return stands.decode("utf-8")
             try:
                 return read_text(self._path(name))
             except (IOError, OSError) as problem:
@@ -158,6 +162,10 @@ class FolderRecord(object):
     def begun(self, name):
         """Whether somebody has begun an attempt with this folder."""
         return self.has(name)
+
+    def folded(self, name):
+        """Whether an attempt's folder is gone because its run has a result and was folded."""
+        return not self.has(name) and read_folded(self.folder, name + "/start.json") is not None
 
     def names(self, name):
         """All names in a folder, or an error, since attempts are counted by them; none if there is no such folder."""
@@ -283,7 +291,7 @@ class Run(object):
 
     def is_overtaken(self, attempt):
         """Whether a later attempt has begun, so that this one decides nothing any more: the job was taken up elsewhere."""
-        return self.record.begun(self.attempt_name(attempt + 1))
+        return self.record.begun(self.attempt_name(attempt + 1)) or self.record.folded(self.attempt_name(attempt))
 
     def attempts(self):
         """Every attempt so far, oldest first: its number, and its end or None."""
@@ -437,7 +445,9 @@ class Run(object):
             return None
 
     def end(self, attempt, reason, code, details, give_up=None):
-        """Note how an attempt ended, in the file and in its name."""
+        """Note how an attempt ended, in the file and in its name; nothing if others have ended its run, and folded it."""
+        if self.record.folded(self.attempt_name(attempt)):
+            return
         note = dict(details, reason=reason, code=code, at=time.time())
         self.tell(dict(note, attempt=attempt))
         name = "%s/end.%s.%s" % (self.attempt_name(attempt), reason, code)

@@ -125,7 +125,11 @@ def _serve(order, run, options, asked, binding, give_up):
             run.withdraw(number)  # another shim was faster, and the folders that attempts are counted by may be folded
             continue
         reach("shim.claimed")
-        if problem:
+        if run.is_overtaken(number):
+            reason, code, details = OVERTAKEN  # we stood still in between
+            if gpus and not run.hold:
+                gpus.drop()
+        elif problem:
             reason, code, details = "setup_failed", 1, {"message": str(problem)}
         else:
             reason, code, details = attempt_once(now, run, number, scratch, asked, binding, gpus)

@@ -329,6 +329,9 @@ class BucketRecord(object):
         """Whether somebody has begun an attempt; the answer may be seconds old while one of ours runs."""
         return self._sees(name + "/start.json")
 
+    def folded(self, name):
+        return False
+
     def _sees(self, name):
         known, at = self.marks.get(name, (False, 0.0))
         # While an attempt runs its carrier looks; only the first look is ours.

@@ -42,8 +42,11 @@ QUEUED = Choice("queued", 4, 2, 2, 1, fault=False)
 SUBMITS_S: Final = (0.1, 2.0, 6.0)
 SUBMITS = Choice("submits", 6, 2, 1)
 """How long it takes to accept a native job; `find` does not know it before."""
-MISHAP = Choice("mishap", 25, 1, 1)
-"""Of a running native job, each `WEATHER_S`: nothing; it is preempted; its node fails."""
+MISHAP = Choice("mishap", 25, 1, 1, 1)
+"""Of a running native job, each `WEATHER_S`: nothing; it is preempted; its node fails; its node is cut off, and works on."""
+APART_S: Final = (15.0, 200.0)
+APART = Choice("apart", 1, 1)
+"""How long a node that was taken for gone works on, before it is heard of again and its processes are ended."""
 WEATHER_S: Final = 10.0
 DEATH = Choice("death", 2, 1)
 """How it takes the death of a script: as the loss of its node, or as a failure."""
@@ -89,6 +92,8 @@ class Cluster:
         self.laws = shims.laws
         self.natives: dict[str, Native] = {}
         self._ids = itertools.count(1)
+        self.apart: set[Process] = set()
+        """Shims on nodes that are cut off: no request reaches them, and nobody hears how they end."""
         self.process = world.spawn("cluster", self._weather)
         self._timers = itertools.count()
         world.replace(registry, "_OWN", {**registry._OWN, KIND: "tests.simulation.backend:open_launcher"})
@@ -110,12 +115,32 @@ class Cluster:
                 elif mishap == 2:
                     self.world.note(f"the node of {native.id} fails")
                     self._kill(native, "node")
+                elif mishap == 3:
+                    self._lose(native)
+
+    def _lose(self, native: Native) -> None:
+        """Hear nothing of a node any more: its job counts as gone, and its shim goes on."""
+        process, start = native.process, native.starts
+        assert process is not None
+        self.world.note(f"the node of {native.id} is cut off")
+        native.why = "node"
+        self.apart.add(process)
+        self.laws.cut_off(process)
+
+        def give_up() -> None:
+            if native.starts == start and native.state is JobState.RUNNING:
+                self._over(native, None)
+
+        self.later(NOTICED_S[self.world.draw(NOTICED, native.id)], give_up)
+        self.later(APART_S[self.world.draw(APART, native.id)], lambda: process.dead or self.world.kill(process))
 
     def end(self, native: Native, why: str) -> None:
         """TERM, and KILL after the grace period."""
         if native.state.terminal:
             return
         native.why = why
+        if native.state is JobState.RUNNING and native.process in self.apart:
+            return
         native.asked.stop, native.asked.why = True, "SIGTERM"
         if native.state is JobState.PENDING:
             self._over(native, None)
@@ -124,7 +149,7 @@ class Cluster:
         self.later(GRACE_S, lambda: native.starts == start and self._kill(native, why))
 
     def _kill(self, native: Native, why: str) -> None:
-        if native.process is not None and not native.process.dead:
+        if native.process is not None and not native.process.dead and native.process not in self.apart:
             native.why = why
             self.world.kill(native.process)
 
@@ -136,17 +161,19 @@ class Cluster:
         name = f"{native.id}.{native.starts}"
 
         def run() -> None:
-            code = self.shims.serve(native.folder, native.id, native.asked)
+            code = self.shims.serve(native.folder, native.id, asked)
             self.world.note(f"exit code {code}")
-            self.exited(native, code)
+            self.exited(native, process, code)
 
-        native.process = self.world.spawn(name, run, mortal=True)
-        self.laws.processes[native.process.name] = native
-        start = native.starts
-        native.process.on_death.append(lambda: self._died(native, start))
+        asked, start = native.asked, native.starts
+        process = native.process = self.world.spawn(name, run, mortal=True)
+        self.laws.processes[process.name] = native
+        process.on_death.append(lambda: self._died(native, process, start))
 
-    def _died(self, native: Native, start: int) -> None:
-        self.laws.killed(native)
+    def _died(self, native: Native, process: Process, start: int) -> None:
+        self.laws.killed(native, process)
+        if process in self.apart:
+            return
         if not native.why and self.world.draw(DEATH, native.id) and self.how != "nothing":
             self.later(1.0, lambda: native.starts == start and self._over(native, 137))
             return
@@ -154,13 +181,13 @@ class Cluster:
         span = NOTICED_S[self.world.draw(NOTICED, native.id)] if native.why == "node" else 0.5
         self.later(span, lambda: native.starts == start and self._over(native, None))
 
-    def exited(self, native: Native, code: int) -> None:
-        """Take note of a shim's exit code; the process ends now."""
-        assert native.process is not None
-        native.process.on_death.clear()
-        self._over(native, code)
-        native.process.dead = True
-        self.world.graves.append(native.process)
+    def exited(self, native: Native, process: Process, code: int) -> None:
+        """Take note of a shim's exit code, unless its node is cut off; the process ends now."""
+        process.on_death.clear()
+        if process not in self.apart:
+            self._over(native, code)
+        process.dead = True
+        self.world.graves.append(process)
 
     def _over(self, native: Native, code: int | None) -> None:
         if native.state.terminal:

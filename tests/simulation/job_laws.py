@@ -12,7 +12,7 @@ from runtime.jobs.ledger import JobStatus
 from runtime.jobs.spec import JobState
 from runtime.shim.retry import LOST_IN_A_ROW
 from tests.simulation.files import Root
-from tests.simulation.world import Broken, World
+from tests.simulation.world import Broken, Process, World
 
 ONE_AT_A_TIME = "a job's command runs once at a time"
 EXPLAINED = "a second start of a command has its reason"
@@ -40,6 +40,7 @@ class Command:
     """A start of a job's command."""
 
     native: str
+    process: str
     attempt: int
     began: float
     ended: float | None = None
@@ -78,6 +79,8 @@ class JobLaws:
         self.jobs: dict[str, Known] = defaultdict(Known)
         self.processes: dict[str, Any] = {}
         """Native jobs by their processes' names."""
+        self.apart: set[str] = set()
+        """Processes of shims whose node is cut off."""
         self.removing = -1.0
         """When somebody last began to remove something."""
         self.names: dict[str, str] = {}
@@ -96,7 +99,7 @@ class JobLaws:
         assert me is not None
         native, known, now = self.processes[me.name], self.jobs[job], self.world.now
         self.world.note(f"starts the command of {job[:8]}, attempt {attempt}")
-        running = [each for each in known.commands if each.ended is None]
+        running = [each for each in known.commands if each.ended is None and each.process not in self.apart]
         if running:
             self._break(ONE_AT_A_TIME, f"{native.id} starts it while {running[0].native} runs it")
         if not self.root.away and self.root.read(f"jobs/{job}/intent.json") is None:
@@ -106,7 +109,7 @@ class JobLaws:
             self._break(EXPLAINED, f"attempt {attempt} starts although there is a result")
         if known.cancelled is not None and now > known.cancelled + OBEYED_WITHIN_S:
             self._break(CANCELLED, f"its command starts {now - known.cancelled:.0f} s later")
-        known.commands.append(Command(native.id, attempt, now))
+        known.commands.append(Command(native.id, me.name, attempt, now))
 
     def command_goes_on(self, job: str) -> None:
         """KNOWN_FIRST."""
@@ -119,10 +122,14 @@ class JobLaws:
                 each.ended, each.how = self.world.now, how
         self.world.note(f"the command of {job[:8]}, attempt {attempt}, ends: {how}")
 
-    def killed(self, native: Any) -> None:
+    def cut_off(self, process: Process) -> None:
+        """The backend takes a shim for gone that goes on: another may start beside it."""
+        self.apart.add(process.name)
+
+    def killed(self, native: Any, process: Process) -> None:
         self.died(native)
         for each in self.jobs[native.job].commands:
-            if each.native == native.id and each.ended is None:
+            if each.process == process.name and each.ended is None:
                 each.ended, each.how = self.world.now, "killed"
 
     def died(self, native: Any) -> None:

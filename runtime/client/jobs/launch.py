@@ -177,7 +177,8 @@ def _carry_out(
     lock = Lock(files, plan.job.id, f"{plan.job.owner}@{system.node()}")
     lock.take(patience_s=600, tell=progress)
     try:
-        found = files.read_many(marks)
+        retried = f"{plan.folder}/{ledger.EPOCH}"
+        found = files.read_many([*marks, retried])
         if removing in found:
             from runtime.client.jobs.gc import finish_removal
 
@@ -188,7 +189,9 @@ def _carry_out(
         if not made and files.read(f"{plan.folder}/intent.json") is None:
             files.remove(f"{plan.folder}/cancel")  # of a job without a record that was being ended
         reach("launch.locked")
-        _write_down(prepared, files, git, progress)
+        # If somebody has retried it since a launch that was cut off, the order is theirs.
+        if removing in found or retried not in found:
+            _write_down(prepared, files, git, progress)
         reach("launch.written")
         for number in range(len(plan.parts)):
             _submit_part(plan, number, job, lock, progress)

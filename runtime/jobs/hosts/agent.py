@@ -110,6 +110,11 @@ class Place(object):
 
     def _read(self, name: str, offset: int, limit: Optional[int]) -> Optional[bytes]:
         """The bytes of a file or of a folded one, None if there is neither or it is a folder."""
+        if name.endswith("/result"):
+            # A shim that was overtaken may put its own beside a folded one for a moment.
+            stands = self._read_folded(name, offset, limit)
+            if stands is not None:
+                return stands
         for _ in range(2):  # a file that is being unfolded may move between the two looks
             try:
                 with io.open(self.path(name), "rb") as opened:
