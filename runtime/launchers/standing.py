@@ -12,6 +12,7 @@ from runtime.jobs.ledger import (
     LedgerEntry,
     Outcome,
     find_begun,
+    job_folder,
     judge,
     name_unbegun,
     newest_natives,
@@ -22,6 +23,7 @@ from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Launcher
 from runtime.reasons import EndReason
+from runtime.shim.words import DUPLICATE
 from runtime.values import replace
 
 GONE: Final = (EndReason.LOST, EndReason.NODE_FAILED, EndReason.PREEMPTED)
@@ -78,6 +80,7 @@ def judge_jobs(
         home = only or homes.get(state.native_id) or homes.get(state.native_id.rpartition("_")[0])
         if home is not None:
             said.setdefault(home, []).append(state)
+    _follow_owners(entries, said, target, launcher, host, tell)
     suspects = {entry.id for entry in entries if entry.id in open_jobs and _might_have_ended(entry, said)}
     # A result that was committed while we asked counts: it came before the native job's end.
     again = read_outcomes(host.files, min(suspects) if len(suspects) == 1 else "") if suspects else {}
@@ -92,6 +95,36 @@ def judge_jobs(
         begun = find_begun(host.files, current, natives)
         found.append((judge(current, natives, begun=begun, indices=indices), natives))
     return found
+
+
+def _follow_owners(
+    entries: Sequence[LedgerEntry],
+    said: dict[str, list[NativeState]],
+    target: Target,
+    launcher: Launcher,
+    host: Host,
+    tell: Callable[[InfrastructureFailure], None] | None,
+) -> None:
+    """Replace what is said of a twin, which ended because another native job serves its part, by what is said of that."""
+    twins = {
+        f"{job_folder(entry.id)}/owners/{native.epoch}.{native.part}": (entry.id, native.native_id)
+        for entry in entries
+        if any(map(_is_twin, said.get(entry.id, ())))
+        for native in newest_natives(entry)
+    }
+    owners = {
+        content.decode(errors="replace"): twins[name]
+        for name, content in (host.files.read_many(list(twins)) if twins else {}).items()
+    }
+    others = [owner for owner, (_, twin) in owners.items() if owner != twin]
+    for state in ask(others, target, launcher, host, tell=tell):
+        if state.native_id in owners:
+            job, twin = owners[state.native_id]
+            said[job] = [each for each in said[job] if each.native_id != twin] + [state]
+
+
+def _is_twin(state: NativeState) -> bool:
+    return state.state.terminal and (state.reason is EndReason.DUPLICATE or state.exit_code == DUPLICATE)
 
 
 def _might_have_ended(entry: LedgerEntry, said: Mapping[str, Sequence[NativeState]]) -> bool:

@@ -208,6 +208,35 @@ def test_native_job_that_ended_without_a_result_has_failed(root: Root) -> None:
     assert (second.state, second.reason) == (JobState.FAILED, EndReason.LOST)
 
 
+@pytest.mark.parametrize("told", [{"reason": EndReason.DUPLICATE}, {"reason": EndReason.APP_FAILED, "exit_code": 3}])
+def test_job_stands_as_the_native_job_that_serves_it_and_not_as_its_twin(root: Root, told: dict[str, Any]) -> None:
+    root.launch(FIRST, "7")
+    root.host.files.write(f"{ledger.job_folder(FIRST)}/owners/1.0", b"8")
+    states = {
+        "7": NativeState(native_id="7", index=None, state=JobState.FAILED, **told),
+        "8": NativeState(native_id="8", index=None, state=JobState.RUNNING),
+    }
+
+    def answer() -> None:
+        root.backend.answers = [states[each] for each in root.backend.asked[-1]]
+
+    root.backend.meanwhile = answer
+
+    (status,) = root.judge(FIRST)
+
+    assert (status.state, root.backend.asked) == (JobState.RUNNING, [["7"], ["8"]])
+
+
+def test_twin_whose_other_is_forgotten_has_failed(root: Root) -> None:
+    root.launch(FIRST, "7")
+    root.host.files.write(f"{ledger.job_folder(FIRST)}/owners/1.0", b"8")
+    root.backend.say("7", JobState.FAILED, reason=EndReason.DUPLICATE)
+
+    (status,) = root.judge(FIRST)
+
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.DUPLICATE)
+
+
 def test_runs_that_a_native_job_has_not_begun_are_pending(root: Root) -> None:
     root.launch(FIRST, "7", indices=2)
     root.host.files.make_folder(f"{ledger.job_folder(FIRST)}/runs/0/a1")
