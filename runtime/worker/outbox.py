@@ -56,8 +56,8 @@ class Outbox:
         """By experiment: records that this worker has committed."""
         self.released = 0
         """Tasks given back in all, besides those declined or postponed."""
-        self._unstartable: dict[str, tuple[int, int, float]] = {}
-        """By task: how often the service refused a call before its start, `handed` at the first refusal, and its time."""
+        self._unstartable: dict[str, tuple[int, int, float, float]] = {}
+        """By task: how often the service refused a call before its start, `handed` at the first refusal, its time and the last's."""
 
     @property
     def pending(self) -> bool:
@@ -124,8 +124,10 @@ class Outbox:
         if len(self._unstartable) > 1_000:
             self._unstartable.clear()
         now = system.monotonic()
-        times, handed, since = self._unstartable.get(task_id, (0, self.handed, now))
-        self._unstartable[task_id] = times + 1, handed, since
+        times, handed, since, last = self._unstartable.get(task_id, (0, self.handed, now, now))
+        if problem.denied and now - last > DENIED_FOR_S:
+            times, handed, since = 0, self.handed, now  # Nobody knows how it was in between.
+        self._unstartable[task_id] = times + 1, handed, since, now
         return times >= REFUSALS and self.handed > handed and (not problem.denied or now - since > DENIED_FOR_S)
 
     def count(self, settlements: Sequence[Settlement], settled: Settled) -> None:

@@ -33,8 +33,9 @@ ANSWERED_WITHIN_S = 5.0
 SETTLED_WITHIN_S = 60.0
 """The end of an attempt is in the store within this time, if its worker is not stopped or cut off."""
 
-DONE_AGAIN_S = 10.0
-"""Who starts a task this long after a success of it, in a worker that nothing holds up, comes second."""
+DONE_AGAIN_S = 35.0
+"""Who starts a task this long after a success of it, in a worker that nothing holds up, comes second: a call or three may go
+unanswered before the success is in the store."""
 
 WORKERS_TO_BURY = 7
 """A task that ends its workers ends at most so many: two before it is suspected, and then one on each of three hosts or
