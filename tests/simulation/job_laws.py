@@ -10,7 +10,6 @@ from typing import Any
 
 from runtime.jobs.ledger import JobStatus
 from runtime.jobs.spec import JobState
-from runtime.reasons import EndReason
 from runtime.shim.retry import LOST_IN_A_ROW
 from tests.simulation.files import Root
 from tests.simulation.world import Broken, Process, World
@@ -159,7 +158,7 @@ class JobLaws:
             or (known.cancelled is not None and asked_at < known.cancelled)
         ):
             return
-        if self._is_elsewhere(status):
+        if self._may_go_on(status):
             return
         if known.said is not None and asked_at < known.said[1]:
             return  # it had not ended yet when they looked
@@ -173,10 +172,10 @@ class JobLaws:
         if known.said is None and status.state.terminal and (not firmly or len(entry.outcomes) >= entry.indices):
             known.said = status.state, self.world.now
 
-    def _is_elsewhere(self, status: JobStatus) -> bool:
-        """Whether it says that another serves the job, and that is one which the backend takes for gone."""
-        apart = (self.processes[each].job for each in self.apart)
-        return status.reason is EndReason.DUPLICATE and status.entry.id in apart
+    def _may_go_on(self, status: JobStatus) -> bool:
+        """Whether it says what the backend says, which took a shim of the job for gone that may go on."""
+        entry = status.entry
+        return len(entry.outcomes) < entry.indices and any(self.processes[each].job == entry.id for each in self.apart)
 
     def _kept_nothing(self, since: float) -> bool:
         """Whether the record root was full or away since then."""
@@ -290,7 +289,7 @@ class JobLaws:
             return
         job, said, at = heard
         known = self.jobs[job]
-        if self._is_elsewhere(said) or (firmly and len(said.entry.outcomes) < said.entry.indices):
+        if self._may_go_on(said) or (firmly and len(said.entry.outcomes) < said.entry.indices):
             return
         if at >= known.reopened and known.reopening is None and said.state is not found[job].state:
             self._break(WAIT_TRUE, f"it said {said.state}, and it is {found[job].state}")
