@@ -100,7 +100,7 @@ class JobLaws:
         native, known, now = self.processes[me.name], self.jobs[job], self.world.now
         self.world.note(f"starts the command of {job[:8]}, attempt {attempt}")
         running = [each for each in known.commands if each.ended is None and each.process not in self.apart]
-        if running and me.name not in self.apart:
+        if running and (me.name not in self.apart or attempt < max(each.attempt for each in running)):
             self._break(ONE_AT_A_TIME, f"{native.id} starts it while {running[0].native} runs it")
         if not self.root.away and self.root.read(f"jobs/{job}/intent.json") is None:
             self._break(KNOWN_FIRST, "its command starts without an intent")

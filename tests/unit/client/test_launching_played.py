@@ -404,6 +404,21 @@ def test_retry_that_waited_for_another_one_starts_nothing_beside_it(backend: Bac
     assert backend.submitted == [job.id]
 
 
+def test_launch_that_was_cut_off_and_is_repeated_leaves_a_retry_its_order(backend: Backend) -> None:
+    job = backend.launch("other")
+    folder = ledger.job_folder(job.id)
+    job.files.remove(f"{folder}/launched")
+    backend.stands = LOST
+    retry_job(job, backend.settings)
+    backend.stands = {"state": JobState.RUNNING}
+
+    backend.launch("other")
+
+    order = json.loads(job.files.read(f"{folder}/order.json") or b"{}")
+    assert (order["epoch"], len(backend.submitted)) == (2, 2)
+    assert job.files.read(f"{folder}/launched") is not None
+
+
 def test_cancel_asks_a_backend_again_that_did_not_say_how_the_job_had_ended(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

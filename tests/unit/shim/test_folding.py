@@ -387,6 +387,21 @@ def test_everything_is_read_where_it_was_after_it_was_folded_and_after_it_was_un
     assert not list(job.rglob("*ended"))
 
 
+@pytest.mark.parametrize("runs", [1, 3])
+def test_folded_result_stands_whatever_a_shim_that_was_overtaken_puts_beside_it(tmp_path: Path, runs: int) -> None:
+    job, name = fill(tmp_path, runs=runs), "runs/0/result"
+    stands = (job / name).read_text()
+    fold_job(str(job), json.loads((job / "order.json").read_text()))
+    (job / name).parent.mkdir(parents=True, exist_ok=True)
+    (job / name).write_text('{"reason": "succeeded"}')
+
+    assert FolderRecord(str(job)).read(name) == stands
+    assert LocalFiles(str(tmp_path)).read(f"jobs/{JOB}/{name}") == stands.encode()
+    for start in ["", "runs/0"]:
+        unfold(str(job), start)
+    assert (job / name).read_text() == stands
+
+
 def test_folding_leaves_a_job_alone_that_somebody_launches(tmp_path: Path) -> None:
     job = fill(tmp_path, runs=1)
     before = sorted(job.rglob("*"))

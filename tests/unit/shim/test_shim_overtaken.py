@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from runtime.shim.files import fold
+from runtime.shim.record import FolderRecord
 from tests.fakes.gcs import GcsServer
 from tests.shim_support import JOB, ShimJob, make_job, processes_with, wait_for
 from tests.unit.shim.test_shim_bucket import BucketJob, maker
@@ -84,6 +87,28 @@ def test_command_that_ends_by_itself_after_a_later_attempt_began_has_no_result_a
 
     assert made.finish(started) == DUPLICATE
     assert (made.ends()[0], made.results()) == ("stopped", {})
+
+
+@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize("looks", [QUICK, NEVER_LOOKS], ids=["while it runs", "after it"])
+def test_attempt_whose_run_another_shim_has_ended_and_folded_is_over_and_leaves_nothing(
+    tmp_path: Path, code: int, looks: dict[str, float]
+) -> None:
+    made = make_job(
+        tmp_path / "lab",
+        sys.executable,
+        f"touch {tmp_path}/up; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; exit {code}",
+    )
+    started = start_at_work(made, tmp_path / "up", **looks)
+    put(made, "runs/0/a0002/start.json")
+    put(made, "runs/0/result", '{"reason": "app_failed", "code": 5, "attempt": 2}')
+    fold(str(made.folder))
+    if looks is NEVER_LOOKS:
+        (tmp_path / "go").touch()
+
+    assert made.finish(started) == DUPLICATE
+    assert json.loads(FolderRecord(str(made.folder)).read("runs/0/result") or "")["code"] == 5
+    assert (made.ends(), made.results()) == ([], {})
 
 
 def test_shim_does_not_begin_another_attempt_of_a_job_that_a_later_epoch_serves(job: MakeJob, tmp_path: Path) -> None:
