@@ -161,7 +161,11 @@ def _serve(order, run, options, asked, binding, give_up):
             return settle(order, run, run.commit(named, code, number, details, give_up))
         if named == "preempted" and order.get("notices"):
             asked.goes = True  # the command itself may have seen the notice first
-        what, then = decide(run.counted(order, number), order["retry"])
+        counted = run.counted(order, number)
+        if not counted:
+            say("index %d: others have ended it" % run.index)  # while we stood still, and it is folded
+            return DUPLICATE
+        what, then = decide(counted, order["retry"])
         if what == "final":
             return settle(order, run, run.commit(then, code, number, details, give_up))
         if asked.stop:

@@ -258,7 +258,8 @@ class JobLaws:
         if result is None:
             return
         if result["reason"] == "app_failed":
-            failed = sum(each.how == "app_failed" and each.began >= known.since for each in known.commands)
+            counts = [each for each in known.commands if each.began >= known.since or each.process in self.apart]
+            failed = sum(each.how == "app_failed" for each in counts)
             asked = sum(each.how == "requeue" for each in known.commands)
             # With a message it is the backend's word: it takes the death of a shim for a failure, and a shim without an order.
             if failed < known.budget[0] + 1 and asked <= known.budget[1] and "message" not in result:

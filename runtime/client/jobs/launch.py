@@ -177,8 +177,8 @@ def _carry_out(
     lock = Lock(files, plan.job.id, f"{plan.job.owner}@{system.node()}")
     lock.take(patience_s=600, tell=progress)
     try:
-        retried = f"{plan.folder}/{ledger.EPOCH}"
-        found = files.read_many([*marks, retried])
+        whole = f"{plan.folder}/intent.json", f"{plan.folder}/{ledger.EPOCH}"
+        found = files.read_many([*marks, *whole])
         if removing in found:
             from runtime.client.jobs.gc import finish_removal
 
@@ -186,11 +186,11 @@ def _carry_out(
         elif launched_mark in found:
             _take_up(prepared, job, lock, progress)
             return job
-        if not made and files.read(f"{plan.folder}/intent.json") is None:
+        if removing in found or (not made and whole[0] not in found):
             files.remove(f"{plan.folder}/cancel")  # of a job without a record that was being ended
         reach("launch.locked")
         # If somebody has retried it since a launch that was cut off, the order is theirs.
-        if removing in found or retried not in found:
+        if removing in found or any(name not in found for name in whole):
             _write_down(prepared, files, git, progress)
         reach("launch.written")
         for number in range(len(plan.parts)):
