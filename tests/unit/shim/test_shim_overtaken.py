@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from runtime.shim import serve
 from runtime.shim.files import fold
-from runtime.shim.record import FolderRecord
+from runtime.shim.record import FolderRecord, Run
 from tests.fakes.gcs import GcsServer
 from tests.shim_support import JOB, ShimJob, make_job, processes_with, wait_for
 from tests.unit.shim.test_shim_bucket import BucketJob, maker
@@ -109,6 +111,42 @@ def test_attempt_whose_run_another_shim_has_ended_and_folded_is_over_and_leaves_
     assert made.finish(started) == DUPLICATE
     assert json.loads(FolderRecord(str(made.folder)).read("runs/0/result") or "")["code"] == 5
     assert (made.ends(), made.results()) == ([], {})
+
+
+@pytest.mark.parametrize("when", ["before its command", "after it"])
+def test_shim_that_stood_still_while_others_went_on_with_the_run_leaves_it_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    made = make_job(tmp_path / "lab", sys.executable, "true").write()
+    begun: list[int] = []
+
+    def claim_late(run: Run, *given: Any) -> int:
+        number = claim(run, *given)
+        if when == "before its command":
+            put(made, f"runs/0/a{number + 1:04d}/start.json")
+        return number
+
+    def attempt(order: Any, run: Run, number: int, *_: Any) -> Any:
+        begun.append(number)
+        return "app_failed", 1, {}
+
+    def end_late(run: Run, *given: Any) -> None:
+        end(run, *given)
+        if when == "after it":
+            put(made, "runs/0/result", '{"reason": "succeeded", "code": 0, "attempt": 2}')
+            fold(str(made.folder))
+
+    claim, end = Run.claim, Run.end
+    monkeypatch.setattr(Run, "claim", claim_late)
+    monkeypatch.setattr(Run, "end", end_late)
+    monkeypatch.setattr(serve, "attempt_once", attempt)
+    options = SimpleNamespace(native="41", scratch=str(tmp_path), part=None)
+
+    code = serve.serve(
+        made.order, FolderRecord(str(made.folder)), 0, options, SimpleNamespace(stop=False, goes=False), {}
+    )
+
+    assert (code, len(begun)) == (DUPLICATE, when == "after it")
 
 
 def test_shim_does_not_begin_another_attempt_of_a_job_that_a_later_epoch_serves(job: MakeJob, tmp_path: Path) -> None:
