@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from runtime.errors import InfrastructureFailure, InvalidTask, NotPossible, RequestRefused, UnknownName
+from runtime.errors import LOST_FOR_GOOD, InvalidTask, NotPossible, RequestRefused, UnknownName
 from runtime.owners import write_private
 from runtime.records.base import ExperimentSeen, RecordStore, StoredTask
 from runtime.tasks.model import Task, experiment_digest
@@ -223,9 +223,7 @@ def _manifest_lines(records: RecordStore, task_id: str) -> Iterator[str]:
             parts_left -= 1
             try:
                 yield from records.read_part(part)
-            except InfrastructureFailure as problem:
-                if problem.retryable:
-                    raise
+            except LOST_FOR_GOOD as problem:
                 _say_once(problem.message)
 
 

@@ -18,7 +18,8 @@ from runtime.client.identify import (
     recall_last,
     remember_last,
 )
-from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.errors import NotPossible, RequestRefused, StoreUnavailable, UnknownName
+from runtime.records.base import ManifestPart
 from runtime.testing import sample_task
 from tests.verbs_support import Bench
 
@@ -166,3 +167,17 @@ def test_find_submitted_returns_a_task_that_has_no_record(bench: Bench) -> None:
 
     assert find_submitted(bench.records, second.id) == second
     assert find_submitted(bench.records, sample_task("3").id) is None
+
+
+def test_store_that_refuses_permission_is_not_taken_for_one_without_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, task = Bench.memory(), sample_task()
+    bench.put(task)
+
+    def refuse(part: ManifestPart) -> list[str]:
+        raise StoreUnavailable("403 Forbidden", denied=True)
+
+    monkeypatch.setitem(vars(bench.records), "read_part", refuse)
+
+    with pytest.raises(StoreUnavailable, match="403"):
+        find_submitted(bench.records, task.id)
+    bench.close()
