@@ -116,11 +116,17 @@ def _follow_owners(
         content.decode(errors="replace"): twins[name]
         for name, content in (host.files.read_many(list(twins)) if twins else {}).items()
     }
-    others = [owner for owner, (_, twin) in owners.items() if owner != twin]
+    others = [owner for owner, (_, twin) in owners.items() if _is_another(owner, twin)]
     for state in ask(others, target, launcher, host, tell=tell):
         if state.native_id in owners:
             job, twin = owners[state.native_id]
             said[job] = [each for each in said[job] if each.native_id != twin] + [state]
+
+
+def _is_another(owner: str, native_id: str) -> bool:
+    """Whether a claim is another native job's, in the form that the ledger knows. Where names are unique, shims claim by
+    something finer, such as a uid, and there are no twins."""
+    return not owner.startswith(native_id) and ("/" in owner) is ("/" in native_id)
 
 
 def _is_twin(state: NativeState) -> bool:

@@ -227,6 +227,16 @@ def test_job_stands_as_the_native_job_that_serves_it_and_not_as_its_twin(root: R
     assert (status.state, root.backend.asked) == (JobState.RUNNING, [["7"], ["8"]])
 
 
+@pytest.mark.parametrize(("native", "owner"), [("7", "7"), ("lab/j-1", "0f1e-uid"), ("j-1", "j-1+a4")])
+def test_claim_of_the_same_native_job_names_no_twin(root: Root, native: str, owner: str) -> None:
+    root.launch(FIRST, native)
+    root.host.files.write(f"{ledger.job_folder(FIRST)}/owners/1.0", owner.encode())
+    root.backend.say(native, JobState.FAILED, reason=EndReason.DUPLICATE)
+
+    assert root.states(FIRST) == [JobState.FAILED]
+    assert root.backend.asked == [[native]]
+
+
 def test_twin_whose_other_is_forgotten_has_failed(root: Root) -> None:
     root.launch(FIRST, "7")
     root.host.files.write(f"{ledger.job_folder(FIRST)}/owners/1.0", b"8")
