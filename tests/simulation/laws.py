@@ -101,6 +101,8 @@ class Laws:
         self.ending: set[str] = set()
         """Experiments and tasks that somebody has begun to cancel and was not told, and `purge`."""
         self.records: dict[tuple[str, int], Record] = {}
+        self.late: set[tuple[str, int]] = set()
+        """Records that a call made after its caller had given up."""
         if bucket is not None:
             bucket.watchers.append(self.written)
 
@@ -124,6 +126,8 @@ class Laws:
         """See a record that was not there before, at the moment when it is durable."""
         key = record.task_id, record.generation
         self.records[key], self.seen[key].recorded_at = record, self._world.now
+        if self._world.is_late():
+            self.late.add(key)
         if record.state is TaskState.CANCELLED and key in self.tasks:
             over = [each[1] for each in (self.cancelled.get(record.experiment), self.purged) if each]
             under_way = self.ending & {"purge", record.experiment, record.task_id}
@@ -154,11 +158,16 @@ class Laws:
             seen.ended_at.append((self._world.now, order.token, process))
 
     def left(self, worker: str, result: WorkerResult) -> None:
-        """A worker that left for want of work has counted each record that it committed, and no other."""
-        mine = Counter(record.state for record in self.records.values() if record.worker == worker)
-        truth = mine[TaskState.SUCCEEDED], mine[TaskState.FAILED]
-        if result.reason.startswith("idle") and truth != (result.succeeded, result.failed):
-            self._break(COUNTED, f"it says {result.succeeded} and {result.failed}, and {truth[0]} and {truth[1]} stand")
+        """A worker that left for want of work has counted each record that it committed, and no other.
+
+        It need not know of one that came to stand after the answer that it does not.
+        """
+        mine = {key: record.state for key, record in self.records.items() if record.worker == worker}
+        known = Counter(state for key, state in mine.items() if key not in self.late)
+        stand = Counter(mine.values())
+        for state, said in ((TaskState.SUCCEEDED, result.succeeded), (TaskState.FAILED, result.failed)):
+            if result.reason.startswith("idle") and not known[state] <= said <= stand[state]:
+                self._break(COUNTED, f"it says that {said} {state}, and {stand[state]} stand")
 
     def redriven(self, found: Iterable[Redriven]) -> None:
         """Note what a redrive was told: each generation that it queued has to be recorded, and only one call queued it."""

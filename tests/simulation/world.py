@@ -404,6 +404,10 @@ class World:
         self.note(f"{what} -> {'403' if lacks else 'cut off'}")
         raise denied() if lacks and denied is not None else refused("503")
 
+    def is_late(self) -> bool:
+        """Whether a call is under way whose caller has given up."""
+        return self._net is not None and self.me() is self._net
+
     def _apply_later(self, what: str, apply: Callable[[], Any], after_s: float) -> None:
         def late() -> None:
             self.note(f"{what} -> done LATE")
