@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 
 from runtime.owners import private_folder
 from runtime.shim.folders import remove_folder
@@ -19,6 +20,9 @@ from runtime.shim.folders import remove_folder
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+CLEANED_S = 5.0
+"""How long a worker that starts waits for one that cleans up behind others."""
 
 METRICS = ".metrics.jsonl"
 """Ends the name, beside an attempt's folder, of the file with its reports."""
@@ -68,12 +72,16 @@ def open_root(worker: str, *, base: str | None = None) -> ScratchRoot:
     _check_base(base)
     path = f"{base}/{worker}"
     fd = None
+    until = time.monotonic() + CLEANED_S
     while fd is None:
         try:
             fd = _lock(f"{path}.lock")
         except BlockingIOError:
-            fact = "another worker of that name runs on this host"
-            raise _failure(f"scratch folder `{path}` is in use", fact) from None
+            # Another worker may be looking whether this root is a dead one's.
+            if time.monotonic() >= until:
+                fact = "another worker of that name runs on this host"
+                raise _failure(f"scratch folder `{path}` is in use", fact) from None
+            time.sleep(0.01)
     remove_tree(path)
     os.mkdir(path, 0o700)
     return ScratchRoot(path, fd)
