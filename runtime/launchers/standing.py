@@ -105,7 +105,7 @@ def _follow_owners(
     host: Host,
     tell: Callable[[InfrastructureFailure], None] | None,
 ) -> None:
-    """Replace what is said of a twin, which ended because another native job serves its part, by what is said of that."""
+    """Replace the state of a twin, which ended because another native job serves its part, with the state of that one."""
     twins = {
         f"{job_folder(entry.id)}/owners/{native.epoch}.{native.part}": (entry.id, native.native_id)
         for entry in entries
@@ -124,8 +124,8 @@ def _follow_owners(
 
 
 def _is_another(owner: str, native_id: str) -> bool:
-    """Whether a claim is another native job's, in the form that the ledger knows. Where names are unique, shims claim by
-    something finer, such as a uid, and there are no twins."""
+    """Whether a claim names another native job as the ledger would. On a backend with unique names there are no twins, and
+    shims claim by a finer id, such as a uid."""
     return not owner.startswith(native_id) and ("/" in owner) is ("/" in native_id)
 
 

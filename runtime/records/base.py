@@ -173,8 +173,8 @@ class AttemptStore(Protocol):
     def note_ended(self, task: Task, note: EndedNote) -> None:
         """Create-only by token; a second one of the same token changes nothing.
 
-        In a store that does not hold the leases, an attempt's own end stands instead of an `unseen` one: whoever found
-        it gone may have been wrong.
+        In a store that does not hold the leases, an attempt's own end counts, and not an `unseen` one of the same token:
+        the worker that noted that may have been wrong.
         """
 
     def history(self, task_id: str, generation: int) -> History: ...
