@@ -256,7 +256,12 @@ class Dispatch:
                 outbox.end_unstarted(held, refusal)
             elif problem is not None and outbox.fail_unstarted(held, problem):
                 continue
-            elif problem is None and not (services.leaving.reason or held.stop_reason or self._orders.stale):
+            elif (
+                problem is None
+                and not (services.leaving.reason or held.stop_reason or self._orders.stale)
+                # It has read an order meanwhile, and not yet which tasks that covers.
+                and self._orders.is_cancelled(lease) is not None
+            ):
                 going.setdefault(held.slot, []).append(held)
             else:
                 # Other tasks come first then, which shows whether the refusal is about this task.
