@@ -237,7 +237,7 @@ class Laws:
                 failed = sum(reason in FAILS for reason in ends)
                 if failed < needed:
                     self._break(EVIDENCE, f"{_name(record)} {record.reason}: {failed} of {needed} attempts failed")
-            else:
+            elif key[0] not in self.worker_crashers:
                 died = sum(reason is EndReason.LOST for reason in ends)
                 seen = self.seen[key]
                 hosts = {host for _, token, host in seen.starts if token not in seen.ends or _is_lost(seen.ends[token])}
