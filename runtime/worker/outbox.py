@@ -57,7 +57,7 @@ class Outbox:
         self.released = 0
         """Tasks given back in all, besides those declined or postponed."""
         self._unstartable: dict[str, tuple[int, int, float, float]] = {}
-        """By task: how often the service refused a call before its start, `handed` at the first refusal, its time and the last's."""
+        """By task: refusals of a call before its start, `handed` at the first one, and the times of the first and the last."""
 
     @property
     def pending(self) -> bool:

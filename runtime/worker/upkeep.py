@@ -30,7 +30,7 @@ SEEN_AFTER_CHANGE_S: Final = 2.0
 LIVE_EVERY_S: Final = 5.0
 """How often a worker beside its records reports in while its attempts report numbers."""
 PROGRESS_COUNTS_AFTER_S: Final = 60.0
-"""An attempt that reports progress is noted as proven after this time, so that short ones cost no write more."""
+"""An attempt that reports progress is noted as proven after this time, so that a short one costs no further write."""
 MOST_REPORTS: Final = 64
 """How many attempts' numbers are in a worker's report."""
 MOST_METRICS: Final = 8
