@@ -7,7 +7,7 @@ memory or a small file. Here a call is one entry in a queue, and many calls of o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from runtime.platform import system
@@ -107,8 +107,10 @@ class Lane(Generic[A]):
         self._working = 0
         self._lock = system.lock()
 
-    def add(self, items: Iterable[A]) -> None:
+    def add(self, items: Collection[A]) -> None:
         """Have them called. With no items it has another thread help where all that work seem to hang."""
+        if not items and not self._left:
+            return
         with self._lock:
             hanging = bool(self._left) and system.perf_counter() - self._taken_at > HANGING_S
             self._left.extend(items)

@@ -58,6 +58,10 @@ class Leasing:
         """Return when to lease next; None without room, while an answer is awaited, or if ends must be recorded first."""
         if self.under_way or self._outbox.blocks_leasing or self.room() <= 0:
             return None
+        return self._earliest
+
+    @property
+    def _earliest(self) -> float:
         return max(self._poll_at, self._dispatch.pause_until, self._preparing.furnishing.slow_until)
 
     def poll_now(self) -> None:
@@ -76,10 +80,11 @@ class Leasing:
             self._orders.wait(now)
             return
         self._preparing.furnishing.leave_if_in_vain(now)
-        at = self.next_at()
-        if at is None or now < at:
+        if self.under_way or now < self._earliest or self._outbox.blocks_leasing:
             return
         room = self.room()
+        if room <= 0:
+            return
         self.under_way = True
         services.offload.call(
             lambda: services.queue.lease(room, worker=services.name, ttl=services.options.lease_time), self._fetched

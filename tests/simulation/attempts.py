@@ -220,9 +220,13 @@ class Noting:
     def __init__(self, world: World) -> None:
         self._world = world
 
+    def due_in(self) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
     def __getattr__(self, name: str) -> Any:
-        if name in ("due_in", "tick"):
-            return _nothing
         if self._world.trace is None:
             return _nothing
         return lambda *args, **named: self._world.note(f"says {name} {' '.join(map(_brief, args))}")

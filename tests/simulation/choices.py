@@ -6,6 +6,7 @@ decisions are on the tape. So a shorter tape changes nothing but what was taken 
 
 from __future__ import annotations
 
+import hashlib
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -37,15 +38,14 @@ class Chance:
 
     def __init__(self, seed: int, script: Tape | None = None, *, wild: bool = False) -> None:
         """`wild` switches every fault on; else each seed has a subset of its own."""
-        rng = random.Random(seed)
-        self._random = rng.random
+        self._random = random.Random(seed).random
         self._script = script
         self._taken: dict[tuple[str, str], int] = {}
         self.tape: Tape = {}
         self.healed = False
         """No fault happens any more."""
-        kinds = sorted({kind for choice in Choice.known.values() if choice.fault for kind in choice.kinds})
-        self._off = set() if wild else {kind for kind in kinds if rng.random() < 0.5}
+        kinds = {kind for choice in Choice.known.values() if choice.fault for kind in choice.kinds}
+        self._off = set() if wild else {kind for kind in kinds if lacks(seed, kind)}
 
     def calm(self, *kept: str) -> None:
         """Switch every fault off, except for the kinds `kept`."""
@@ -69,6 +69,11 @@ class Chance:
         if picked:
             self.tape[who, choice.name, number] = picked
         return picked
+
+
+def lacks(seed: int, kind: str) -> bool:
+    """Whether a seed's world has no fault of this kind: half of them, whatever other kinds there are."""
+    return hashlib.blake2b(f"{seed} {kind}".encode(), digest_size=1).digest()[0] < 128
 
 
 def write_tape(tape: Tape) -> str:

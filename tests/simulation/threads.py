@@ -354,7 +354,11 @@ class Selector:
         return ready
 
     def _ready(self) -> list[tuple[Any, int]]:
-        return [(self._keys[fd], selectors.EVENT_READ) for fd, each in self._wake_ups.items() if each.rung]
+        ready = []
+        for fd, each in self._wake_ups.items():
+            if each.rung:
+                ready.append((self._keys[fd], selectors.EVENT_READ))
+        return ready
 
     def close(self) -> None:
         for fd in list(self._keys):

@@ -305,7 +305,12 @@ class World:
     def _nobody_before(self, at: float, strand: Strand) -> bool:
         """Let the running thread go on at that time without a switch, if nobody else has anything to do before."""
         heap = self._heap
-        if (heap and heap[0][0] <= at) or not self.now < at <= self.until_s or strand.process.stopped_until > at:
+        while heap and heap[0][0] <= at:
+            _, _, other, ticket = heap[0]
+            if other.ticket == ticket and not other.ended and not other.process.dead:
+                return False
+            heapq.heappop(heap)
+        if not self.now < at <= self.until_s or strand.process.stopped_until > at:
             return False
         if self.steps >= STEPS or self.broken is not None or self.after_step is not None:
             return False
