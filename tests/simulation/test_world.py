@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from runtime.platform import system
-from tests.simulation.choices import Chance, Choice, read_tape, write_tape
+from tests.simulation.choices import Chance, Choice, how_often, read_tape, write_tape
 from tests.simulation.shrink import shrink
 from tests.simulation.threads import stand_ins
 from tests.simulation.world import CALL, FATES, World
@@ -219,16 +221,29 @@ def test_selector_wakes_for_a_ring_and_for_its_time() -> None:
 
 def test_tape_holds_what_was_harmful_and_repeats_it() -> None:
     choice = Choice("of-a-test", 1, 1, 1)
-    try:
-        chance = Chance(3, wild=True)
-        drawn = [chance.draw(who, choice) for who in "aabbaab" * 5]
-        again = Chance(99, read_tape(write_tape(chance.tape)))
+    chance = Chance(3, wild=True)
+    drawn = [chance.draw(who, choice) for who in "aabbaab" * 5]
+    again = Chance(99, read_tape(write_tape(chance.tape)))
 
-        assert [again.draw(who, choice) for who in "aabbaab" * 5] == drawn
-        assert again.tape == chance.tape
-        assert 0 < len(chance.tape) < len(drawn)
-    finally:
-        del Choice.known["of-a-test"]
+    assert [again.draw(who, choice) for who in "aabbaab" * 5] == drawn
+    assert again.tape == chance.tape
+    assert 0 < len(chance.tape) < len(drawn)
+
+
+def test_each_seed_has_some_kinds_of_faults_and_many_of_a_few() -> None:
+    choice = Choice("of-a-test", 80, 10, 10, kinds=["one", "other"])
+    seeds = range(2_000)
+    factors = Counter(how_often(seed, kind) for seed in seeds for kind in choice.kinds)
+    often = dict(zip(choice.kinds, (0, 8), strict=True))
+    tuned = choice.tuned(often.__getitem__)
+    chance = Chance(3)
+    chance.calm("other")
+
+    assert factors.keys() == {0, 1, 8}
+    assert 1_800 < factors[0] < 2_200
+    assert 150 < factors[8] < 350
+    assert tuned.limits == (90, 90, 170)
+    assert {chance.draw("a", choice) for _ in range(200)} == {0, 2}
 
 
 def test_shrink_leaves_what_breaks_the_law() -> None:
