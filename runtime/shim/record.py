@@ -265,7 +265,7 @@ class Run(object):
         try:
             self.record.create(self.name + "/result", json.dumps(result, sort_keys=True), give_up)
         except Taken:
-            result = self.result()
+            result = self.result() or result
         self.announce(result, give_up)
         return result
 
@@ -282,9 +282,16 @@ class Run(object):
             pass
 
     def announce(self, result, give_up=None):
-        job = os.path.basename(self.job)
-        outcome = (job, self.index, result["reason"], result["code"], result["attempt"])
-        self.record.announce("%s.%d.%s.%s.%d" % outcome, give_up)
+        name = self._outcome(result)
+        self.record.announce(name, give_up)
+        # If this machine stood still after the commit, the job may have been removed, or started again, before the name.
+        stands = self.result()
+        if stands is None or self._outcome(stands) != name:
+            self.record.drop_common("done/" + name)
+
+    def _outcome(self, result):
+        outcome = (os.path.basename(self.job), self.index, result["reason"], result["code"], result["attempt"])
+        return "%s.%d.%s.%s.%d" % outcome
 
     def cancelled(self):
         return any(self.record.has(name) for name in ("cancel", "cancel.%d" % self.index))

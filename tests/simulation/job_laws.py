@@ -64,6 +64,8 @@ class Known:
     since: float = 0.0
     """When whoever started it again last began to; commands from before that count no more."""
     said: tuple[JobState, float] | None = None
+    committed: float = 0.0
+    """When its last result was written."""
     died: int = 0
     """How often a shim of it was killed, or ended by an exception."""
     starts: int = 0
@@ -208,9 +210,10 @@ class JobLaws:
             self._break(KNOWN_FIRST, "its record is gone while a native job of it is there")
 
     def announces(self, job: str, index: str, reason: str) -> None:
-        """STAYS_ENDED: what listings show as a job's end is its result."""
-        result = self._result(job)
-        if result is None or result["reason"] != reason:
+        """STAYS_ENDED: what listings show as a job's end is its result, or was before somebody began it anew."""
+        result, known = self._result(job), self.jobs[job]
+        anew = max(self.removing, known.reopened, known.reopening or 0.0)
+        if (result is None or result["reason"] != reason) and anew < known.committed:
             self._break(STAYS_ENDED, f"{reason} is announced, and its result is {result and result['reason']}")
 
     # at the end of a run
@@ -232,6 +235,14 @@ class JobLaws:
             return
         if self.removing < max([known.acknowledged, *(each.began for each in known.commands)]):
             self._break(IN_LEDGER, "there is no such job, and nobody removed it")
+
+    def check_announced(self) -> None:
+        """STAYS_ENDED."""
+        for name in sorted(each.name for each in self.root.path.glob("done/*")):
+            job, _, reason, _, _ = name.split(".")
+            result = self._result(job)
+            if result is None or result["reason"] != reason:
+                self._break(STAYS_ENDED, f"{reason} was announced, and its result is {result and result['reason']}")
 
     def check_clean(self, natives: list[Any]) -> None:
         """CLEAN: what nobody needs any more can be removed wholly."""

@@ -97,7 +97,9 @@ class Shims:
         job = path.split("/")[-4]
         before = self.laws._result(job)
         try:
-            return do(path, *args, **named)
+            done = do(path, *args, **named)
+            self.laws.jobs[job].committed = self.world.now
+            return done
         finally:
             if before is not None and self.laws._result(job) != before:
                 self.laws._break(STAYS_ENDED, f"the result {before['reason']} was replaced")

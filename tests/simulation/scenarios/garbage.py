@@ -105,6 +105,7 @@ def garbage(world: World) -> Callable[[], None]:
             if known.acknowledged is not None:
                 laws.check_ended(job, status)
                 laws.check_held(job, status, natives)
+        laws.check_announced()
         laws.check_heard({"ann", "bob", "carol", "retrier", "sweeper"} - site.done.keys())
         collect(site.settings("judge"), timedelta(0), CUT_OFF)
         if site.cluster.labels:  # Without, a retry that was cut off before it called the backend might have called it.

@@ -77,6 +77,24 @@ def test_result_that_stands_is_returned_and_announced_whatever_comes_later(tmp_p
     assert made.results() == {0: ("app_failed", 3, 1)}
 
 
+@pytest.mark.parametrize("anew", [None, ("stopped", 143, 1)], ids=["removed", "started-again"])
+def test_end_of_a_job_that_was_begun_anew_meanwhile_is_not_announced(
+    tmp_path: Path, anew: tuple[str, int, int] | None
+) -> None:
+    made = make_job(tmp_path, sys.executable, "true")
+    run = Run(FolderRecord(str(made.folder)), 0)
+    result = run.commit("app_failed", 3, 1, {})
+    (made.folder / "runs/0/result").unlink()
+    next((made.root / "done").iterdir()).unlink()
+    if anew:
+        Run(FolderRecord(str(made.folder)), 0).commit(*anew, {})
+
+    run.announce(result)
+
+    assert len(list((made.root / "done").iterdir())) == len(made.results())
+    assert made.results() == ({0: anew} if anew else {})
+
+
 def test_file_that_was_made_though_the_answer_was_lost_counts_as_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
