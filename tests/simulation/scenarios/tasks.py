@@ -23,6 +23,8 @@ COMES = Choice("comes", 1, 1, fault=False)
 LOOK_EVERY = timedelta(seconds=5)
 ENDS = Choice("ends", 2, 1, 1, fault=False)
 """Whether somebody purges, or cancels, what was tried again."""
+REDRIVE_EVERY_S = (20.0, 4.0)
+EAGER = Choice("eager", 1, 1, fault=False)
 STORM_EVERY_S = (20.0, 9.0, 60.0)
 STORM = Choice("storm", 1, 1, 1, fault=False)
 
@@ -146,12 +148,14 @@ def failures(world: World) -> Callable[[], None]:
     town = Town(world)
     town.laws.failing, world.calls = True, HARSH_CALL
     most = 3 if world.draw(COMES, "retries") else 1
+    eager = world.draw(EAGER, "redriver")
     town.person("submitter", lambda stack: town.submit(stack, "e1", 3, max_failures=most), mortal=True)
 
     def redrive(stack: Stack) -> None:
         town.until("submitter")
-        for _ in range(3):
-            system.sleep(20.0)
+        every_s = REDRIVE_EVERY_S[eager]
+        for _ in range(int(60.0 / every_s)):
+            system.sleep(every_s)
             town.redrive(stack, "e1")
 
     ends = world.draw(ENDS, "ender")
