@@ -24,6 +24,7 @@ from tests.simulation.bucket import REFUSED, Bucket
 from tests.simulation.world import Broken, Process, World
 
 _RECORD = re.compile(layout.RECORD, re.ASCII)
+_END = re.compile(r"attempts/.*/(.*)\.ended\.json", re.ASCII)
 OBEYED_WITHIN_S = 140.0
 """An order is obeyed within this time: 10 s until it is read, 5 s for the read, and the longest stop of a worker."""
 
@@ -50,6 +51,7 @@ WAIT_ENDS = "`wait` ends once every task has"
 WAIT_TRUE = "`wait` tells the truth"
 EVIDENCE = "P4: each failure that was spent has an attempt that failed"
 INNOCENT = "P4: no innocent task is buried"
+OWN_WORD = "P4: a guess does not stand for what a worker saw"
 BURIED = "P9: a crasher becomes a dead letter"
 MARKED = "P1: a failed task is a dead letter until it is tried again"
 COUNTED = "a worker counts what it has recorded"
@@ -101,6 +103,8 @@ class Laws:
         self.ending: set[str] = set()
         """Experiments and tasks that somebody has begun to cancel and was not told, and `purge`."""
         self.records: dict[tuple[str, int], Record] = {}
+        self.own_ends: dict[str, Ended] = {}
+        """By token: how attempts ended under their workers' eyes."""
         self.late: set[tuple[str, int]] = set()
         """Records that a call made after its caller had given up."""
         if bucket is not None:
@@ -116,11 +120,21 @@ class Laws:
     def written(self, key: str, before: bytes | None, data: bytes) -> None:
         found = _RECORD.fullmatch(key)
         if found is None:
+            self._noted(key, data)
             return
         if before is not None:
             self._break(NEVER_CHANGES, f"`{key}` was written twice")
             return
         self.recorded(codec.read_record(data, key, found[1], int(found[2])))
+
+    def _noted(self, key: str, data: bytes) -> None:
+        """P4: what another worker takes for an attempt's end has a place of its own, and gives way to what its worker saw."""
+        found = _END.fullmatch(key)
+        if found is None:
+            return
+        ended = self.own_ends.get(found[1])
+        if codec.ENDED.decode(data, key).reason is EndReason.LOST and (ended is None or not _is_lost(ended)):
+            self._break(OWN_WORD, "an attempt is noted as lost, which only its worker could see")
 
     def recorded(self, record: Record) -> None:
         """See a record that was not there before, at the moment when it is durable."""
@@ -153,7 +167,7 @@ class Laws:
 
     def attempt_ends(self, order: Order, ended: Ended) -> None:
         seen, process = self.seen[order.task_id, order.generation], self._world.me()
-        seen.ends[order.token] = ended
+        seen.ends[order.token] = self.own_ends[order.token] = ended
         if process is not None:
             seen.ended_at.append((self._world.now, order.token, process))
 

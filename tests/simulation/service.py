@@ -28,6 +28,8 @@ STALE = Choice("stale-ack", 1, 1)
 
 ASIDE = Choice("aside", 3, 1)
 """With a dead-letter policy: it puts a message aside before its time, since it counts by guess."""
+COPIES = Choice("copies", 30, 1)
+"""A publisher's library published it twice, and says so to nobody."""
 LOSE = Choice("lose", 12, 1)
 """It forgets a message that it has confirmed, as after its retention."""
 
@@ -78,13 +80,15 @@ class Service:
         self.loses = False
 
     def publish(self, messages: Sequence[OutgoingMessage]) -> list[str]:
-        made = [
-            Message(f"{self._prefix}{next(self._ids)}", one.data, dict(one.attributes), self._world.now)
-            for one in messages
-        ]
-        self.messages.update((one.id, one) for one in made if not (self.loses and self._world.draw(LOSE)))
+        made = [self._make(one) for one in messages]
+        for one in [*made, *(self._make(one) for one in messages if self._world.draw(COPIES))]:
+            if not (self.loses and self._world.draw(LOSE)):
+                self.messages[one.id] = one
         self.rouse()
         return [one.id for one in made]
+
+    def _make(self, one: OutgoingMessage) -> Message:
+        return Message(f"{self._prefix}{next(self._ids)}", one.data, dict(one.attributes), self._world.now)
 
     def tasks(self) -> set[str]:
         """Return the tasks that it will deliver, or has put aside."""

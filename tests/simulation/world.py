@@ -56,6 +56,7 @@ FATES: Final[tuple[tuple[str, float, float], ...]] = (
     ("late", 2.0, 3),
     ("late", 25.0, 3),
     ("denied", 200.0, 0.5),
+    ("answer", 9.0, 4),
 )
 """What may become of a call, its measure in seconds, and how often: it is slow to arrive or to answer; it is refused
 and not done; it is done, and the answer is lost; the same, and the library's own second try meets the first; then its

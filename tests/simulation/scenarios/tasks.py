@@ -27,6 +27,8 @@ REDRIVE_EVERY_S = (20.0, 4.0)
 EAGER = Choice("eager", 1, 1, fault=False)
 STORM_EVERY_S = (20.0, 9.0, 60.0)
 STORM = Choice("storm", 1, 1, 1, fault=False)
+ASKS = Choice("asks", 1, 1, fault=False)
+"""Whether a machine that is taken away asks its worker to leave, or is just gone."""
 
 
 def control(world: World) -> Callable[[], None]:
@@ -180,7 +182,7 @@ def rush(world: World) -> Callable[[], None]:
 
 
 def storm(world: World) -> Callable[[], None]:
-    """Workers of one slot are killed again and again under long tasks, one of which may crash what starts it."""
+    """Workers of one slot are killed or asked to leave again and again, and one of their tasks may crash what starts it."""
     town = Town(world)
     town.person("submitter", lambda stack: town.submit(stack, "e1", 2))
     ends_worker = False
@@ -189,12 +191,15 @@ def storm(world: World) -> Callable[[], None]:
         (town.laws.worker_crashers if ends_worker else town.laws.crashers).add(task_id("e1", key="0"))
     one_host = not world.draw(COMES, "hosts")
     every_s = STORM_EVERY_S[world.draw(STORM, "killer")]
+    asks = world.draw(ASKS, "killer")
 
     def kill() -> None:
         for _ in range(12):
             system.sleep(every_s)
             living = [each for each in world.processes.values() if each.name.startswith("w") and not each.dead]
-            if living:
+            if living and asks:
+                town.ask_to_leave(living[0])
+            elif living:
                 world.kill(living[0])
 
     world.spawn("killer", kill, at_s=10.0)

@@ -73,6 +73,8 @@ class Town:
         """By name: what people were told."""
         self.people: set[str] = set()
         self._asked: dict[tuple[str, int], int] = {}
+        self._at_work: dict[str, Worker] = {}
+        """By process."""
 
     def open(self) -> Stack:
         return Stack(self.world, self.bucket, self.service)
@@ -203,12 +205,19 @@ class Town:
     def _may_be_asked_to_leave(self, worker: Worker) -> None:
         me = self.world.me()
         assert me is not None
+        self._at_work[me.name] = worker
         if me.mortal and (pick := self.world.draw(SIGTERM)):
+            self.ask_to_leave(me, TERM_S[pick])
+
+    def ask_to_leave(self, process: Process, after_s: float = 0.0) -> None:
+        """SIGTERM for a worker."""
+        worker = self._at_work.get(process.name)
+        if worker is not None:
             self.world.spawn(
-                f"term-of-{me.name}",
-                lambda: None if me.dead else worker.stop("SIGTERM"),
-                host=me.host.name,
-                at_s=TERM_S[pick],
+                f"term-of-{process.name}",
+                lambda: None if process.dead else worker.stop("SIGTERM"),
+                host=process.host.name,
+                at_s=after_s,
             )
 
     def mend(self, *, lives: int = 1) -> None:
