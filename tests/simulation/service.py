@@ -28,7 +28,7 @@ STALE = Choice("stale-ack", 1, 1)
 
 ASIDE = Choice("aside", 3, 1)
 """With a dead-letter policy: it puts a message aside before its time, since it counts by guess."""
-COPIES = Choice("copies", 30, 1)
+COPIES = Choice("copies", 12, 1)
 """A publisher's library published it twice, and says so to nobody."""
 LOSE = Choice("lose", 12, 1)
 """It forgets a message that it has confirmed, as after its retention."""

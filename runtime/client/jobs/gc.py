@@ -375,12 +375,8 @@ def _remove_job(garbage: Garbage, place: OpenTarget, owner: str) -> list[str]:
     except NotPossible:
         return [f"job `{job}`: it is being launched"]
     except StoreUnavailable:
-        # A full disk, where nobody can launch it either. `done` has how its runs ended, and without their files there is
-        # room for the lock.
-        if changed := _find_change(garbage, place):
-            return [f"job `{job}`: {changed}"]
-        for name in ("runs", FOLDED):
-            place.files.remove(f"{job_folder(job)}/{name}")
+        if left := _make_room(garbage, place):
+            return left
         lock.take(patience_s=_LAUNCHED_S, wait=False)
     try:
         changed = _find_change(garbage, place)
@@ -396,6 +392,21 @@ def _remove_job(garbage: Garbage, place: OpenTarget, owner: str) -> list[str]:
         place.files.remove(job_folder(job))
     finally:
         lock.release()
+    return []
+
+
+def _make_room(garbage: Garbage, place: OpenTarget) -> list[str]:
+    """Remove files of a job from a full disk, where nobody can launch it either, so that there is room for the lock."""
+    files, job = place.files, garbage.name
+    if changed := _find_change(garbage, place):
+        return [f"job `{job}`: {changed}"]
+    files.remove(f"{job_folder(job)}/runs")  # `done` has how they ended
+    if files.read_from(f"{job_folder(job)}/{FOLDED}", 0, 1):
+        # All that is known of the job goes with this file, so what only its record leads to goes first.
+        if left := _remove_natives(garbage, place):
+            return left
+        _remove_ends(job, files)
+        files.remove(f"{job_folder(job)}/{FOLDED}")
     return []
 
 
@@ -464,9 +475,13 @@ def clear_record(job: str, place: OpenTarget, *, owner: str) -> list[str]:
             files.remove(f"{folder}/{name}")
     files.remove(f"{folder}/{FOLDED}")
     # Before the folder: a remaining mark would count as the end of the same job launched again.
+    _remove_ends(job, files)
+    return []
+
+
+def _remove_ends(job: str, files: Files) -> None:
     for name in files.names("done", f"{job}."):
         files.remove(f"done/{name}")
-    return []
 
 
 def finish_removal(job: str, place: OpenTarget, *, owner: str) -> None:

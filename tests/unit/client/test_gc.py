@@ -13,7 +13,7 @@ import pytest
 from runtime.client.jobs import gc, retry
 from runtime.client.jobs.handle import JobHandle
 from runtime.config import load_settings
-from runtime.errors import NotPossible
+from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.lock import Lock
@@ -105,6 +105,27 @@ def test_launch_after_a_removal_that_was_cut_off_runs_the_command_again(
     assert (again, (tmp_path / "runs").read_text()) == (job, "once\nonce\n")
     assert run("status", job, "-o", "json").json["state"] == "succeeded"
     assert not (run.folder(job) / ledger.REMOVING).exists()
+
+
+def test_removal_that_a_full_disk_cut_off_leaves_nothing_that_counts_as_the_end_of_the_next_launch(
+    run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"echo once >> {tmp_path}/runs; [ -e {tmp_path}/fails ] && exit 3; true"
+    job = run.finish(script)
+    (tmp_path / "fails").touch()
+
+    def refuse(*_: object, **named: object) -> None:
+        raise StoreUnavailable("the record root refuses: no space left on device")
+
+    with open_job(run, job) as place:
+        found = find(place)
+        with monkeypatch.context() as patched, pytest.raises(StoreUnavailable):
+            patched.setattr(Lock, "take", refuse)
+            remove(found, place)
+    again = run.finish(script)
+
+    assert (again, (tmp_path / "runs").read_text()) == (job, "once\nonce\n")
+    assert run("status", job, "-o", "json").json["state"] == "failed"
 
 
 @pytest.mark.parametrize("wholly", [True, False])
