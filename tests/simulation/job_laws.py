@@ -237,12 +237,14 @@ class JobLaws:
             self._break(IN_LEDGER, "there is no such job, and nobody removed it")
 
     def check_announced(self) -> None:
-        """STAYS_ENDED: the names of the listing are results, unless somebody was cut off while they removed the job."""
+        """STAYS_ENDED: each name of the listing is the result of a job, until somebody begins to remove it."""
         for name in sorted(each.name for each in self.root.path.glob("done/*")):
             job, _, reason, _, _ = name.split(".")
             result, removing = self._result(job), self.root.path / f"jobs/{job}/removing"
-            if (result is None or result["reason"] != reason) and not removing.exists():
-                self._break(STAYS_ENDED, f"{reason} was announced, and its result is {result and result['reason']}")
+            if self.root.read(f"jobs/{job}/intent.json") is None and not removing.exists():
+                self._break(STAYS_ENDED, f"{reason} is announced of a job that is not there")
+            elif (result is None or result["reason"] != reason) and self.removing < self.jobs[job].committed:
+                self._break(STAYS_ENDED, f"{reason} is announced, and its result is {result and result['reason']}")
 
     def check_clean(self, natives: list[Any]) -> None:
         """CLEAN: what nobody needs any more can be removed wholly."""
