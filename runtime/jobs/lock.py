@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.errors import NotPossible
-from runtime.jobs.hosts.base import Files
+from runtime.jobs.hosts.base import Files, LockLost
 from runtime.jobs.ledger import job_folder
 from runtime.platform import system
 from runtime.shim import processes
@@ -88,12 +88,13 @@ class Lock:
             system.sleep(BEAT_S / 4)
 
     def ensure_held(self) -> None:
-        """Raise `NotPossible` if another launcher took the lock over."""
+        """Raise `LockLost` if another launcher took the lock over."""
         if not self.is_held():
-            raise NotPossible(
-                "another launcher took this job over, because this one stood still for too long",
-                hint="run the same command again: it finds the job",
-            )
+            raise LockLost
+
+    def files(self) -> Files:
+        """The record root, where nothing is changed any more once another has taken the lock over."""
+        return self._files.while_held(self._name(self._number), self._token)
 
     def stop(self) -> None:
         """Write no more, so that the lock's folder can be removed, and the lock with it."""

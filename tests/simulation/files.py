@@ -125,8 +125,11 @@ class SimulatedHost(RemoteHost):
         asked = json.loads(request)
         do, args = asked["do"], agent.unpack(asked["args"])
         found: list[dict[str, Any]] = []
+        change = args[2] if do == "if_held" else do
         named = args[0] if args and isinstance(args[0], str) else ""
-        if do in ("write_many", "read_many"):
+        if do == "if_held":
+            named = f"{change} {args[3][0]}"
+        elif do in ("write_many", "read_many"):
             named = " ".join(each if isinstance(each, str) else each[0] for each in args[0])
 
         def refused(status: str) -> Exception:
@@ -134,7 +137,10 @@ class SimulatedHost(RemoteHost):
             return HostUnavailable("no connection to `login`: it closed the connection without a word")
 
         self._root.world.call(
-            f"{do} {named}", lambda: found.append(self._answer(do, args, asked)), write=do in CHANGES, refused=refused
+            f"{do} {named}",
+            lambda: found.append(self._answer(do, args, asked)),
+            write=change in CHANGES,
+            refused=refused,
         )
         return found[0]
 
@@ -144,7 +150,7 @@ class SimulatedHost(RemoteHost):
         if place.id is None:
             place.known = asked.get("known")
         try:
-            if do in CONTENT:
+            if do in CONTENT or (do == "if_held" and args[2] in CONTENT):
                 self._root.check_room()
             value = _run(*args) if do == "run" else agent.answer(place, do, args)
             return {"id": asked["id"], "value": agent.pack(value), "root": place.id}

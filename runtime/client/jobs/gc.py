@@ -20,7 +20,7 @@ from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.agent import MARKER
-from runtime.jobs.hosts.base import AccessDenied, Files
+from runtime.jobs.hosts.base import AccessDenied, Files, LockLost
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.jobs.lock import Lock
@@ -385,11 +385,13 @@ def _remove_job(garbage: Garbage, place: OpenTarget, owner: str) -> list[str]:
         # First, for without the ledger nobody would look for it.
         if left := _remove_natives(garbage, place):
             return left
-        if left := clear_record(job, place, owner=owner):
+        if left := clear_record(job, place, lock, owner=owner):
             return left
         # The lock goes with the folder: after that, a lock in it would be another's.
         lock.stop()
-        place.files.remove(job_folder(job))
+        lock.files().remove(job_folder(job))
+    except LockLost:
+        return [f"job `{job}`: another command is at work on it"]
     finally:
         lock.release()
     return []
@@ -456,12 +458,12 @@ def _remove_natives(garbage: Garbage, place: OpenTarget) -> list[str]:
     return launcher.remove(place.target, launcher.owned(place.target, place.host, job=garbage.name), place.host)
 
 
-def clear_record(job: str, place: OpenTarget, *, owner: str) -> list[str]:
+def clear_record(job: str, place: OpenTarget, lock: Lock, *, owner: str) -> list[str]:
     """Remove what the record root has of a job, but for its intent, a mark that says so, and locks; returns what is left.
 
-    The caller holds the lock. If this is cut off, the next launch of the job or the next `gc` goes on with it.
+    If this is cut off, the next launch of the job or the next `gc` goes on with it. Raises `LockLost` if one of them does.
     """
-    files, folder = place.files, job_folder(job)
+    files, folder = lock.files(), job_folder(job)
     # A killed shim may have left a tree, which only the folder knows.
     begun = {int(name) for name in files.names(f"{folder}/runs") if name.isdecimal()}
     silent = begun - set(ledger.read_outcomes(files, job).get(job, {}))
@@ -484,15 +486,15 @@ def _remove_ends(job: str, files: Files) -> None:
         files.remove(f"done/{name}")
 
 
-def finish_removal(job: str, place: OpenTarget, *, owner: str) -> None:
+def finish_removal(job: str, place: OpenTarget, lock: Lock, *, owner: str) -> None:
     """Go on with a removal that was cut off; a launch that holds the lock finds nothing of the job then.
 
     Raises `NotPossible` if something of it is left.
     """
-    if left := clear_record(job, place, owner=owner):
+    if left := clear_record(job, place, lock, owner=owner):
         raise NotPossible(f"job `{job}` is half removed, and some of it is left", facts=left, hint="runtime gc")
     for name in ("intent.json", ledger.REMOVING):
-        place.files.remove(f"{job_folder(job)}/{name}")
+        lock.files().remove(f"{job_folder(job)}/{name}")
 
 
 def tidy(statuses: Iterable[JobStatus], place: OpenTarget, *, owner: str) -> None:

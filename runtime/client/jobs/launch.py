@@ -182,7 +182,7 @@ def _carry_out(
         if removing in found:
             from runtime.client.jobs.gc import finish_removal
 
-            finish_removal(job.id, job, owner=plan.job.owner)
+            finish_removal(job.id, job, lock, owner=plan.job.owner)
         elif launched_mark in found:
             _take_up(prepared, job, lock, progress)
             return job

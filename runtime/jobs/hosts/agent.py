@@ -412,6 +412,16 @@ class Place(object):
         except (FileNotFoundError, NotADirectoryError):
             pass
 
+    def if_held(self, lock: str, token: str, do: str, args: List[Any]) -> Any:
+        """Make a change while a lock has this token; returns its value in a list, None once another took the lock over."""
+        stem, _, number = lock.rpartition(".")
+        if token.encode() not in (self.read(lock) or b"") or self.read("%s.%d" % (stem, int(number) + 1)) is not None:
+            return None
+        if do == "remove" and args[0] != os.path.dirname(lock) and os.path.isdir(self.path(args[0])):
+            there, args = args[0], ["%s.%s" % (args[0], token)]  # what comes to lie there meanwhile stays
+            os.rename(self.path(there), self.path(args[0]))
+        return [getattr(self, do)(*args)]
+
     def _remove_tree(self, path: str) -> None:
         """Remove a folder, even while a shim that has just ended still folds it."""
         until = time.time() + FOLDING_S
@@ -534,9 +544,6 @@ def wait(pid: int, seconds: float) -> bool:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-
-
-# requests
 
 
 def pack(value: Any) -> Any:

@@ -14,11 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from runtime.errors import InfrastructureFailure, StoreUnavailable
+from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.platform import system
 from runtime.values import dataclass
 
 _PIECE: Final = 4 << 20
+CHANGES: Final = frozenset({"create", "link", "make_folder", "place", "put_piece", "remove", "write", "write_many"})
+"""Requests of the agent that change files."""
 LOG_TAIL: Final = 4096
 """Bytes of the end of a log for an explanation."""
 
@@ -136,6 +138,22 @@ class Files(Protocol):
     def room(self) -> Room:
         """The space that is left."""
 
+    def while_held(self, lock: str, token: str) -> Files:
+        """The same files, which are changed only while the file `lock`, named `….N`, has the token and no `….N+1` exists.
+
+        A change raises `LockLost` after that, and is not made. The agent looks within the call that changes.
+        """
+
+
+class LockLost(NotPossible):
+    """Another command took a job over, because this one stood still for too long."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "another command took this job over, because this one stood still for too long",
+            hint="run the same command again: it finds the job",
+        )
+
 
 class Host(Protocol):
     """A machine that runs commands, and the record root as seen from it."""
@@ -237,6 +255,28 @@ class AgentFiles(ABC):
 
     def room(self) -> Room:
         return Room(*self.ask("room"))
+
+    def while_held(self, lock: str, token: str) -> Files:
+        return HeldFiles(self, lock, token)
+
+
+class HeldFiles(AgentFiles):
+    """`AgentFiles` whose changes depend on a lock."""
+
+    def __init__(self, files: AgentFiles, lock: str, token: str) -> None:
+        self.address = files.address
+        self._files, self._lock, self._token = files, lock, token
+
+    def keep_to(self, watch: RootWatch) -> None:
+        self._files.keep_to(watch)
+
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
+        if do not in CHANGES:
+            return self._files.ask(do, *args, patience_s=patience_s)
+        found = self._files.ask("if_held", self._lock, self._token, do, list(args), patience_s=patience_s)
+        if found is None:
+            raise LockLost
+        return found[0]
 
 
 class AgentHost(ABC):

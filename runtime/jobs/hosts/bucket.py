@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, 
 
 from runtime.errors import InvalidValue
 from runtime.jobs.hosts.agent import MARKER, new_marker, read_marker
-from runtime.jobs.hosts.base import Room
+from runtime.jobs.hosts.base import LockLost, Room
 from runtime.jobs.plan import Target
 from runtime.platform import system
 
@@ -65,6 +66,7 @@ def _making(method: Method[P, T]) -> Method[P, T]:
     def call(self: BucketFiles, /, *args: P.args, **more: P.kwargs) -> T:
         self._ask_for_marker()
         self._ensure_known(making=True)
+        self._ensure_held()
         return method(self, *args, **more)
 
     return call
@@ -82,6 +84,8 @@ class BucketFiles:
         self._watch: RootWatch | None = None
         self._looking: Future[bytes | None] | None = None
         self._is_known = False
+        self._held: tuple[str, str] | None = None
+        """A lock and its token; without them nothing is changed."""
 
     def keep_to(self, watch: RootWatch) -> None:
         self._watch = watch
@@ -176,6 +180,7 @@ class BucketFiles:
     def remove(self, name: str) -> None:
         self._ask_for_marker()
         self._ensure_known(making=False)
+        self._ensure_held()
         if not name or {"", ".", ".."} & set(name.split("/")):
             raise ValueError(f"`{name}` lies outside of `{self.root}`, or is the root itself")
         self._each(self._blobs.delete, [name, *self._blobs.list_keys(f"{name}/"), *self._chunks(name)])
@@ -183,6 +188,20 @@ class BucketFiles:
     def room(self) -> Room:
         """A bucket has no limit of its own."""
         return Room()
+
+    def while_held(self, lock: str, token: str) -> Files:
+        """The look at the lock is a request of its own, so another may take it over between the two."""
+        view = copy.copy(self)
+        view._held = lock, token
+        return view
+
+    def _ensure_held(self) -> None:
+        if self._held is None:
+            return
+        lock, token = self._held
+        stem, _, number = lock.rpartition(".")
+        if token.encode() not in (self.read(lock) or b"") or self.read(f"{stem}.{int(number) + 1}") is not None:
+            raise LockLost
 
     def _ask_for_marker(self) -> None:
         if self._watch is None or self._looking is not None:
