@@ -191,6 +191,9 @@ class AgentFiles(ABC):
     address: str
 
     @abstractmethod
+    def keep_to(self, watch: RootWatch) -> None: ...
+
+    @abstractmethod
     def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any: ...
 
     @functools.cached_property
