@@ -301,8 +301,13 @@ class Launching:
         return str(cluster.call(f"submit {part.name} epoch {epoch}", submit, write=True))
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
-        known = self.cluster.call("find", lambda: [(each.name, each.id) for each in self.cluster.known()])
-        return {name: native for name, native in reversed(known) if name in names}
+        """As the launcher for Slurm does: the oldest, before all that have ended."""
+
+        def look() -> dict[str, str]:
+            first = sorted(self.cluster.known(), key=lambda each: each.state.terminal)
+            return {each.name: each.id for each in reversed(first) if each.name in names}
+
+        return dict(self.cluster.call("find", look))
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
         def look() -> list[NativeState]:

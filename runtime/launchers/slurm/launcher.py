@@ -512,9 +512,10 @@ def find_records(target: Target, context: PlanContext) -> str:
 
 
 def _first_ids(rows: Sequence[Row]) -> dict[str, str]:
-    """Name → id of the oldest job of that name that Slurm did not refuse."""
+    """Name → id of the oldest job of that name that Slurm did not refuse, before all that have ended."""
     found: dict[str, str] = {}
-    for row in sorted((row for row in rows if not row.refused), key=lambda row: int(row.job)):
+    # One that has ended may be from before the job's record was removed.
+    for row in sorted((row for row in rows if not row.refused), key=lambda row: (row.has_ended, int(row.job))):
         found.setdefault(row.name, row.job)
     return found
 

@@ -246,19 +246,22 @@ def test_name_is_not_taken_to_be_free_while_accounting_is_down_and_a_try_was_mad
         SlurmLauncher().find(cluster.target, [name], cluster.host)
 
 
-def test_oldest_job_of_a_name_counts_and_a_refused_one_does_not(cluster: Cluster) -> None:
+def test_oldest_job_of_a_name_that_lives_counts_then_the_oldest_and_a_refused_one_does_not(cluster: Cluster) -> None:
     cluster.set(
         "squeue",
-        "echo '7|N/A|a|FAILED||x|BadConstraints'; echo '9|N/A|a|PENDING||x|None'; echo '8|N/A|a|COMPLETED|n1|x|None'",
+        "echo '7|N/A|a|FAILED||x|BadConstraints'; echo '9|N/A|a|PENDING||x|None'; echo '8|N/A|a|COMPLETED|n1|x|None'; "
+        "echo '10|N/A|a|PENDING||x|None'; echo '4|N/A|d|COMPLETED|n1|x|None'; echo '3|N/A|d|COMPLETED|n1|x|None'",
     )
     cluster.set(
         "sacct", "echo '5|b|FAILED|1:0|None assigned|x|None'; echo '6_[0-3]|c|PENDING|0:0|None assigned|x|None'"
     )
 
-    for job in ("a", "b", "c"):
+    for job in ("a", "b", "c", "d"):
         cluster.host.files.make_folder(f"jobs/{job}/submit/1.0.1")
 
-    assert SlurmLauncher().find(cluster.target, ["a", "b", "c"], cluster.host) == {"a": "8", "c": "6"}
+    found = SlurmLauncher().find(cluster.target, ["a", "b", "c", "d"], cluster.host)
+
+    assert found == {"a": "9", "c": "6", "d": "3"}
 
 
 def test_slurm_is_not_asked_for_a_name_that_no_sbatch_was_started_for(cluster: Cluster) -> None:
