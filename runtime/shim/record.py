@@ -308,6 +308,11 @@ class Run(object):
                 found.append((int(name[1:]), self.ended(int(name[1:]))))
         return sorted(found, key=lambda each: each[0])
 
+    def last_attempt(self):
+        """The number of the last attempt; 0 if there is none, or none any more since another shim ended the run."""
+        known = self.attempts()
+        return known[-1][0] if known else 0
+
     def counted(self, order, last=None):
         """The ends of the attempts that budgets count: those before a retry by hand are forgiven.
 

@@ -83,16 +83,18 @@ def _serve(order, run, options, asked, binding, give_up):
         run.clear()
         before = run.counted(order)
         over = run.hold and run.hold.find_end()
-        if over:
-            last = run.attempts()[-1][0] if before else 0
-            return settle(order, run, run.commit(over[0], over[1], last, over[2], give_up))
-        what, then = decide(before, order["retry"]) if before else ("again", 0.0)
-        if what == "final":
-            return settle(order, run, run.commit(then, 1, run.attempts()[-1][0], before[-1] or {}, give_up))
-        if run.record.has(HALTED):
-            last = run.attempts()[-1][0] if before else 0
-            said = {"message": "another index failed"}
-            return settle(order, run, run.commit("sibling_failed", 1, last, said, give_up))
+        what, then = decide(before, order["retry"]) if before and not over else ("again", 0.0)
+        halted = not over and what != "final" and run.record.has(HALTED)
+        if over or halted or what == "final":
+            last = run.last_attempt() if before else 0
+            if before and not last:
+                continue  # the job was folded meanwhile
+            if over:
+                return settle(order, run, run.commit(over[0], over[1], last, over[2], give_up))
+            if halted:
+                said = {"message": "another index failed"}
+                return settle(order, run, run.commit("sibling_failed", 1, last, said, give_up))
+            return settle(order, run, run.commit(then, 1, last, before[-1] or {}, give_up))
         if asked.goes:
             again = next_start(order, options, 0.0, asked, run)
             if again is not None:

@@ -213,7 +213,7 @@ class Checkpoints(object):
 
     def _drop_old(self):
         """Remove older lists of this attempt, and files that they alone name; nothing once another attempt has begun."""
-        if len(self.mine) <= KEPT or self.run.attempts()[-1][0] > self.attempt:
+        if len(self.mine) <= KEPT or self.run.last_attempt() > self.attempt:
             return
         old, self.mine = self.mine[:-KEPT], self.mine[-KEPT:]
         used = set().union(*(contents for _, contents in self.mine))
