@@ -19,7 +19,7 @@ import pytest
 from runtime.client.jobs.targets import RootLost
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.agent import MARKER
-from runtime.jobs.hosts.base import AccessDenied, Answer, Files, FileToWrite, Host, HostUnavailable, Room
+from runtime.jobs.hosts.base import AccessDenied, Answer, Files, FileToWrite, Host, HostUnavailable, LockLost, Room
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.hosts.ssh import SshHost
@@ -243,6 +243,33 @@ def test_file_has_another_name_without_being_sent_again(files: Files) -> None:
 
     assert files.read("d/b") == b"one"
     assert Path(files.root, "a").stat().st_nlink == 2
+
+
+def test_nothing_is_changed_any_more_once_another_has_taken_the_lock_over(files: Files) -> None:
+    files.create("jobs/j/lock.1", b'{"token": "ours"}')
+    files.write("jobs/j/runs/0/result", b"{}")
+    held = files.while_held("jobs/j/lock.1", "ours")
+
+    assert held.create("jobs/j/mark", b"one") is True
+    held.remove("jobs/j/runs")
+    assert held.names("jobs/j") == ["lock.1", "mark"]
+
+    files.create("jobs/j/lock.2", b'{"token": "theirs"}')
+    changes: list[Callable[[], object]] = [
+        lambda: held.create("jobs/j/other", b"two"),
+        lambda: held.write("jobs/j/mark", b"two"),
+        lambda: held.remove("jobs/j"),
+    ]
+    for change in changes:
+        with pytest.raises(LockLost):
+            change()
+    files.remove("jobs/j/lock.2")
+    files.write("jobs/j/lock.1", b'{"token": "theirs"}')
+    for change in changes:
+        with pytest.raises(LockLost):
+            change()
+
+    assert held.read_many(["jobs/j/mark", "jobs/j/other"]) == {"jobs/j/mark": b"one"}
 
 
 def test_names_and_trees_are_listed(files: Files) -> None:
