@@ -164,8 +164,9 @@ class FolderRecord(object):
         return self.has(name)
 
     def folded(self, name):
-        """Whether an attempt's folder is gone because its run has a result and was folded."""
-        return not self.has(name) and read_folded(self.folder, name + "/start.json") is not None
+        """Whether an attempt's files are gone because its run has a result and was folded."""
+        start = name + "/start.json"  # the folder alone may have come back, with a log or a sign of life of its shim
+        return not self.has(start) and read_folded(self.folder, start) is not None
 
     def names(self, name):
         """All names in a folder, or an error, since attempts are counted by them; none if there is no such folder."""

@@ -19,7 +19,8 @@ from runtime.worker.services import HeldLease, Services
 REFUSALS: Final = 2
 """After this many refusals alone, a record counts as refused for a reason of its own."""
 DENIED_FOR_S: Final = 120.0
-"""A missing permission is blamed on a task only if it lasts: a new grant takes a minute or two to hold everywhere."""
+"""A call before the start that lacks a permission is blamed on the task only if that lasts: a new grant takes a minute or
+two to hold everywhere."""
 STUCK_AT_MOST: Final = 3
 """With this many stuck ends the store is to blame, and no attempt begins until it takes one."""
 
@@ -31,8 +32,6 @@ class Stuck:
     ended: End
     handed: int
     """Ends settled before the first refusal; a larger count later shows that the service takes others."""
-    since: float
-    """When it was first refused."""
     times: int = 0
 
 

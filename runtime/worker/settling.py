@@ -19,7 +19,7 @@ from runtime.tasks.verdict import backoff, failed_instead
 from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing
 from runtime.worker.notifying import write_ahead
-from runtime.worker.outbox import DENIED_FOR_S, REFUSALS, End, Outbox, Stuck
+from runtime.worker.outbox import REFUSALS, End, Outbox, Stuck
 from runtime.worker.services import Services
 
 SETTLES_AT_ONCE: Final = 2
@@ -156,37 +156,29 @@ class Settling:
         services, outbox = self._services, self._outbox
         given_up = {token for token, stuck in outbox.stuck.items() if stuck.times >= REFUSALS}
         hopeless = {token for token in given_up if outbox.handed > outbox.stuck[token].handed}
-        since = system.monotonic() - DENIED_FOR_S
-        long_denied = {token for token, stuck in outbox.stuck.items() if stuck.since < since}
         announced = frozenset(outbox.announced)
         self._singly.update(one.lease.token for one in ended)
         services.offload.call(
-            lambda: self._hand_each(ended, announced, given_up, hopeless, long_denied),
+            lambda: self._hand_each(ended, announced, given_up, hopeless),
             lambda handed, problem: self._handed_singly(ended, handed, problem),
             awaited=True,
         )
 
     def _hand_each(
-        self,
-        ended: Sequence[End],
-        announced: Collection[str],
-        given_up: Collection[str],
-        hopeless: Collection[str],
-        long_denied: Collection[str],
+        self, ended: Sequence[End], announced: Collection[str], given_up: Collection[str], hopeless: Collection[str]
     ) -> Handed:
         """Settle and release each alone. Runs off the loop if the queue is remote.
 
         For tokens in `given_up` a service's refusal counts as their own fault; for those in `hopeless`, so does a
-        refusal of the failure that is recorded instead. A missing permission counts only for those in `long_denied`.
+        refusal of the failure that is recorded instead. A missing permission is nobody's fault: what would be recorded
+        instead needs the same one.
         """
         queue, handed = self._services.queue, Handed()
 
         def try_again(one: End, problem: Exception, blamed: Collection[str]) -> bool:
             if may_pass(problem):
                 handed.again.append(one)
-            elif isinstance(problem, InfrastructureFailure) and (
-                one.lease.token not in blamed or (problem.denied and one.lease.token not in long_denied)
-            ):
+            elif isinstance(problem, InfrastructureFailure) and (problem.denied or one.lease.token not in blamed):
                 handed.stuck.append(one)
             else:
                 return False
@@ -237,7 +229,7 @@ class Settling:
         outbox.announced -= tokens - {one.lease.token for one in (*handed.again, *handed.stuck)}
         for one in handed.stuck:
             token = one.lease.token
-            known = before.get(token) or Stuck(one, outbox.handed, system.monotonic())
+            known = before.get(token) or Stuck(one, outbox.handed)
             known.times += 1
             outbox.stuck[token] = known
         if handed.stuck:

@@ -20,6 +20,7 @@ from runtime.tasks.verdict import CRASHES_TO_BURY
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.options import WorkerResult
+from runtime.worker.outbox import DENIED_FOR_S
 from tests.simulation.bucket import REFUSED, Bucket
 from tests.simulation.world import Broken, Process, World
 
@@ -243,7 +244,9 @@ class Laws:
                 continue
             ends = [ended.reason for ended in self.seen[key].ends.values()]
             if record.reason is EndReason.CONFIG_INVALID:
-                if not any(ended.value == REFUSED for ended in self.seen[key].ends.values()):
+                refused = any(ended.value == REFUSED for ended in self.seen[key].ends.values())
+                lacked = self._world.longest_denial_s > DENIED_FOR_S and "could not be started" in str(record.message)
+                if not (refused or lacked):
                     self._break(EVIDENCE, f"{_name(record)} {record.reason}: {record.message}")
             elif record.reason is not EndReason.LOST:
                 task = self.acknowledged[key][0] if key in self.acknowledged else None

@@ -160,6 +160,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.cut_off: dict[tuple[str, str], tuple[float, bool]] = {}
         """By host and what it calls: until when, and whether for lack of a permission."""
+        self.longest_denial_s = 0.0
         self._net: Process | None = None
         """Has the calls that are under way after their caller gave up."""
         self._folder: Path | None = None
@@ -370,6 +371,8 @@ class World:
                 f"{me.host.name} {'lacks a permission at' if kind == 'denied' else 'is cut off from'} {to} for {measure:g} s"
             )
             self.cut_off[me.host.name, to] = self.now + measure, kind == "denied"
+            if kind == "denied":
+                self.longest_denial_s = max(self.longest_denial_s, measure)
             self._meet_outage(what, (me.host.name, to), refused, denied)
         if kind == "late" and to:
             self.pause(NO_ANSWER_S)

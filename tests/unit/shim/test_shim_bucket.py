@@ -49,6 +49,15 @@ open("kept", "w").write("x")
 """
 
 
+def begin_run(record: BucketRecord, folder: Path, attempts: int = 1) -> Run:
+    """A run of so many attempts, whose files are in this folder."""
+    run = Run(record, 0)
+    run.folder = str(folder)
+    for number in range(1, attempts + 1):
+        record.begin(run.attempt_name(number), "{}")
+    return run
+
+
 @dataclass
 class BucketJob(ShimJob):
     """A job that is copied to the bucket before a shim starts, and back after it has ended.
@@ -296,8 +305,8 @@ def test_checkpoint_comes_back_with_its_links_folders_and_modes(job: MakeJob) ->
 def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
     server: GcsServer, tmp_path: Path
 ) -> None:
-    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    run = begin_run(record, tmp_path / "runs/0")
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     folder = tmp_path / "runs/0/checkpoint"
@@ -326,9 +335,8 @@ def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
 def test_older_checkpoints_go_with_files_that_no_newer_one_has_unless_another_attempt_may_need_them(
     server: GcsServer, tmp_path: Path, newest: int
 ) -> None:
-    attempts = [(number, None) for number in range(1, newest + 1)]
-    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: attempts)
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    run = begin_run(record, tmp_path / "runs/0", newest)
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     folder = tmp_path / "runs/0/checkpoint"
@@ -351,8 +359,8 @@ def test_older_checkpoints_go_with_files_that_no_newer_one_has_unless_another_at
 
 
 def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, tmp_path: Path) -> None:
-    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    run = begin_run(record, tmp_path / "runs/0")
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     (tmp_path / "runs/0/checkpoint/a").write_text("kept")
@@ -366,8 +374,8 @@ def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, tmp_pat
 
 
 def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(server: GcsServer, tmp_path: Path) -> None:
-    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    run = begin_run(record, tmp_path / "runs/0")
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     (tmp_path / "runs/0/checkpoint/a").write_text("first")
@@ -389,10 +397,8 @@ def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(server: 
 def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
     server: GcsServer, tmp_path: Path, what: str
 ) -> None:
-    run = SimpleNamespace(
-        name="runs/0", node=0, hold=None, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)]
-    )
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    run = begin_run(record, tmp_path / "runs/0")
     server.fail_next("GET", [Fault.REFUSE_503] * 1000)
     asked = make_asked()
     threading.Timer(0.5, lambda: setattr(asked, what, True)).start()
@@ -943,8 +949,8 @@ def test_request_is_signed_as_amazon_documents_it(nobody: None, monkeypatch: pyt
 def test_checkpoint_whose_list_names_a_file_elsewhere_is_refused_and_an_earlier_one_is_taken(
     server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, why: str
 ) -> None:
-    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "jobs" / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    run = begin_run(record, tmp_path / "jobs" / "runs/0")
     checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     (tmp_path / "jobs/runs/0/checkpoint/good").write_text("good")
@@ -963,8 +969,8 @@ def test_checkpoint_whose_list_names_a_file_elsewhere_is_refused_and_an_earlier_
 
 
 def test_checkpoint_brings_no_mode_that_changes_who_runs_it(server: GcsServer, tmp_path: Path) -> None:
-    run = SimpleNamespace(name="runs/0", node=0, folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
     record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    run = begin_run(record, tmp_path / "runs/0")
     content = hashlib.sha256(b"x").hexdigest()
     record.bucket.put(record.key(f"runs/0/checkpoint/data/{content}"), b"x")
     files = {"a": {"sha256": content, "size": 1, "mode": 0o6755}, "d": {"folder": True}, "l": {"link": "/nowhere"}}

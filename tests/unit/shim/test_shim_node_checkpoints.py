@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from runtime.shim.bucket import Bucket
+from runtime.shim.record import Run
 from runtime.shim.upload import BucketRecord, Checkpoints
 from tests.fakes.gcs import GcsServer
 
@@ -20,8 +20,11 @@ class Machine:
 
     def __init__(self, root: Path, node: int, attempt: int) -> None:
         own = root / f"{node}-{attempt}"
-        run = SimpleNamespace(name="runs/0", folder=str(own), node=node, attempts=lambda: [(attempt, None)])
         self.record = BucketRecord(Bucket(URL), str(own / "jobs" / "j-1"))
+        run = Run(self.record, 0)
+        run.folder, run.node = str(own), node
+        if not self.record.begun(run.attempt_name(attempt)):
+            self.record.begin(run.attempt_name(attempt), "{}")
         self.checkpoints = Checkpoints(self.record, run, attempt)
         self.folder = own / "checkpoint"
         self.checkpoints.restore()

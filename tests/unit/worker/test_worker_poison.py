@@ -20,7 +20,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.tasks.model import TaskState
 from runtime.worker.options import WorkerOptions
-from runtime.worker.outbox import STUCK_AT_MOST
+from runtime.worker.outbox import REFUSALS, STUCK_AT_MOST
 from runtime.worker.reporter import Reporter
 from runtime.worker.worker import Worker
 from tests.services_support import wait_until
@@ -172,6 +172,26 @@ def test_result_that_its_store_refuses_is_recorded_as_failed_with_the_reason_and
     assert [mark.task for mark in records.marks(EXPERIMENT, TaskState.FAILED)] == [poison]
     [event] = bench.events("task_unrecorded")
     assert event["task"] == poison.id
+
+
+@pytest.mark.usefixtures("quick")
+def test_result_that_could_not_be_recorded_for_lack_of_a_permission_is_recorded_once_it_is_there(bench: Bench) -> None:
+    late, good = bench.function("give", "poison"), bench.function("give", 1)
+    denied = 0
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        nonlocal denied
+        if name == "settle" and denied < REFUSALS + 2 and any(one.record.task_id == late.id for one in args[0]):
+            denied += 1
+            raise StoreUnavailable("403 Forbidden", denied=True)
+
+    queue = bench.open_queue()
+    queue.put([late, good])
+
+    result = bench.run(Picky(queue, refuse))  # type: ignore[arg-type]
+
+    assert (denied, result.succeeded, result.failed) == (REFUSALS + 2, 2, 0)
+    assert bench.record(late).value == "poison"
 
 
 @PROBLEMS
