@@ -185,10 +185,11 @@ def test_result_that_could_not_be_recorded_for_lack_of_a_permission_is_recorded_
             denied += 1
             raise StoreUnavailable("403 Forbidden", denied=True)
 
-    queue = bench.open_queue()
-    queue.put([late, good])
-
-    result = bench.run(Picky(queue, refuse))  # type: ignore[arg-type]
+    bench.put(late, good)
+    with bench.running(over=lambda queue: Picky(queue, refuse)) as running:
+        assert wait_until(lambda: bench.records.find(late.id, 1) is not None)
+        running.worker.stop()
+        result = running.join()
 
     assert (denied, result.succeeded, result.failed) == (REFUSALS + 2, 2, 0)
     assert bench.record(late).value == "poison"
