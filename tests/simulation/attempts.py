@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from runtime.queues.base import Refused
 from runtime.reasons import EndReason
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Ended, Order
@@ -225,6 +226,10 @@ class Noting:
 
     def tick(self) -> None:
         pass
+
+    def refused(self, refused: Refused) -> None:
+        self._world.refused.add(refused.lease.token)
+        self._world.note(f"says refused {_brief(refused.lease.task)}")
 
     def __getattr__(self, name: str) -> Any:
         if self._world.trace is None:

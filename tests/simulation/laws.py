@@ -297,6 +297,8 @@ class Laws:
                 held_up = process.name in self._world.killed or process.stopped_until or process.host.name in cut_off
                 noted = f"attempts/{task_id}/g{generation}/{token}.ended.json" in self._bucket.objects
                 late = not seen.recorded_at or seen.recorded_at > at + SETTLED_WITHIN_S
+                if token in self._world.refused and seen.ends[token].value == REFUSED:
+                    continue  # it could only be recorded as a failure, which needs the lease
                 record = self.records.get((task_id, generation))
                 again = [began for began, by, _ in seen.starts if record is not None and by == record.token]
                 if max(again, default=0.0) > at + DONE_AGAIN_S and not (held_up or noted):

@@ -161,6 +161,8 @@ class World:
         self.cut_off: dict[tuple[str, str], tuple[float, bool]] = {}
         """By host and what it calls: until when, and whether for lack of a permission."""
         self.longest_denial_s = 0.0
+        self.refused: set[str] = set()
+        """Tokens of attempts whose end a queue refused, since their lease was lost or another was first."""
         self._net: Process | None = None
         """Has the calls that are under way after their caller gave up."""
         self._folder: Path | None = None
