@@ -257,10 +257,21 @@ class Laws:
             elif key[0] not in self.worker_crashers:
                 died = sum(reason is EndReason.LOST for reason in ends)
                 seen = self.seen[key]
-                hosts = {host for _, token, host in seen.starts if token not in seen.ends or _is_lost(seen.ends[token])}
+                heard = set(seen.ends) - self._unheard(key)
+                hosts = {host for _, token, host in seen.starts if token not in heard or _is_lost(seen.ends[token])}
                 hosts |= self._announced(key, {token for _, token, _ in seen.starts})
                 if died < CRASHES_TO_BURY and len(hosts) < CRASHES_TO_BURY:
                     self._break(INNOCENT, f"{_name(record)}: its starter died {died} times, lost on {len(hosts)} hosts")
+
+    def _unheard(self, key: tuple[str, int]) -> set[str]:
+        """Return the tokens of attempts whose end only their worker knew, which was killed then."""
+        ended = ((token, by) for _, token, by in self.seen[key].ended_at if by.name in self._world.killed)
+        return {token for token, _ in ended if not self._is_noted(*key, token)}
+
+    def _is_noted(self, task_id: str, generation: int, token: str) -> bool:
+        return (
+            self._bucket is not None and f"attempts/{task_id}/g{generation}/{token}.ended.json" in self._bucket.objects
+        )
 
     def _announced(self, key: tuple[str, int], started: set[str]) -> set[str]:
         """Return the hosts of workers that were killed between the note of a start and the start: the note counts."""
@@ -295,7 +306,7 @@ class Laws:
             successes = [each for each in seen.ended_at if seen.ends[each[1]].reason is EndReason.SUCCEEDED]
             for at, token, process in successes:
                 held_up = process.name in self._world.killed or process.stopped_until or process.host.name in cut_off
-                noted = f"attempts/{task_id}/g{generation}/{token}.ended.json" in self._bucket.objects
+                noted = self._is_noted(task_id, generation, token)
                 late = not seen.recorded_at or seen.recorded_at > at + SETTLED_WITHIN_S
                 if token in self._world.refused and seen.ends[token].value == REFUSED:
                     continue  # it could only be recorded as a failure, which needs the lease

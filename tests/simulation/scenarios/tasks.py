@@ -23,7 +23,8 @@ COMES = Choice("comes", 1, 1, fault=False)
 LOOK_EVERY = timedelta(seconds=5)
 ENDS = Choice("ends", 2, 1, 1, fault=False)
 """Whether somebody purges, or cancels, what was tried again."""
-REDRIVE_EVERY_S = (20.0, 4.0)
+LOOKS = ((3, 20.0), (30, 5.0))
+"""How often a redriver looks, and after how many seconds each: an eager one still does after the lease of one that stood still."""
 EAGER = Choice("eager", 1, 1, fault=False)
 STORM_EVERY_S = (20.0, 9.0, 60.0)
 STORM = Choice("storm", 1, 1, 1, fault=False)
@@ -155,10 +156,12 @@ def failures(world: World) -> Callable[[], None]:
 
     def redrive(stack: Stack) -> None:
         town.until("submitter")
-        every_s = REDRIVE_EVERY_S[eager]
-        for _ in range(int(60.0 / every_s)):
+        looks, every_s = LOOKS[eager]
+        for _ in range(looks):
             system.sleep(every_s)
             town.redrive(stack, "e1")
+            if eager:
+                town.retry_the_others(stack, "e1")
 
     ends = world.draw(ENDS, "ender")
     if ends == 1:

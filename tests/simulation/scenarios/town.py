@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from runtime.client.tasks.cancel import cancel_experiment
-from runtime.client.tasks.redrive import read_dead, redrive
+from runtime.client.tasks.redrive import read_dead, redrive, retry
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import InfrastructureFailure
 from runtime.platform import system
@@ -16,6 +16,7 @@ from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.records.base import RecordStore
 from runtime.records.orders import Control
 from runtime.records.store import BlobRecords
+from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
 from runtime.worker.options import WorkerOptions
 from runtime.worker.worker import Worker
@@ -155,8 +156,13 @@ class Town:
         vars(records)["control"] = read
 
     def redrive(self, stack: Stack, experiment: str) -> None:
-        found = list(redrive(stack, read_dead(stack.records, experiment), now=system.now()))
-        self.laws.redriven(found)
+        self.laws.redriven(list(redrive(stack, read_dead(stack.records, experiment), now=system.now())))
+
+    def retry_the_others(self, stack: Stack, experiment: str) -> None:
+        """Have tasks tried again that no redrive takes, since they were cancelled or have expired."""
+        for state in (TaskState.CANCELLED, TaskState.EXPIRED):
+            for mark in stack.records.marks(experiment, state):
+                self.laws.redriven([retry(stack, mark.task_id, now=system.now())])
 
     def check_tasks(self) -> None:
         """The laws that hold wherever a worker was left in peace."""
