@@ -335,14 +335,13 @@ class Laws:
             key = layout.mark_key(task_id[-8:], task_id, generation, record.state)
             closed = layout.closed_key(key) in objects
             if closed and key in objects:
-                # One that was killed between the two steps may leave it, one that stands still there has not got round to it,
-                # and a write may arrive late; whoever lives takes its own mark back, and no reader takes it for open.
+                # One that was killed between the two steps may leave it, and a write may arrive late; whoever lives takes its
+                # own mark back, and no reader takes it for open.
                 writer, closed_at = self._bucket.writers[key], objects[layout.closed_key(key)][1]
                 if (
                     objects[key][1] > closed_at
                     and writer is not None
                     and writer.name not in {"net", *self._world.killed}
-                    and not writer.stopped_until > self._world.now
                 ):
                     self._break(MARKED, f"the closed mark of {_name(record)} came back")
             elif closed and (task_id, generation + 1) not in self.records:
