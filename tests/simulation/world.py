@@ -388,6 +388,8 @@ class World:
         result = apply()
         lost = kind in ("lost", "retried") and (write or kind == "lost")
         self.note(f"{what} -> done, ANSWER LOST" if lost else what)
+        if self.chance.healed and kind in ("kill", "stop", "jump"):
+            kind = ""  # it was decided before, on behalf of one that stood still since
         if kind == "kill" and me.mortal:
             self.kill(me)
         elif kind == "stop" and me.mortal and not me.steady:
