@@ -101,8 +101,6 @@ class Process:
 
     def __init__(self, name: str, host: Host, *, mortal: bool) -> None:
         self.name, self.host, self.mortal = name, host, mortal
-        self.steady = False
-        """It may be killed, and not stopped."""
         self.dead = False
         self.stopped_until = 0.0
         self.threads: list[Strand] = []
@@ -392,7 +390,7 @@ class World:
             kind = ""  # it was decided before, on behalf of one that stood still since
         if kind == "kill" and me.mortal:
             self.kill(me)
-        elif kind == "stop" and me.mortal and not me.steady:
+        elif kind == "stop" and me.mortal:
             self.stop(me, measure)
         elif kind == "jump":
             me.host.skew_s += measure

@@ -83,10 +83,6 @@ def garbage(world: World) -> Callable[[], None]:
             fold(place, owner=owner_name())
 
     def sweep(settings: Settings) -> None:
-        # A lock whose holder stood still is taken over, and a removal that goes on then is one of the gaps in the roadmap.
-        me = world.me()
-        assert me is not None
-        me.steady = True
         while world.now < HEAL_S:
             collect(settings, older_than)
             system.sleep(20.0)
