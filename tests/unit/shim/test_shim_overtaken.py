@@ -102,12 +102,14 @@ def test_attempt_whose_run_another_shim_has_ended_and_folded_is_over_and_leaves_
         f"touch {tmp_path}/up; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; exit {code}",
     )
     started = start_at_work(made, tmp_path / "up", **looks)
+    started.send_signal(signal.SIGSTOP)  # else it may see the other attempt before there is a result
     put(made, "runs/0/a0002/start.json")
     put(made, "runs/0/result", '{"reason": "app_failed", "code": 5, "attempt": 2}')
     fold(str(made.folder))
     put(made, "runs/0/a0001/beat")  # a sign of life from just before the fold's last look
     if looks is NEVER_LOOKS:
         (tmp_path / "go").touch()
+    started.send_signal(signal.SIGCONT)
 
     assert made.finish(started) == DUPLICATE
     assert json.loads(FolderRecord(str(made.folder)).read("runs/0/result") or "")["code"] == 5
