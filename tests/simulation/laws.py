@@ -245,8 +245,7 @@ class Laws:
             ends = [ended.reason for ended in self.seen[key].ends.values()]
             if record.reason is EndReason.CONFIG_INVALID:
                 refused = any(ended.value == REFUSED for ended in self.seen[key].ends.values())
-                lacked = self._world.longest_denial_s > DENIED_FOR_S and "could not be started" in str(record.message)
-                if not (refused or lacked):
+                if not (refused or self._lacked(record)):
                     self._break(EVIDENCE, f"{_name(record)} {record.reason}: {record.message}")
             elif record.reason is not EndReason.LOST:
                 task = self.acknowledged[key][0] if key in self.acknowledged else None
@@ -273,6 +272,11 @@ class Laws:
             self._bucket is not None and f"attempts/{task_id}/g{generation}/{token}.ended.json" in self._bucket.objects
         )
 
+    def _lacked(self, record: Record) -> bool:
+        """Whether a task could not be started for want of a permission that was missing for long."""
+        could_not = record.reason is EndReason.CONFIG_INVALID and "could not be started" in str(record.message)
+        return could_not and self._world.longest_denial_s > DENIED_FOR_S
+
     def _announced(self, key: tuple[str, int], started: set[str]) -> set[str]:
         """Return the hosts of workers that were killed between the note of a start and the start: the note counts."""
         objects, writers = (self._bucket.objects, self._bucket.writers) if self._bucket is not None else ({}, {})
@@ -293,6 +297,8 @@ class Laws:
         """P9: a task that crashes what starts it ends as a dead letter."""
         fair = {EndReason.LOST, EndReason.EXPIRED, EndReason.TIMEOUT}
         for (identity, _), record in self.records.items():
+            if self._lacked(record):
+                continue
             if identity in self.worker_crashers and record.reason not in {*fair, EndReason.APP_FAILED}:
                 self._break(BURIED, f"{_name(record)} is {record.state}: {record.reason}")
             if identity in self.crashers and record.reason not in fair:
