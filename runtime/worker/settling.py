@@ -170,8 +170,8 @@ class Settling:
         """Settle and release each alone. Runs off the loop if the queue is remote.
 
         For tokens in `given_up` a service's refusal counts as their own fault; for those in `hopeless`, so does a
-        refusal of the failure that is recorded instead. A missing permission is nobody's fault: what would be recorded
-        instead needs the same one.
+        refusal of the failure that is recorded instead. A missing permission is never a task's fault: a failure needs the
+        same one to be recorded, and what cannot be given back comes back when its lease ends.
         """
         queue, handed = self._services.queue, Handed()
 
