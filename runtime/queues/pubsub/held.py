@@ -37,8 +37,8 @@ class Held:
         """Held for every change, and notified when a delivery is ready or one is asked for."""
         self._by_key: dict[tuple[str, int], Delivery] = {}
         """All that is not done, handed out or not, by task and generation."""
-        self.new: set[Delivery] = set()
-        """Being examined."""
+        self.new: dict[Delivery, None] = {}
+        """Being examined, in the order in which they came."""
         self.ready: deque[Delivery] = deque()
         self._unrenewed: deque[tuple[float, list[Delivery]]] = deque()
         """Pulled within the last second: when to renew them, by the boot clock."""
@@ -83,7 +83,7 @@ class Held:
             if self._absorb(delivery, ttl_s):
                 return False
             self._by_key[delivery.key] = delivery
-            self.new.add(delivery)
+            self.new[delivery] = None
             return True
 
     def _absorb(self, delivery: Delivery, ttl_s: float) -> bool:
@@ -171,7 +171,8 @@ class Held:
 
     def examined(self, deliveries: Iterable[Delivery]) -> None:
         with self.changed:
-            self.new.difference_update(deliveries)
+            for delivery in deliveries:
+                self.new.pop(delivery, None)
 
     def make_ready(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Have them handed out from now on, except any that a purge dropped meanwhile; returns the others."""
@@ -224,7 +225,7 @@ class Held:
             if delivery.confirmed_until <= self._clock.boottime():
                 self.let_go(delivery)
                 continue
-            self.new.add(delivery)
+            self.new[delivery] = None
             due.append(delivery)
         return due
 
