@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.queues.base import Refused
 from runtime.reasons import EndReason
@@ -24,7 +24,8 @@ from tests.simulation.world import Strand, World
 if TYPE_CHECKING:
     from tests.simulation.laws import Laws
 
-WORK_S = (0.5, 0.02, 8.0, 45.0, 700.0)
+WORK_S: Final = (0.5, 0.02, 8.0, 45.0, 700.0)
+LONG_WORK_S: Final = (40.0, 0.5, 900.0, 4_000.0, 15_000.0)
 WORK = Choice("work", 40, 20, 20, 10, 1, fault=False)
 OUTCOME = Choice("outcome", 60, 4, 2, 1, 1)
 """Success; a failure of its own; its starter dies under it; a value that Python cannot read, or that the store refuses."""
@@ -81,7 +82,7 @@ class Slot:
         attempt.started_at = world.wall()
         world.note(f"starts {order.task_id[-12:]} g{order.generation}")
         laws.attempt_starts(order, self._pool.process)
-        needed = laws.quick_s or WORK_S[world.draw(WORK)]
+        needed = laws.work_s[world.draw(WORK)]
         ends_worker = order.task_id in laws.worker_crashers
         if ends_worker:
             needed = min(needed, 45.0)

@@ -21,6 +21,7 @@ from runtime.values import replace
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.options import WorkerResult
 from runtime.worker.outbox import DENIED_FOR_S
+from tests.simulation.attempts import WORK_S
 from tests.simulation.bucket import REFUSED, Bucket
 from tests.simulation.world import Broken, Process, World
 
@@ -83,8 +84,8 @@ class Laws:
 
     def __init__(self, world: World, bucket: Bucket | None = None) -> None:
         self._world, self._bucket = world, bucket
-        self.quick_s = 0.0
-        """All attempts take so long; 0 if each draws its own time."""
+        self.work_s = WORK_S
+        """How long an attempt may take, the likeliest time first."""
         self.tasks: dict[tuple[str, int], tuple[Task, float]] = {}
         """What somebody began to submit, and when they first did."""
         self.failing = False

@@ -57,11 +57,21 @@ FATES: Final[tuple[tuple[str, float, float], ...]] = (
     ("late", 25.0, 3),
     ("denied", 200.0, 0.5),
     ("answer", 9.0, 4),
+    ("stop", 900.0, 0),
+    ("stop", 5_400.0, 0),
+    ("jump", 3_600.0, 0),
+    ("jump", -3_600.0, 0),
+    ("outage", 1_200.0, 0),
+    ("outage", 5_400.0, 0),
+    ("denied", 1_200.0, 0),
+    ("denied", 5_400.0, 0),
 )
 """What may become of a call, its measure in seconds, and how often: it is slow to arrive or to answer; it is refused
 and not done; it is done, and the answer is lost; the same, and the library's own second try meets the first; then its
 process is killed, or stopped; then the clock of its host jumps; or from now on, for a while, its host is cut off from
 what it calls, or lacks a permission there; or it is done so long after its caller was told that it failed."""
+PASSING = frozenset({"", "latency", "answer", "refused", "lost", "retried", "late"})
+"""Fates that concern one call and nothing else."""
 _KINDS = [kind for kind, _, _ in FATES[1:]]
 CALL = Choice("call", *(weight for _, _, weight in FATES), kinds=_KINDS)
 CUT_OFF_S = 0.7
@@ -75,6 +85,12 @@ HARSH_CALL = Choice("harsh-call", *(weight * _OFTEN.get(kind, 1) for kind, _, we
 """Decides in worlds where processes are stopped and killed more often."""
 STEADY_CALL = Choice("steady-call", *(0 if kind == "outage" else weight for kind, _, weight in FATES), kinds=_KINDS)
 """Decides in worlds that cut hosts off in their own way."""
+SELDOM_CALL = Choice(
+    "seldom-call",
+    *(weight if kind in PASSING else 0.04 if kind == "kill" else 0.015 for kind, _, weight in FATES),
+    kinds=_KINDS,
+)
+"""Decides in worlds that last for hours: what holds a process up happens once an hour, and then for minutes or hours."""
 SKEW_S = (0.0, 20.0, -20.0, 300.0, -300.0)
 SKEW = Choice("skew", 4, 1, 1, 1, 1)
 
@@ -132,7 +148,7 @@ class World:
         self.now = 0.0
         """Seconds since the world began."""
         self.until_s = until_s
-        self.steps = 0
+        self.steps, self.most_steps = 0, STEPS
         self.trace: list[str] | None = [] if tracing else None
         self.processes: dict[str, Process] = {}
         self.graves: list[Process] = []
@@ -315,7 +331,7 @@ class World:
             heapq.heappop(heap)
         if not self.now < at <= self.until_s or strand.process.stopped_until > at:
             return False
-        if self.steps >= STEPS or self.broken is not None or self.after_step is not None:
+        if self.steps >= self.most_steps or self.broken is not None or self.after_step is not None:
             return False
         self.now = self._instant = at
         self._at_instant = 0
@@ -454,8 +470,8 @@ class World:
                     return
             else:
                 self._instant, self._at_instant = at, 0
-            if self.steps > STEPS:
-                self.broken = Broken("nothing spins", f"{STEPS} steps in one run")
+            if self.steps > self.most_steps:
+                self.broken = Broken("nothing spins", f"{self.most_steps} steps in one run")
                 return
             strand.switch()
             if self.after_step is not None:

@@ -15,7 +15,7 @@ from tests.simulation.choices import Tape
 from tests.simulation.scenarios.embedded import memory, sqlite
 from tests.simulation.scenarios.garbage import garbage
 from tests.simulation.scenarios.jobs import jobs
-from tests.simulation.scenarios.tasks import calm, control, failures, rush, storm, workers
+from tests.simulation.scenarios.tasks import calm, control, day, failures, rush, storm, workers
 from tests.simulation.threads import stand_ins
 from tests.simulation.world import Broken, World
 
@@ -25,6 +25,7 @@ SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {
     "workers": workers,
     "failures": failures,
     "storm": storm,
+    "day": day,
     "rush": rush,
     "sqlite": sqlite,
     "memory": memory,

@@ -11,12 +11,13 @@ from runtime.client.tasks.repair import repair
 from runtime.client.tasks.wait import wait
 from runtime.platform import system
 from runtime.tasks.model import task_id
+from tests.simulation.attempts import LONG_WORK_S, WORK_S
 from tests.simulation.bucket import open_records
 from tests.simulation.calm import CalmLaws
 from tests.simulation.choices import Choice
 from tests.simulation.laws import Laws
-from tests.simulation.scenarios.town import HEAL_S, Stack, Town
-from tests.simulation.world import HARSH_CALL, World
+from tests.simulation.scenarios.town import HEAL_S, LONG_TERMS, Stack, Town
+from tests.simulation.world import HARSH_CALL, SELDOM_CALL, World
 
 COMES = Choice("comes", 1, 1, fault=False)
 """Whether somebody lives in this world."""
@@ -26,6 +27,9 @@ ENDS = Choice("ends", 2, 1, 1, fault=False)
 LOOKS = ((3, 20.0), (30, 5.0))
 """How often a redriver looks, and after how many seconds each: an eager one still does after the lease of one that stood still."""
 EAGER = Choice("eager", 1, 1, fault=False)
+HOUR_S = 3_600.0
+DAY_S = 6 * HOUR_S
+"""How long the workers of a day have faults."""
 STORM_EVERY_S = (20.0, 9.0, 60.0)
 STORM = Choice("storm", 1, 1, 1, fault=False)
 ASKS = Choice("asks", 1, 1, fault=False)
@@ -177,11 +181,62 @@ def failures(world: World) -> Callable[[], None]:
 def rush(world: World) -> Callable[[], None]:
     """Tasks so quick that workers hold many ahead, and settle many together."""
     town = Town(world)
-    town.laws.quick_s = 0.02
+    town.laws.work_s = (0.02,) * len(WORK_S)
     town.person("submitter", lambda stack: town.submit(stack, "e1", 25), mortal=True)
     town.person("waiter", lambda stack: (town.until("submitter"), wait("e1", queue=stack.queue(), poll=LOOK_EVERY))[1])
     _work(town)
     return lambda: _check_with_wait(town)
+
+
+def day(world: World) -> Callable[[], None]:
+    """Two workers live for hours, with tasks of minutes and hours, and what holds them up may take as long."""
+    town = Town(world)
+    town.terms, town.laws.work_s, world.calls, world.most_steps = LONG_TERMS, LONG_WORK_S, SELDOM_CALL, 3_000_000
+    hours = [number * HOUR_S for number in range(5)]
+
+    def submit(experiment: str) -> Callable[[Stack], object]:
+        return lambda stack: town.submit(stack, experiment, 3, max_failures=2)
+
+    def wait_told(experiment: str) -> Callable[[Stack], object]:
+        def look(stack: Stack) -> Any:
+            town.until(f"submitter-{experiment}")
+            return wait(experiment, queue=stack.queue(), poll=timedelta(minutes=1))
+
+        return look
+
+    def redrive(stack: Stack) -> None:
+        town.redrive(stack, "e0")
+        town.redrive(stack, "e1")
+
+    def pause(stack: Stack) -> None:
+        stack.queue().pause()
+        system.sleep(HOUR_S)
+        stack.queue().resume()
+
+    for number, at_s in enumerate(hours):
+        name = f"e{number}"
+        town.person(f"submitter-{name}", submit(name), after_s=at_s, mortal=True)
+        town.person(f"waiter-{name}", wait_told(name), after_s=at_s + 60.0)
+    for number, at_s in enumerate(hours[1:]):
+        if world.draw(COMES, "redriver"):
+            town.person(f"redriver-{number}", redrive, after_s=at_s + 1_000.0, mortal=True)
+    if world.draw(COMES, "canceller"):
+        town.person("canceller", lambda stack: town.cancel(stack, "e2"), after_s=hours[3], mortal=True)
+    if world.draw(COMES, "pauser"):
+        town.person("pauser", pause, after_s=hours[1] + 1_200.0)
+    if world.draw(COMES, "purger"):
+        town.person("purger", town.purge, after_s=hours[3] + 1_800.0, mortal=True)
+    for number in range(2):
+        town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, lives=9, idle_timeout=timedelta(hours=9))
+    town.mend(after_s=DAY_S)
+    world.until_s = 30 * HOUR_S
+
+    def check() -> None:
+        town.check_tasks()
+        for number in range(len(hours)):
+            town.laws.check_waited(f"e{number}", town.done.get(f"waiter-e{number}"))
+
+    return check
 
 
 def storm(world: World) -> Callable[[], None]:

@@ -37,8 +37,16 @@ LARGE = Choice("large", 1, 1, fault=False)
 TERM_S: Final = (0.0, 3.0, 20.0, 90.0)
 SIGTERM = Choice("sigterm", 5, 1, 1, 1)
 """When the machine of a worker asks it to leave."""
+LONG_TERMS: Final[tuple[dict[str, float], ...]] = (
+    {},
+    {"not_before": 5_400.0},
+    {"expires_at": 3_000.0},
+    {"timeout": 1_000.0},
+)
+"""The same in worlds that last for hours."""
 HEAL_S: Final = 240.0
-FRESH_S: Final = 420.0
+FRESH_S: Final = 180.0
+"""How long after all faults are over another worker comes."""
 LASTS: Final = timedelta(seconds=1_500)
 """How long the last worker waits for tasks: one that was put off by a clock ten minutes ahead comes back within it."""
 
@@ -73,6 +81,7 @@ class Town:
         self.done: dict[str, Any] = {}
         """By name: what people were told."""
         self.people: set[str] = set()
+        self.terms = TERMS
         self._asked: dict[tuple[str, int], int] = {}
         self._at_work: dict[str, Worker] = {}
         """By process."""
@@ -113,7 +122,7 @@ class Town:
         tasks = []
         for number in range(first, first + count):
             terms: dict[str, Any] = {
-                name: timedelta(seconds=after) for name, after in TERMS[self._terms(experiment, number)].items()
+                name: timedelta(seconds=after) for name, after in self.terms[self._terms(experiment, number)].items()
             }
             terms.update((name, now + terms[name]) for name in ("not_before", "expires_at") if name in terms)
             tasks.append(sample_task(str(number), experiment=experiment, submitted_at=now, **terms, **fields))
@@ -226,7 +235,7 @@ class Town:
                 at_s=after_s,
             )
 
-    def mend(self, *, lives: int = 1) -> None:
+    def mend(self, *, lives: int = 1, after_s: float = HEAL_S) -> None:
         """End all faults after a while, and start a worker that is not killed any more: it must be enough."""
         world, laws = self.world, self.laws
 
@@ -244,6 +253,6 @@ class Town:
                 system.sleep(10.0)
             world.until_s = world.now
 
-        world.spawn("healer", world.heal, at_s=HEAL_S)
-        world.spawn("ender", end, at_s=FRESH_S)
-        self.worker("fresh", host="f0", at_s=FRESH_S, lives=lives, one_host=True, idle_timeout=LASTS)
+        world.spawn("healer", world.heal, at_s=after_s)
+        world.spawn("ender", end, at_s=after_s + FRESH_S)
+        self.worker("fresh", host="f0", at_s=after_s + FRESH_S, lives=lives, one_host=True, idle_timeout=LASTS)
