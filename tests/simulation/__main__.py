@@ -25,6 +25,9 @@ from tests.simulation.shrink import shrink
 AGAIN_EVERY = 20
 """One seed in so many runs twice, and both runs must be equal."""
 
+SPAN = 5
+"""Worlds that a process tries between two reports."""
+
 COLLECT_EVERY = 10
 """Garbage is collected between worlds, once in so many."""
 
@@ -164,8 +167,8 @@ def spans(first: int, count: int | None, until: float) -> Iterator[range]:
     """Consecutive seeds, a few worlds at a time."""
     last = sys.maxsize if count is None else first + count
     while first < last if count is not None else time.monotonic() < until:
-        yield range(first, min(first + AGAIN_EVERY, last))
-        first += AGAIN_EVERY
+        yield range(first, min(first + SPAN, last))
+        first += SPAN
 
 
 def begin_process() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.simulation.laws import Laws
 
 WORK_S: Final = (0.5, 0.02, 8.0, 45.0, 700.0)
-LONG_WORK_S: Final = (40.0, 0.5, 900.0, 4_000.0, 15_000.0)
+LONG_WORK_S: Final = (40.0, 0.5, 900.0, 4_000.0, 9_000.0)
 WORK = Choice("work", 40, 20, 20, 10, 1, fault=False)
 OUTCOME = Choice("outcome", 60, 4, 2, 1, 1)
 """Success; a failure of its own; its starter dies under it; a value that Python cannot read, or that the store refuses."""

@@ -18,6 +18,8 @@ UNCLAIMED_S: Final = 3.0
 """A delivery that was pulled ahead of need and not taken in this time goes back."""
 LOOK_EVERY_S: Final = 0.5
 """How often the held deliveries are looked at, if none is due before."""
+LOOK_LATER_EVERY_S: Final = 2.0
+"""The same while all of them wait for their time and only their leases matter."""
 MAX_LATER: Final = 10_000
 MAX_LATER_BYTES: Final = 64 * 1024 * 1024
 EXAMINED_IN: Final = timedelta(milliseconds=20)
@@ -243,7 +245,9 @@ class Held:
     def next_look_s(self) -> float | None:
         """Seconds in which no delivery needs to be renewed or examined; None if nothing is held."""
         with self.changed:
-            if not (self.ready or self._later or self.new or self._unrenewed):
+            is_busy = self.ready or self.new or self._unrenewed
+            if not (is_busy or self._later):
                 return None
-            next_due = self._later[0][0] - self._clock.now().timestamp() if self._later else LOOK_EVERY_S
-            return min(LOOK_EVERY_S, max(0.0, next_due))
+            every_s = LOOK_EVERY_S if is_busy else LOOK_LATER_EVERY_S
+            next_due = self._later[0][0] - self._clock.now().timestamp() if self._later else every_s
+            return min(every_s, max(0.0, next_due))

@@ -28,7 +28,7 @@ LOOKS = ((3, 20.0), (30, 5.0))
 """How often a redriver looks, and after how many seconds each: an eager one still does after the lease of one that stood still."""
 EAGER = Choice("eager", 1, 1, fault=False)
 HOUR_S = 3_600.0
-DAY_S = 6 * HOUR_S
+DAY_S = 4 * HOUR_S
 """How long the workers of a day have faults."""
 STORM_EVERY_S = (20.0, 9.0, 60.0)
 STORM = Choice("storm", 1, 1, 1, fault=False)
@@ -192,7 +192,7 @@ def day(world: World) -> Callable[[], None]:
     """Two workers live for hours, with tasks of minutes and hours, and what holds them up may take as long."""
     town = Town(world)
     town.terms, town.laws.work_s, world.calls, world.most_steps = LONG_TERMS, LONG_WORK_S, SELDOM_CALL, 3_000_000
-    hours = [number * HOUR_S for number in range(5)]
+    hours = [number * HOUR_S for number in range(4)]
 
     def submit(experiment: str) -> Callable[[Stack], object]:
         return lambda stack: town.submit(stack, experiment, 3, max_failures=2)
@@ -221,13 +221,13 @@ def day(world: World) -> Callable[[], None]:
         if world.draw(COMES, "redriver"):
             town.person(f"redriver-{number}", redrive, after_s=at_s + 1_000.0, mortal=True)
     if world.draw(COMES, "canceller"):
-        town.person("canceller", lambda stack: town.cancel(stack, "e2"), after_s=hours[3], mortal=True)
+        town.person("canceller", lambda stack: town.cancel(stack, "e2"), after_s=hours[2] + 1_200.0, mortal=True)
     if world.draw(COMES, "pauser"):
         town.person("pauser", pause, after_s=hours[1] + 1_200.0)
     if world.draw(COMES, "purger"):
-        town.person("purger", town.purge, after_s=hours[3] + 1_800.0, mortal=True)
+        town.person("purger", town.purge, after_s=hours[3] + 600.0, mortal=True)
     for number in range(2):
-        town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, lives=9, idle_timeout=timedelta(hours=9))
+        town.worker(f"w{number}", host=f"h{number}-", at_s=0.3 * number, lives=9, idle_timeout=timedelta(hours=7))
     town.mend(after_s=DAY_S)
     world.until_s = 30 * HOUR_S
 

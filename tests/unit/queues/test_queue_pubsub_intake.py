@@ -142,6 +142,7 @@ def test_second_delivery_of_a_task_that_could_not_be_given_back_is_no_other_leas
 @pytest.fixture
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(held, "LOOK_LATER_EVERY_S", 0.01)
 
 
 @pytest.mark.usefixtures("_look_often")
