@@ -205,8 +205,9 @@ def day(world: World) -> Callable[[], None]:
         return look
 
     def redrive(stack: Stack) -> None:
-        town.redrive(stack, "e0")
-        town.redrive(stack, "e1")
+        for experiment in ("e0", "e1"):
+            town.until(f"waiter-{experiment}")
+            town.redrive(stack, experiment)
 
     def pause(stack: Stack) -> None:
         stack.queue().pause()
