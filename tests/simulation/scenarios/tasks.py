@@ -195,7 +195,7 @@ def day(world: World) -> Callable[[], None]:
     hours = [number * HOUR_S for number in range(4)]
 
     def submit(experiment: str) -> Callable[[Stack], object]:
-        return lambda stack: town.submit(stack, experiment, 3, max_failures=2)
+        return lambda stack: town.submit(stack, experiment, 6, max_failures=2)
 
     def wait_told(experiment: str) -> Callable[[Stack], object]:
         def look(stack: Stack) -> Any:
