@@ -11,7 +11,6 @@ from runtime.client.tasks.redrive import read_dead, redrive, retry
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import InfrastructureFailure
 from runtime.platform import system
-from runtime.queues.pubsub import message
 from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.records.base import RecordStore
 from runtime.records.orders import Control
@@ -23,6 +22,7 @@ from runtime.worker.worker import Worker
 from tests.simulation.attempts import Noting, SimulatedHost
 from tests.simulation.bucket import Bucket, open_records
 from tests.simulation.choices import Choice
+from tests.simulation.knobs import turn_knobs
 from tests.simulation.laws import Laws
 from tests.simulation.service import POLICY, Client, Service
 from tests.simulation.world import Process, World
@@ -32,8 +32,6 @@ WHEN = Choice("when", 3, 2, 2, 1, fault=False)
 TERMS: Final[tuple[dict[str, float], ...]] = ({}, {"not_before": 40.0}, {"expires_at": 25.0}, {"timeout": 6.0})
 """What is asked for a task, in seconds."""
 TERM = Choice("term", 6, 1, 1, 1, fault=False)
-LARGE = Choice("large", 1, 1, fault=False)
-"""Whether the bodies of tasks are too large for a message, and lie in the store."""
 TERM_S: Final = (0.0, 3.0, 20.0, 90.0)
 SIGTERM = Choice("sigterm", 5, 1, 1, 1)
 """When the machine of a worker asks it to leave."""
@@ -73,8 +71,7 @@ class Town:
 
     def __init__(self, world: World, laws: type[Laws] = Laws) -> None:
         self.world = world
-        if world.draw(LARGE):
-            world.replace(message, "INLINE_BYTES", 20)
+        turn_knobs(world)
         self.bucket = Bucket(world)
         self.service = Service(world, world.draw(POLICY))
         self.laws = laws(world, self.bucket)
