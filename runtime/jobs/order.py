@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.array import fill_command
@@ -15,6 +15,9 @@ from runtime.jobs.notices import notify_order
 from runtime.jobs.plan import JobIdentity, PlanContext
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretReader, SecretScheme
 from runtime.jobs.spec import LOG_LIMIT, BuildOn, CodeMode, EnvironmentManager, JobSpec, OnTaskFailure, secret_refs
+
+if TYPE_CHECKING:
+    from runtime.jobs.ledger import LedgerEntry
 
 ORDER_SCHEMA: Final = 1
 SNAPSHOT_FILE: Final = "snapshot.tar"
@@ -234,3 +237,19 @@ def _variables(spec: JobSpec, secrets: Sequence[str], environ: Mapping[str, str]
             hint=f"export {missing[0]}=…, or write a value",
         )
     return {name: environ[name] if value is None else value for name, value in plain.items()}
+
+
+def begin_epoch(order: Mapping[str, Any], epoch: int, parts: Iterable[int]) -> dict[str, Any]:
+    """The order of an epoch. It names the parts before the backend is asked to start them, so that a part whose native job
+    could not be written down is known."""
+    return {**order, "epoch": epoch, "starts": {**order.get("starts", {}), **{str(part): epoch for part in parts}}}
+
+
+def find_unnoted(order: Mapping[str, Any], entry: LedgerEntry) -> dict[int, int]:
+    """Parts that somebody began to start again, each with its epoch, without writing down a native job: one may live."""
+    noted = {each.part: each.epoch for each in sorted(entry.natives, key=lambda each: each.epoch)}
+    epoch, starts = int(order.get("epoch", 1)), order.get("starts")
+    if starts is None:  # written by an earlier release
+        parts = range(len(entry.intent.get("parts", ())) or 1) if epoch > max(noted.values(), default=1) else ()
+        return dict.fromkeys(parts, epoch)
+    return {int(part): begun for part, begun in starts.items() if begun > noted.get(int(part), 1)}

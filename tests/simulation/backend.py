@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
+from runtime.jobs.array import expand_array
 from runtime.jobs.hosts.base import Host, HostUnavailable
 from runtime.jobs.order import make_order
 from runtime.jobs.plan import (
@@ -32,6 +33,7 @@ from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers import registry
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.words import AGAIN, DUPLICATE, LOST
+from runtime.values import replace
 from tests.simulation.choices import Choice
 from tests.simulation.files import Root, SimulatedHost
 from tests.simulation.shims import Shims, SimulatedAsked
@@ -59,6 +61,8 @@ FORGETS = Choice("forgets", 3, 1)
 """How long it knows of a native job that has ended."""
 STARTS: Final = 40
 """After so many starts it gives a native job up."""
+PART_RUNS: Final = 2
+"""So many runs of an array may be in one native job."""
 KIND: Final = "simulated"
 
 
@@ -68,6 +72,12 @@ class Native:
     name: str
     job: str
     folder: str
+    part: int
+    epoch: int
+    serves: list[int]
+    """The runs that its shim serves."""
+    array: str
+    """Of the members of an array the id that they share; else its own id."""
     state: JobState = JobState.PENDING
     reason: EndReason | None = None
     code: int | None = None
@@ -90,6 +100,7 @@ class Cluster:
     def __init__(self, world: World, root: Root, shims: Shims, how: str, *, labels: bool) -> None:
         self.world, self.root, self.shims, self.how, self.labels = world, root, shims, how, labels
         self.laws = shims.laws
+        self.has_arrays = how != "nothing"
         self.natives: dict[str, Native] = {}
         self._ids = itertools.count(1)
         self.apart: set[Process] = set()
@@ -161,7 +172,10 @@ class Cluster:
         name = f"{native.id}.{native.starts}"
 
         def run() -> None:
-            code = self.shims.serve(native.folder, native.id, asked)
+            one = native.serves[0] if len(native.serves) == 1 else None
+            code = self.shims.serve(
+                native.folder, native.array, asked, part=native.part, index=one, indices=native.serves
+            )
             self.world.note(f"exit code {code}")
             self.exited(native, process, code)
 
@@ -217,16 +231,27 @@ class Cluster:
         self.world.call(what, lambda: found.append(do()), write=write, refused=_silent)
         return found[0]
 
-    def submit(self, name: str, job: str, folder: str, epoch: int) -> str:
+    def submit(self, name: str, job: str, folder: str, epoch: int, part: int, indices: list[int]) -> str:
+        """Take a native job: one for all its runs, or, if the backend knows arrays, a member for each."""
         name = name if epoch == 1 else f"{name}.e{epoch}"
-        known = [each.id for each in self.natives.values() if each.name == name] if epoch > 1 else []
+        known = [each.array for each in self.natives.values() if each.name == name] if epoch > 1 else []
         if known:
             return known[0]
-        native = Native(f"n{next(self._ids)}", name, job, folder, made_at=self.world.now)
+        array = f"n{next(self._ids)}"
+        self.world.note(f"{array} for {name}")
+        members = {array: indices}
+        if self.has_arrays and len(indices) > 1:
+            members = {f"{array}_{index}": [index] for index in indices}
+        for member, serves in members.items():
+            self._take(Native(member, name, job, folder, part, epoch, serves, array, made_at=self.world.now))
+        return array
+
+    def _take(self, native: Native) -> None:
         self.natives[native.id] = native
-        self.world.note(f"{native.id} for {name}")
         self.later(QUEUED_S[self.world.draw(QUEUED, native.id)], lambda: self._start(native))
-        return native.id
+
+    def members(self, native_id: str) -> list[Native]:
+        return [each for each in self.natives.values() if native_id in (each.id, each.array)]
 
     def known(self) -> list[Native]:
         now = self.world.now
@@ -277,14 +302,22 @@ class Launching:
         root = str(self.cluster.root.path)
         folder = f"{root}/jobs/{job.id}"
         retries = "backend" if self.cluster.how == "told" else "shim"
-        words = ["python3", f"{folder}/shim.py", folder]
+        runs = expand_array(spec.array)
+        most = PART_RUNS if self.cluster.has_arrays else len(runs)
+        lines = [
+            f"python3 {folder}/shim.py {folder} --indices {start}-{min(start + most, len(runs)) - 1}"
+            for start in range(0, len(runs), most)
+        ]
+        names = [f"{job.id}.p{number}" if number else job.id for number in range(len(lines))]
+        self.cluster.laws.planned(job.id, len(runs))
         return LaunchPlan(
             job=job,
             spec=spec,
             target=target,
-            order=make_order(spec, job, [{}], context, retries=retries, environ={}),
-            artefacts={"command": shlex.join(words) + "\n"},
-            parts=(NativePart(name=job.id, artefact="command", native={"words": words}),),
+            order=make_order(spec, job, runs, context, retries=retries, environ={}),
+            artefacts={"command": "\n".join(lines)},
+            parts=tuple(_parts(names, lines)),
+            indices=tuple(runs),
             fidelity={name: self.keeps[name] for name in set_fields(spec) if name in self.keeps},
             root=root,
         )
@@ -292,11 +325,12 @@ class Launching:
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
         cluster, epoch = self.cluster, int(plan.order.get("epoch", 1))
         folder = part.native["words"][2]
+        indices = part.native.get("serves") or list(range(part.offset, part.offset + part.count))
 
         cluster.world.pause(SUBMITS_S[cluster.world.draw(SUBMITS)])
 
         def submit() -> str:
-            return cluster.submit(part.name, plan.job.id, folder, epoch)
+            return cluster.submit(part.name, plan.job.id, folder, epoch, part.native.get("number", 0), indices)
 
         return str(cluster.call(f"submit {part.name} epoch {epoch}", submit, write=True))
 
@@ -305,22 +339,22 @@ class Launching:
 
         def look() -> dict[str, str]:
             first = sorted(self.cluster.known(), key=lambda each: each.state.terminal)
-            return {each.name: each.id for each in reversed(first) if each.name in names}
+            return {each.name: each.array for each in reversed(first) if each.name in names}
 
         return dict(self.cluster.call("find", look))
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
         def look() -> list[NativeState]:
-            return [_state(each) for each in self.cluster.known() if each.id in native_ids]
+            return [_state(each) for each in self.cluster.known() if {each.id, each.array} & {*native_ids}]
 
         found: list[NativeState] = self.cluster.call(f"ask for {' '.join(native_ids)}", look)
         return found
 
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
-        if indices is not None:
-            return []
         cluster = self.cluster
-        mine = [cluster.natives[each] for each in native_ids]
+        mine = [native for each in native_ids for native in cluster.members(each)]
+        if indices is not None:
+            mine = [each for each in mine if each.id != each.array and each.serves[0] in indices]
 
         def cancel() -> None:
             for native in mine:
@@ -342,8 +376,12 @@ class Resubmitting(Launching):
     def restore_parts(
         self, artefacts: Mapping[str, str], names: Sequence[str], indices: Sequence[int]
     ) -> list[NativePart]:
-        words = shlex.split(artefacts["command"])
-        return [NativePart(name=names[0], artefact="command", native={"words": words, "number": 0})]
+        parts = []
+        for part in _parts(names, artefacts["command"].splitlines()):
+            serves = sorted({*indices} & {*range(part.offset, part.offset + part.count)})
+            if serves:
+                parts.append(replace(part, native={**part.native, "serves": serves}))
+        return parts
 
 
 class Labelled(Launching):
@@ -376,10 +414,20 @@ class LabelledResubmitting(Labelled, Resubmitting):
     """Both."""
 
 
+def _parts(names: Sequence[str], lines: Sequence[str]) -> list[NativePart]:
+    parts = []
+    for number, (name, line) in enumerate(zip(names, lines, strict=True)):
+        words = shlex.split(line)
+        first, last = map(int, words[-1].split("-"))
+        native = {"words": words, "number": number}
+        parts.append(NativePart(name=name, artefact="command", offset=first, count=last - first + 1, native=native))
+    return parts
+
+
 def _state(native: Native) -> NativeState:
     return NativeState(
         native_id=native.id,
-        index=None,
+        index=None if native.id == native.array else native.serves[0],
         state=native.state,
         reason=native.reason,
         raw=native.why or str(native.state),

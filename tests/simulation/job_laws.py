@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +49,26 @@ class Command:
 
 
 @dataclass
+class KnownRun:
+    """All that happened to one run of a job."""
+
+    commands: list[Command] = field(default_factory=list)
+    since: float = 0.0
+    """When whoever started it again last began to; commands from before that count no more."""
+    committed: float = 0.0
+    """When its last result was written."""
+    died: int = 0
+    """How often a shim of it was killed, or ended by an exception."""
+    starts: int = 0
+    """How often its native job was started, at most."""
+
+
+@dataclass
 class Known:
     """All that happened to a job."""
 
-    commands: list[Command] = field(default_factory=list)
+    runs: dict[int, KnownRun] = field(default_factory=lambda: {0: KnownRun()})
+    """By index."""
     acknowledged: float | None = None
     cancelling: float = 1e9
     """When somebody began to cancel it."""
@@ -61,17 +77,9 @@ class Known:
     """When somebody last started it again by hand, as they were told."""
     reopening: float | None = None
     """When somebody began to who has not been told."""
-    since: float = 0.0
-    """When whoever started it again last began to; commands from before that count no more."""
     said: tuple[JobState, float] | None = None
-    committed: float = 0.0
-    """When its last result was written."""
-    died: int = 0
-    """How often a shim of it was killed, or ended by an exception."""
-    starts: int = 0
-    """How often its native job was started, at most."""
     budget: tuple[int, int] = (0, 0)
-    """Failures and preemptions that its spec allows."""
+    """Failures and preemptions that its spec allows each run."""
 
 
 class JobLaws:
@@ -100,18 +108,19 @@ class JobLaws:
         me = self.world.me()
         assert me is not None
         native, known, now = self.processes[me.name], self.jobs[job], self.world.now
-        self.world.note(f"starts the command of {job[:8]}, attempt {attempt}")
-        running = [each for each in known.commands if each.ended is None and each.process not in self.apart]
+        self.world.note(f"starts the command of {job[:8]} {index}, attempt {attempt}")
+        run = known.runs[index]
+        running = [each for each in run.commands if each.ended is None and each.process not in self.apart]
         if running and (me.name not in self.apart or attempt < max(each.attempt for each in running)):
             self._break(ONE_AT_A_TIME, f"{native.id} starts it while {running[0].native} runs it")
         if not self.root.away and self.root.read(f"jobs/{job}/intent.json") is None:
             self._break(KNOWN_FIRST, "its command starts without an intent")
         # Without a result, a shim that died before it could commit one explains the next start.
-        if self._result(job) is not None:
+        if self.result(job, index) is not None:
             self._break(EXPLAINED, f"attempt {attempt} starts although there is a result")
         if known.cancelled is not None and now > known.cancelled + OBEYED_WITHIN_S:
             self._break(CANCELLED, f"its command starts {now - known.cancelled:.0f} s later")
-        known.commands.append(Command(native.id, me.name, attempt, now))
+        run.commands.append(Command(native.id, me.name, attempt, now))
 
     def command_goes_on(self, job: str) -> None:
         """KNOWN_FIRST."""
@@ -122,10 +131,10 @@ class JobLaws:
             self._break(KNOWN_FIRST, "its record is gone while its command runs")
 
     def command_ends(self, job: str, index: int, attempt: int, how: str) -> None:
-        for each in self.jobs[job].commands:
+        for each in self.jobs[job].runs[index].commands:
             if each.attempt == attempt and each.ended is None:
                 each.ended, each.how = self.world.now, how
-        self.world.note(f"the command of {job[:8]}, attempt {attempt}, ends: {how}")
+        self.world.note(f"the command of {job[:8]} {index}, attempt {attempt}, ends: {how}")
 
     def cut_off(self, process: Process) -> None:
         """The backend takes a shim for gone that goes on: another may start beside it."""
@@ -133,15 +142,23 @@ class JobLaws:
 
     def killed(self, native: Any, process: Process) -> None:
         self.died(native)
-        for each in self.jobs[native.job].commands:
-            if each.process == process.name and each.ended is None:
-                each.ended, each.how = self.world.now, "killed"
+        for run in self.jobs[native.job].runs.values():
+            for each in run.commands:
+                if each.process == process.name and each.ended is None:
+                    each.ended, each.how = self.world.now, "killed"
 
     def died(self, native: Any) -> None:
         """A shim was killed, or ended by an exception or without its order."""
-        known = self.jobs[native.job]
-        known.died += 1
-        known.starts = max(known.starts, native.starts)
+        runs = self.jobs[native.job].runs
+        for run in [runs[index] for index in native.serves]:
+            run.died += 1
+            run.starts = max(run.starts, native.starts)
+
+    def planned(self, job: str, count: int) -> None:
+        """Somebody begins to launch a job of so many runs."""
+        runs = self.jobs[job].runs
+        for index in range(count):
+            runs.setdefault(index, KnownRun())
 
     def launched(self, name: str, job: str, budget: tuple[int, int]) -> None:
         """SAME_JOB."""
@@ -189,13 +206,15 @@ class JobLaws:
         if known.reopening is None:
             known.reopening = self.world.now
 
-    def reopened(self, job: str, *, began_again: bool) -> None:
-        """They have; unless `began_again` it was another job."""
+    def reopened(self, job: str, indices: Sequence[int], *, began_again: bool) -> None:
+        """They have, these runs of it; unless `began_again` it was another job."""
         known = self.jobs[job]
         began, known.reopening = known.reopening, None
         if began_again:
             assert began is not None
-            known.since, known.reopened, known.said = began, self.world.now, None
+            known.reopened, known.said = self.world.now, None
+            for index in indices:
+                known.runs[index].since = began
 
     def removed(self, job: str, natives: Iterable[Any]) -> None:
         """KNOWN_FIRST: its record was removed, so the next launch is the first one.
@@ -203,23 +222,24 @@ class JobLaws:
         A twin of its first native job finds no order, and runs nothing; but a retry was promised a run.
         """
         known = self.jobs[job]
-        known.since = self.removing
+        for run in known.runs.values():
+            run.since = self.removing
         known.said = known.cancelled = None
-        retries = [each for each in natives if each.job == job and each.name != job and not each.state.terminal]
+        retries = [each for each in natives if each.job == job and each.epoch > 1 and not each.state.terminal]
         if any(each.made_at < self.removing for each in retries):
             self._break(KNOWN_FIRST, "its record is gone while a native job of it is there")
 
     def announces(self, job: str, index: str, reason: str) -> None:
         """STAYS_ENDED: what listings show as a job's end is its result, or was before somebody began it anew."""
-        result, known = self._result(job), self.jobs[job]
+        result, known = self.result(job, int(index)), self.jobs[job]
         anew = max(self.removing, known.reopened, known.reopening or 0.0)
-        if (result is None or result["reason"] != reason) and anew < known.committed:
+        if (result is None or result["reason"] != reason) and anew < known.runs[int(index)].committed:
             self._break(STAYS_ENDED, f"{reason} is announced, and its result is {result and result['reason']}")
 
     # at the end of a run
 
-    def _result(self, job: str) -> Any:
-        return json.loads(self.root.read(f"jobs/{job}/runs/0/result") or b"null")
+    def result(self, job: str, index: int) -> Any:
+        return json.loads(self.root.read(f"jobs/{job}/runs/{index}/result") or b"null")
 
     def check_ended(self, job: str, status: JobStatus | None) -> None:
         """IN_LEDGER."""
@@ -233,18 +253,22 @@ class JobLaws:
         known = self.jobs[job]
         if known.acknowledged is None:
             return
-        if self.removing < max([known.acknowledged, *(each.began for each in known.commands)]):
+        began = [each.began for run in known.runs.values() for each in run.commands]
+        if self.removing < max([known.acknowledged, *began]):
             self._break(IN_LEDGER, "there is no such job, and nobody removed it")
 
     def check_announced(self) -> None:
         """STAYS_ENDED: each name of the listing is the result of a job, until somebody begins to remove it."""
         for name in sorted(each.name for each in self.root.path.glob("done/*")):
-            job, _, reason, _, _ = name.split(".")
-            result, removing = self._result(job), self.root.path / f"jobs/{job}/removing"
+            job, index, reason, _, _ = name.split(".")
+            result, removing = self.result(job, int(index)), self.root.path / f"jobs/{job}/removing"
             if self.root.read(f"jobs/{job}/intent.json") is None and not removing.exists():
                 self._break(STAYS_ENDED, f"{reason} is announced of a job that is not there")
-            elif (result is None or result["reason"] != reason) and self.removing < self.jobs[job].committed:
+            elif (result is None or result["reason"] != reason) and self.removing < self._committed(job, int(index)):
                 self._break(STAYS_ENDED, f"{reason} is announced, and its result is {result and result['reason']}")
+
+    def _committed(self, job: str, index: int) -> float:
+        return self.jobs[job].runs[index].committed
 
     def check_clean(self, natives: list[Any]) -> None:
         """CLEAN: what nobody needs any more can be removed wholly."""
@@ -261,30 +285,32 @@ class JobLaws:
             self._break(NOTHING_HELD, f"it is {status.state}, and {len(held)} live")
 
     def check_evidence(self, job: str) -> None:
-        """EVIDENCE: a job that its budget of failures ended has that many attempts that failed."""
+        """EVIDENCE: a run that its budget of failures ended has that many attempts that failed."""
+        for index, run in self.jobs[job].runs.items():
+            self._check_evidence(job, index, run)
+
+    def _check_evidence(self, job: str, index: int, run: KnownRun) -> None:
         known = self.jobs[job]
-        failures = sum(each.how == "app_failed" and each.began >= known.since for each in known.commands)
-        if known.reopening is None and failures > known.budget[0] + 1 + known.died:
+        failures = sum(each.how == "app_failed" and each.began >= run.since for each in run.commands)
+        if known.reopening is None and failures > known.budget[0] + 1 + run.died:
             # A shim that died before it could note the failure of its command was lost.
-            self._break(EVIDENCE, f"{failures} attempts failed of {known.budget[0] + 1}, and {known.died} shims died")
-        result = self._result(job)
-        if result is None:
+            self._break(EVIDENCE, f"{failures} attempts failed of {known.budget[0] + 1}, and {run.died} shims died")
+        result = self.result(job, index)
+        if result is None or "from" in result:
             return
         if result["reason"] == "app_failed":
-            counts = [each for each in known.commands if each.began >= known.since or each.process in self.apart]
+            counts = [each for each in run.commands if each.began >= run.since or each.process in self.apart]
             failed = sum(each.how == "app_failed" for each in counts)
-            asked = sum(each.how == "requeue" for each in known.commands)
+            asked = sum(each.how == "requeue" for each in run.commands)
             # With a message it is the backend's word: it takes the death of a shim for a failure, and a shim without an order.
             if failed < known.budget[0] + 1 and asked <= known.budget[1] and "message" not in result:
                 self._break(EVIDENCE, f"{failed} of {known.budget[0] + 1} attempts failed")
         elif result["reason"] in ("stopped", "preempted", "node_failed"):
-            if len(known.commands) <= known.budget[1] and known.starts < MANY:
-                self._break(
-                    EVIDENCE, f"{result['reason']} after {len(known.commands)} of {known.budget[1] + 1} attempts"
-                )
+            if len(run.commands) <= known.budget[1] and run.starts < MANY:
+                self._break(EVIDENCE, f"{result['reason']} after {len(run.commands)} of {known.budget[1] + 1} attempts")
         elif result["reason"] == "lost":
             # A folder that was made although the answer was an error is an attempt that nobody began.
-            died = known.died + result["attempt"] - len(known.commands)
+            died = run.died + result["attempt"] - len(run.commands)
             # What has ended without a result is lost once the backend has forgotten how.
             mine = [each for each in self.processes.values() if each.job == job]
             forgotten = any(self.world.now >= each.ended_at + each.forgotten_s for each in mine)

@@ -94,14 +94,14 @@ class Shims:
         return step
 
     def _keep_first(self, do: Any, path: str, *args: Any, **named: Any) -> Any:
-        job = path.split("/")[-4]
-        before = self.laws._result(job)
+        job, index = path.split("/")[-4], int(path.split("/")[-2])
+        before = self.laws.result(job, index)
         try:
             done = do(path, *args, **named)
-            self.laws.jobs[job].committed = self.world.now
+            self.laws.jobs[job].runs[index].committed = self.world.now
             return done
         finally:
-            if before is not None and self.laws._result(job) != before:
+            if before is not None and self.laws.result(job, index) != before:
                 self.laws._break(STAYS_ENDED, f"the result {before['reason']} was replaced")
 
     def attempt_once(
@@ -137,10 +137,13 @@ class Shims:
         self.laws.command_ends(order["job"], run.index, number, end[0])
         return end
 
-    def serve(self, folder: str, native: str, asked: Asked) -> int:
-        """Run a shim for a native job; returns its exit code, 1 if it dies of an exception."""
+    def serve(self, folder: str, native: str, asked: Asked, *, part: int, index: int | None, indices: list[int]) -> int:
+        """Run a shim for a native job; returns its exit code, 1 if it dies of an exception.
+
+        It serves one run, or, without `index`, several in turn.
+        """
         options = SimpleNamespace(
-            clear=False, prepare=False, rank_of=None, part=None, native=native, index=0, node=0, indices=None,
+            clear=False, prepare=False, rank_of=None, part=part, native=native, index=index, node=0, indices=indices,
             scratch="/scratch", member=None,
         )  # fmt: skip
         try:

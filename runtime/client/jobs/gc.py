@@ -14,7 +14,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
@@ -25,6 +25,7 @@ from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.jobs.lock import Lock
 from runtime.jobs.notices import drop_notices
+from runtime.jobs.order import find_unnoted
 from runtime.jobs.plan import Owned
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, ListsOwned, find_keeper
@@ -435,19 +436,18 @@ def _find_change(garbage: Garbage, place: OpenTarget) -> str:
 def _may_live(status: JobStatus, place: OpenTarget) -> bool:
     """Whether a native job lives that the record does not name, because a retry was cut off before it could note it."""
     job, launcher = status.entry.id, place.launcher
-    noted = max((each.epoch for each in status.entry.natives), default=1)
-    if _read_epoch(place.files, job) <= noted and find_keeper(launcher) is None:
+    if not find_unnoted(_read_order(place.files, job), status.entry) and find_keeper(launcher) is None:
         return False
     # A backend that cannot be asked may have it.
     return not isinstance(launcher, ListsOwned) or _lives(launcher.owned(place.target, place.host, job=job))
 
 
-def _read_epoch(files: Files, job: str) -> int:
-    """The epoch of the job's order: a retry writes it before it calls the backend."""
-    try:
-        return int(json.loads(files.read(f"{job_folder(job)}/order.json") or b"{}").get("epoch", 1))
-    except (ValueError, TypeError, AttributeError):
-        return 1
+def _read_order(files: Files, job: str) -> dict[str, Any]:
+    """The job's order, which a retry writes before it calls the backend; empty if it is damaged."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(files.read(f"{job_folder(job)}/order.json") or b"{}")
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _remove_natives(garbage: Garbage, place: OpenTarget) -> list[str]:

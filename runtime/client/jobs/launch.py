@@ -28,7 +28,7 @@ from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Files, FileToWrite
 from runtime.jobs.ledger import NativeJob, job_folder, newest_natives
 from runtime.jobs.lock import Lock
-from runtime.jobs.order import SNAPSHOT_FILE
+from runtime.jobs.order import SNAPSHOT_FILE, begin_epoch
 from runtime.jobs.plan import LaunchPlan, NativePart, PlanContext, Target
 from runtime.jobs.runs import shows_life
 from runtime.jobs.spec import JobSpec, SecretRef
@@ -283,7 +283,7 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
         epoch = broken.epoch + 1
         # The order in the run folder counts, not the plan's: a retry by hand may have changed it.
         order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or _whole_order(prepared.plan)
-        plan = replace(prepared.plan, order={**order, "epoch": epoch})
+        plan = replace(prepared.plan, order=begin_epoch(order, epoch, [broken.part]))
         write_order(plan, job.files, prepared.context)
         native_id = submit_again(plan, plan.parts[broken.part], job, lock, broken.part)
         progress(f"`{broken.native_id}` is gone; started {native_id} on {plan.target.name} to go on")

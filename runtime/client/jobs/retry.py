@@ -28,7 +28,7 @@ from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
 from runtime.jobs.lock import Lock
-from runtime.jobs.order import SNAPSHOT_FILE
+from runtime.jobs.order import SNAPSHOT_FILE, begin_epoch, find_unnoted
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart, owner_name
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
 from runtime.jobs.spec_fields import job_id
@@ -160,16 +160,22 @@ def go_on(
     """Start these runs again, or find the native job with which an earlier call did. The caller holds the `lock`, and has
     seen that no native job of this job lives."""
     forgive = status is not None
-    adopted = _adopt(job)
+    entry = job.entry()
+    plan = _restore_plan(job, entry, indices)
+    unnoted = find_unnoted(plan.order, entry)
+    newest = max([1, *(each.epoch for each in entry.natives), *unnoted.values()])
+    adopted = _adopt(job, entry, unnoted)
     started = [each.native_id for each in adopted]
     entry = job.entry()
-    epoch = max((each.epoch for each in entry.natives), default=1) + (not adopted)
-    plan = _restore_plan(job, entry, indices)
-    gone_on_with = {each.part for each in adopted}
-    left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
+    wanted = [part for part in plan.parts if _number(part) not in {each.part for each in adopted}]
+    # A part that an earlier try may have started goes on with the epoch of that try, of which the backend starts no second.
+    goes_on = any(unnoted.get(_number(part)) == newest for part in wanted)
+    epoch = newest if goes_on or (adopted and not wanted) else newest + 1
+    noted = {each.part for each in entry.natives if each.epoch == epoch}
+    left = [part for part in wanted if _number(part) not in noted]
     # If an earlier try began to submit a part, its attempts may already be the new ones.
     submits = f"{plan.folder}/submit"
-    untried = [part for part in left if not job.files.names(submits, f"{epoch}.{part.native.get('number', 0)}.")]
+    untried = [part for part in left if not job.files.names(submits, f"{epoch}.{_number(part)}.")]
     fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
     _unfold(job, plan, sorted(fresh & set(indices)))
     if status is not None and isinstance(job.launcher, Resubmits):
@@ -181,7 +187,8 @@ def go_on(
     forgiven = dict(plan.order.get("forgiven", {}))
     if forgive:
         forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
-    plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
+    order = begin_epoch({**plan.order, "forgiven": forgiven}, epoch, map(_number, left))
+    plan = replace(plan, order=order)
     write_order(plan, job.files, make_context(settings))
     if forgive:
         for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
@@ -191,21 +198,24 @@ def go_on(
             served = range(part.offset, part.offset + part.count)
             _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
         reach("launch.forgiven")
-        native_id = submit_again(plan, part, job, lock, part.native.get("number", 0))
+        native_id = submit_again(plan, part, job, lock, _number(part))
         progress(f"started {native_id} on {job.target.name}")
         started.append(native_id)
     return Rerun(job=job.id, indices=tuple(indices), native_id=started[0], new=False, epoch=epoch)
 
 
-def _adopt(job: JobHandle) -> list[NativeJob]:
-    """Record native jobs of the next epoch whose launcher died before it recorded them; the retry continues with them."""
-    entry = job.entry()
+def _number(part: NativePart) -> int:
+    return int(part.native.get("number", 0))
+
+
+def _adopt(job: JobHandle, entry: LedgerEntry, unnoted: Mapping[int, int]) -> list[NativeJob]:
+    """Record native jobs whose launcher died before it recorded them; the retry continues with them."""
     names = dict(enumerate(entry.intent.get("parts", ()))) or {0: job.id}
-    epoch = max((each.epoch for each in entry.natives), default=1) + 1
-    claims = {f"{job_folder(job.id)}/owners/{epoch}.{part}": part for part in names}
+    claims = {f"{job_folder(job.id)}/owners/{epoch}.{part}": (part, epoch) for part, epoch in unnoted.items()}
     found = [
-        NativeJob(name=names[claims[claim]], native_id=owner.decode(), part=claims[claim], epoch=epoch, at=ledger.now())
-        for claim, owner in job.files.read_many(claims).items()
+        NativeJob(name=names[part], native_id=owner.decode(), part=part, epoch=epoch, at=ledger.now())
+        for claim, owner in (job.files.read_many(claims) if claims else {}).items()
+        for part, epoch in [claims[claim]]
     ]
     for native in found:
         ledger.record_native(job.files, job.id, native)

@@ -17,7 +17,7 @@ from runtime.jobs.spec import Backoff, JobSpec, JobState, Retry
 from runtime.platform import system
 from runtime.values import replace
 from tests.simulation.choices import Choice
-from tests.simulation.scenarios.jobs import END_S, HEAL_S, TARGET, Site
+from tests.simulation.scenarios.jobs import END_S, HEAL_S, TARGET, Site, draw_runs
 from tests.simulation.world import STEADY_CALL, World
 
 ASKED_S: Final = (0.0, 3.0, 45.0)
@@ -34,7 +34,9 @@ def garbage(world: World) -> Callable[[], None]:
     site = Site(world, labels=bool(world.draw(LABELS, "site")))
     laws = site.laws
     quick = Backoff(min=timedelta(seconds=2), max=timedelta(seconds=10))
-    same = JobSpec(command=("train",), name="same", retry=Retry(failure=0, backoff=quick))
+    same = JobSpec(
+        command=("train",), name="same", retry=Retry(failure=0, backoff=quick), array=draw_runs(world, "same")
+    )
     other = replace(same, name="other")
 
     def launch(spec: JobSpec, times: int) -> Callable[[Settings], object]:
@@ -59,11 +61,11 @@ def garbage(world: World) -> Callable[[], None]:
                     if handle.status().state is not JobState.FAILED:
                         continue
                     laws.reopen(job)
-                    began_again = not retry_job(handle, settings).new
+                    again = retry_job(handle, settings)
                 except (NotPossible, UnknownName) as problem:
                     world.note(f"told: {problem.message}")
                     continue
-                laws.reopened(job, began_again=began_again)
+                laws.reopened(job, again.indices, began_again=not again.new)
 
     site.person("retrier", retry, mortal=True)
     older_than = timedelta(seconds=OLD_S[world.draw(OLD, "sweeper")])

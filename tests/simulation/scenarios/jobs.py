@@ -16,7 +16,7 @@ from runtime.client.jobs.targets import KnownRoot, find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs.ledger import Damaged, JobStatus
-from runtime.jobs.spec import Backoff, JobSpec, JobState, Retry
+from runtime.jobs.spec import Array, Backoff, JobSpec, JobState, Retry
 from runtime.platform import system
 from runtime.snapshots.snapshot import Snapshot
 from runtime.values import replace
@@ -34,9 +34,16 @@ HOW_IT_STARTS = Choice("how", 1, 1, 1, fault=False)
 LATE_S: Final = 70.0
 LATE = Choice("late", 1, 1, fault=False)
 """Whether a job that is cancelled has had time to end."""
+RUNS = Choice("runs", 2, 1, 1, fault=False)
 HEAL_S: Final = 300.0
 END_S: Final = 1_500.0
 SNAPSHOT: Final = Snapshot(archive=b"a tree")
+
+
+def draw_runs(world: World, name: str) -> Array | None:
+    """How many runs a job has; several are split into native jobs of two."""
+    count = 1 + world.draw(RUNS, name)
+    return Array(count=count) if count > 1 else None
 
 
 class Site:
@@ -141,8 +148,10 @@ def jobs(world: World) -> Callable[[], None]:
     site = Site(world)
     laws = site.laws
     quick = Backoff(min=timedelta(seconds=2), max=timedelta(seconds=10))
-    same = JobSpec(command=("train",), name="same", retry=Retry(failure=1, backoff=quick))
-    other = replace(same, name="other", retry=Retry(failure=0, backoff=quick))
+    same = JobSpec(
+        command=("train",), name="same", retry=Retry(failure=1, backoff=quick), array=draw_runs(world, "same")
+    )
+    other = replace(same, name="other", retry=Retry(failure=0, backoff=quick), array=draw_runs(world, "other"))
     doomed = replace(same, name="doomed")
 
     def launch_and_wait(spec: JobSpec) -> Callable[[Settings], object]:
@@ -176,7 +185,7 @@ def jobs(world: World) -> Callable[[], None]:
             if "nothing of job" in problem.message:
                 return
             raise
-        laws.reopened(job.id, began_again=not again.new)
+        laws.reopened(job.id, again.indices, began_again=not again.new)
         if again.new:
             laws.launched("again", again.job, (0, other.retry.preemption))
 

@@ -142,7 +142,7 @@ def test_job_that_is_gone_goes_on_by_the_order_in_its_folder_with_a_whole_shim(
 
     later = json.loads((folder / "order.json").read_bytes())
     del order["origin"]  # of the program that launched it first
-    assert later == ({"changed": True} if kept else order) | {"epoch": 2}
+    assert later == ({"changed": True} if kept else order) | {"epoch": 2, "starts": {"0": 2}}
     assert (folder / ledger.EPOCH).read_text() == "2"
     assert ((folder / "shim.py").stat().st_size > 1000, (folder / "shim.py").stat().st_mode & 0o777) == (True, 0o700)
 

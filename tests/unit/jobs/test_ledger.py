@@ -14,6 +14,7 @@ from runtime.errors import NotPossible, RequestRefused, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import IndexStatus, LedgerEntry, NativeJob, Outcome, Refusal, judge
+from runtime.jobs.order import begin_epoch, find_unnoted
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.reasons import EndReason
@@ -122,6 +123,23 @@ def test_job_whose_launch_was_cut_off_between_its_parts_waits_for_the_rest() -> 
     assert judged(entry_of(natives=two_of_three, parts=3))[0].message == "not submitted yet"
     [gone] = judged(entry_of(natives=[*two_of_three, started(2)], parts=3))
     assert (gone.state, gone.reason, gone.message) == (JobState.FAILED, EndReason.LOST, "gone without a result")
+
+
+@pytest.mark.parametrize(
+    ("order", "unnoted"),
+    [
+        ({}, {}),
+        ({"epoch": 2}, {}),  # of an earlier release, which did not name the parts
+        ({"epoch": 3}, {0: 3, 1: 3, 2: 3}),
+        (begin_epoch({}, 2, [1]), {}),
+        (begin_epoch({}, 2, [1, 2]), {2: 2}),
+        (begin_epoch(begin_epoch({}, 2, [1, 2]), 3, [0]), {0: 3, 2: 2}),
+    ],
+)
+def test_parts_that_were_begun_and_not_written_down_are_known(order: dict[str, Any], unnoted: dict[int, int]) -> None:
+    entry = entry_of(natives=[started(0), started(1), started(1, epoch=2), started(2)], parts=3)
+
+    assert find_unnoted(order, entry) == unnoted
 
 
 @pytest.mark.parametrize(
