@@ -161,6 +161,8 @@ class Laws:
         _, submitted = self.acknowledged.get(key, (None, 1e9))
         if asked is None or submitted >= asked[0]:
             return
+        if 0.0 < self.seen[key].recorded_at < asked[0]:
+            return  # it had ended, and this is one delivery too many
         began, had = self.read.get(process.name, (0.0, 0.0))
         if now > max(asked[1], process.stopped_until) + OBEYED_WITHIN_S:
             self._break(OBEYS_CANCEL, f"a task of {order.experiment} starts {now - asked[1]:.0f} s after its cancel")

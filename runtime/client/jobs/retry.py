@@ -358,6 +358,9 @@ def _as_new_job(
     )
     # The price of the job was agreed to when it was launched.
     with carry_out(prepared, LaunchOptions(assume_yes=True), progress) as made:
+        # Not before the job is in the ledger. If this is cut off, the shims announce the results that they find.
+        for index, outcome in done.items():
+            job.files.create(f"done/{made.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}", b"")
         natives = made.entry().natives
     return Rerun(
         job=identity.id, indices=tuple(indices), native_id=natives[0].native_id if natives else "", new=True, epoch=1
@@ -386,4 +389,3 @@ def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> 
             "noted": format_time(ledger.now()),
         }
         job.files.create(f"{job_folder(to)}/runs/{index}/result", json.dumps(result, sort_keys=True).encode())
-        job.files.create(f"done/{to}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}", b"")

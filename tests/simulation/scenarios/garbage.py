@@ -96,10 +96,13 @@ def garbage(world: World) -> Callable[[], None]:
         laws.check_root()
         for job, known in laws.jobs.items():
             try:
-                status = find_job(job, settings=site.settings("judge"), target=TARGET).status()
+                handle = find_job(job, settings=site.settings("judge"), target=TARGET)
+                status = handle.status()
             except UnknownName:
                 laws.check_removed(job)
                 continue
+            if known.acknowledged is None and not status.state.terminal:
+                handle.cancel()  # half of its parts were submitted, and nobody repeated the command
             if known.acknowledged is not None:
                 laws.check_ended(job, status)
                 laws.check_held(job, status, natives)
