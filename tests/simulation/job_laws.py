@@ -61,6 +61,8 @@ class KnownRun:
     """How often a shim of it was killed, or ended by an exception."""
     starts: int = 0
     """How often its native job was started, at most."""
+    cancelled: float | None = None
+    """When somebody was told that it alone is cancelled."""
 
 
 @dataclass
@@ -118,8 +120,9 @@ class JobLaws:
         # Without a result, a shim that died before it could commit one explains the next start.
         if self.result(job, index) is not None:
             self._break(EXPLAINED, f"attempt {attempt} starts although there is a result")
-        if known.cancelled is not None and now > known.cancelled + OBEYED_WITHIN_S:
-            self._break(CANCELLED, f"its command starts {now - known.cancelled:.0f} s later")
+        for told in (known.cancelled, run.cancelled):
+            if told is not None and now > told + OBEYED_WITHIN_S:
+                self._break(CANCELLED, f"its command starts {now - told:.0f} s later")
         run.commands.append(Command(native.id, me.name, attempt, now))
 
     def command_goes_on(self, job: str) -> None:
@@ -223,7 +226,7 @@ class JobLaws:
         """
         known = self.jobs[job]
         for run in known.runs.values():
-            run.since = self.removing
+            run.since, run.cancelled = self.removing, None
         known.said = known.cancelled = None
         retries = [each for each in natives if each.job == job and each.epoch > 1 and not each.state.terminal]
         if any(each.made_at < self.removing for each in retries):

@@ -28,6 +28,7 @@ from runtime.worker.worker import Worker
 from tests.simulation.attempts import Noting, SimulatedHost
 from tests.simulation.choices import Choice
 from tests.simulation.embedded import IN_ORDER, STOP_S, Kernel, SteppingBlobs, SteppingRecords, WatchedLeases
+from tests.simulation.knobs import turn_knobs
 from tests.simulation.laws import NEVER_CHANGES, OBEYED_WITHIN_S, OBEYS_CANCEL, PURGED, Laws
 from tests.simulation.scenarios.town import WHEN, WHEN_S, Town
 from tests.simulation.world import Process, World
@@ -203,6 +204,7 @@ class OneHost(Town):
     def __init__(self, world: World, laws: EmbeddedLaws) -> None:
         self.world, self.laws, self.done = world, laws, {}
         self.people, self._asked = set(), {}
+        turn_knobs(world)
         self.strict = True
         """Orders are obeyed in the transaction that gives them."""
         self.opens: Callable[[], Any]

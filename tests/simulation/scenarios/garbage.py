@@ -107,7 +107,7 @@ def garbage(world: World) -> Callable[[], None]:
                 laws.check_ended(job, status)
                 laws.check_held(job, status, natives)
         laws.check_announced()
-        laws.check_heard({"ann", "bob", "carol", "retrier", "sweeper"} - site.done.keys())
+        laws.check_heard(site.people - site.done.keys())
         collect(site.settings("judge"), timedelta(0), CUT_OFF)
         if site.cluster.labels:  # Without, a retry that was cut off before it called the backend might have called it.
             laws.check_clean(natives)

@@ -34,6 +34,8 @@ HOW_IT_STARTS = Choice("how", 1, 1, 1, fault=False)
 LATE_S: Final = 70.0
 LATE = Choice("late", 1, 1, fault=False)
 """Whether a job that is cancelled has had time to end."""
+PICKS = Choice("picks", 1, 1, fault=False)
+"""Whether somebody cancels one run of an array."""
 RUNS = Choice("runs", 2, 1, 1, fault=False)
 HEAL_S: Final = 300.0
 END_S: Final = 1_500.0
@@ -60,6 +62,7 @@ class Site:
         world.spawn("healer", world.heal, at_s=HEAL_S)
         self.firmly = how == "nothing"
         """Whether a job that was lost goes on with the next equal launch, so that only its result is its end."""
+        self.people: set[str] = set()
         self.done: dict[str, Any] = {}
 
     def settings(self, machine: str) -> Settings:
@@ -86,6 +89,7 @@ class Site:
     ) -> None:
         """Somebody who runs a command, again while it cannot be done and after it was killed; `after_s` is drawn."""
         world = self.world
+        self.people.add(name)
 
         def insist() -> None:
             while True:
@@ -173,6 +177,18 @@ def jobs(world: World) -> Callable[[], None]:
 
     site.person("canceller", cancel, after_s=LATE_S if world.draw(LATE, "canceller") else None, mortal=True)
 
+    def cancel_one(settings: Settings) -> None:
+        job = site.find_early(settings, same)
+        known = laws.jobs[job.id]
+        known.cancelling = min(world.now, known.cancelling)
+        while left := job.cancel(indices=[1]):
+            world.note(f"left: {left}")
+            system.sleep(2.0)
+        known.runs[1].cancelled = world.now
+
+    if same.array is not None and world.draw(PICKS, "picker"):
+        site.person("picker", cancel_one, mortal=True)
+
     def retry(settings: Settings) -> None:
         job = site.find(settings, "other")
         status = job.wait()
@@ -225,7 +241,7 @@ def jobs(world: World) -> Callable[[], None]:
             laws.check_evidence(job)
             laws.check_cancelled(job, status)
         laws.check_waited(site.done.get("ann"), found, firmly=site.firmly)
-        laws.check_heard({"bob", "carol", "carla", "dave", "canceller", "retrier"} - site.done.keys())
+        laws.check_heard(site.people - {"ann", "watcher"} - site.done.keys())
 
     world.until_s = END_S
     return check

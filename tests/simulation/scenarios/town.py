@@ -69,6 +69,8 @@ class Stack:
 class Town:
     """The parts that all scenarios have: a bucket, a service, laws, and people who do things until they are done."""
 
+    terms = TERMS
+
     def __init__(self, world: World, laws: type[Laws] = Laws) -> None:
         self.world = world
         turn_knobs(world)
@@ -78,7 +80,6 @@ class Town:
         self.done: dict[str, Any] = {}
         """By name: what people were told."""
         self.people: set[str] = set()
-        self.terms = TERMS
         self._asked: dict[tuple[str, int], int] = {}
         self._at_work: dict[str, Worker] = {}
         """By process."""
