@@ -187,11 +187,11 @@ def _carry_out(
             _take_up(prepared, job, lock, progress)
             return job
         if removing in found or (not made and whole[0] not in found):
-            files.remove(f"{plan.folder}/cancel")  # of a job without a record that was being ended
+            lock.files().remove(f"{plan.folder}/cancel")  # of a job without a record that was being ended
         reach("launch.locked")
         # If somebody has retried it since a launch that was cut off, the order is theirs.
         if removing in found or any(name not in found for name in whole):
-            _write_down(prepared, files, git, progress)
+            _write_down(prepared, files, lock, git, progress)
         reach("launch.written")
         for number in range(len(plan.parts)):
             _submit_part(plan, number, job, lock, progress)
@@ -284,7 +284,7 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
         # The order in the run folder counts, not the plan's: a retry by hand may have changed it.
         order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or _whole_order(prepared.plan)
         plan = replace(prepared.plan, order=begin_epoch(order, epoch, [broken.part]))
-        write_order(plan, job.files, prepared.context)
+        write_order(plan, lock.files(), prepared.context)
         native_id = submit_again(plan, plan.parts[broken.part], job, lock, broken.part)
         progress(f"`{broken.native_id}` is gone; started {native_id} on {plan.target.name} to go on")
 
@@ -345,6 +345,7 @@ def _read_git(code: Path, prepared: Prepared) -> tuple[GitState | None, list[dic
 def _write_down(
     prepared: Prepared,
     files: Files,
+    lock: Lock,
     git: Callable[[], tuple[GitState | None, list[dict[str, Any]]]] | None,
     progress: Callable[[str], None],
 ) -> None:
@@ -373,7 +374,7 @@ def _write_down(
         # The last, so that a visible job is complete.
         FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, state)), once=True),
     ]
-    files.write_many(wanted)
+    lock.files().write_many(wanted)
 
 
 def _whole_order(plan: LaunchPlan) -> dict[str, Any]:

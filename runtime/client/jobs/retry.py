@@ -24,6 +24,7 @@ from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
+from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
@@ -166,12 +167,11 @@ def go_on(
     newest = max([1, *(each.epoch for each in entry.natives), *unnoted.values()])
     adopted = _adopt(job, entry, unnoted)
     started = [each.native_id for each in adopted]
-    entry = job.entry()
     wanted = [part for part in plan.parts if _number(part) not in {each.part for each in adopted}]
     # A part that an earlier try may have started goes on with the epoch of that try, of which the backend starts no second.
     goes_on = any(unnoted.get(_number(part)) == newest for part in wanted)
     epoch = newest if goes_on or (adopted and not wanted) else newest + 1
-    noted = {each.part for each in entry.natives if each.epoch == epoch}
+    noted = {each.part for each in (*entry.natives, *adopted) if each.epoch == epoch}
     left = [part for part in wanted if _number(part) not in noted]
     # If an earlier try began to submit a part, its attempts may already be the new ones.
     submits = f"{plan.folder}/submit"
@@ -189,14 +189,15 @@ def go_on(
         forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
     order = begin_epoch({**plan.order, "forgiven": forgiven}, epoch, map(_number, left))
     plan = replace(plan, order=order)
-    write_order(plan, job.files, make_context(settings))
+    files = lock.files()
+    write_order(plan, files, make_context(settings))
     if forgive:
         for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
-            job.files.remove(f"{plan.folder}/{name}")
+            files.remove(f"{plan.folder}/{name}")
     for part in left:
         if forgive:
             served = range(part.offset, part.offset + part.count)
-            _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
+            _put_aside(files, entry, sorted(fresh & set(served)), epoch - 1)
         reach("launch.forgiven")
         native_id = submit_again(plan, part, job, lock, _number(part))
         progress(f"started {native_id} on {job.target.name}")
@@ -305,16 +306,16 @@ def _read_spec(job: JobHandle, text: bytes) -> JobSpec:
     return parse_spec(written, source=f"job `{job.id}`")
 
 
-def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:
+def _put_aside(files: Files, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:
     """Keep results of the runs that start again under another name, so that no outcome is in the way."""
-    results = job.files.read_many([f"{job_folder(job.id)}/runs/{index}/result" for index in indices])
+    results = files.read_many([f"{job_folder(entry.id)}/runs/{index}/result" for index in indices])
     for name, content in results.items():
-        job.files.create(f"{name}.{epoch}", content)
-        job.files.remove(name)
+        files.create(f"{name}.{epoch}", content)
+        files.remove(name)
     for index in indices:
         outcome = entry.outcomes.get(index)
         if outcome is not None:
-            job.files.remove(f"done/{job.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}")
+            files.remove(f"done/{entry.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}")
 
 
 def _as_new_job(

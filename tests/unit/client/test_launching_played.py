@@ -17,7 +17,7 @@ from runtime.client.jobs.retry import retry_job
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Host, HostUnavailable
+from runtime.jobs.hosts.base import AgentFiles, FileToWrite, Host, HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.ledger import IndexStatus
 from runtime.jobs.lock import Lock
@@ -174,39 +174,53 @@ def test_job_that_is_gone_is_started_again_for_runs_that_neither_ended_nor_were_
     assert len(backend.submitted) == count
 
 
-def test_launch_whose_lock_was_taken_over_submits_nothing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_many = LocalFiles.write_many
+@pytest.mark.parametrize("before", [False, True])
+def test_launch_whose_lock_was_taken_over_submits_nothing(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, *, before: bool
+) -> None:
+    write_many = AgentFiles.write_many
 
-    def stand_still(files: LocalFiles, wanted: Sequence[object]) -> None:
-        write_many(files, wanted)  # type: ignore[arg-type]
-        (job,) = ledger.list_jobs(files)
-        files.create(f"{ledger.job_folder(job)}/lock.2", b"{}")
+    def stand_still(files: AgentFiles, wanted: Sequence[FileToWrite]) -> None:
+        take_over(files, wanted[0].name, lambda: write_many(files, wanted), before=before)
 
-    monkeypatch.setattr(LocalFiles, "write_many", stand_still)
+    monkeypatch.setattr(AgentFiles, "write_many", stand_still)
 
     with pytest.raises(NotPossible, match="took this job over"):
         backend.launch()
 
-    assert backend.submitted == []
+    orders = list((backend.settings.data_dir / "jobs").rglob("order.json"))
+    assert (backend.submitted, len(orders)) == ([], 0 if before else 1)
 
 
+@pytest.mark.parametrize("before", [False, True])
 def test_launch_that_takes_a_job_up_and_whose_lock_was_taken_over_submits_nothing(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, *, before: bool
 ) -> None:
     job = backend.launch()
-    backend.stands, write = LOST, LocalFiles.write
+    backend.stands, write = LOST, AgentFiles.write
 
-    def stand_still(files: LocalFiles, name: str, *given: object, **more: object) -> None:
-        write(files, name, *given, **more)  # type: ignore[arg-type]
+    def stand_still(files: AgentFiles, name: str, *given: Any, **more: Any) -> None:
         if name.endswith("/order.json"):
-            files.create(f"{ledger.job_folder(job.id)}/lock.2", b"{}")
+            take_over(files, name, lambda: write(files, name, *given, **more), before=before)
+        else:
+            write(files, name, *given, **more)
 
-    monkeypatch.setattr(LocalFiles, "write", stand_still)
+    monkeypatch.setattr(AgentFiles, "write", stand_still)
 
     with pytest.raises(NotPossible, match="took this job over"):
         backend.launch()
 
-    assert len(backend.submitted) == 1
+    order = json.loads(job.files.read(f"{ledger.job_folder(job.id)}/order.json") or b"{}")
+    assert (len(backend.submitted), order["epoch"]) == (1, 1 if before else 2)
+
+
+def take_over(files: AgentFiles, name: str, write: Callable[[], None], *, before: bool) -> None:
+    """Have another launcher take the job's lock over, before or after a write."""
+    if not before:
+        write()
+    files.create(f"{'/'.join(name.split('/')[:2])}/lock.2", b"{}")
+    if before:
+        write()
 
 
 def test_part_that_the_backend_has_already_is_not_submitted_again(backend: Backend) -> None:
