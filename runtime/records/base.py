@@ -37,6 +37,8 @@ class ManifestPart:
     count: int
     sent: bool = False
     """Published to the queue, all of it."""
+    late: bool = False
+    """Another submission did not wait for it, so others may list its tasks, too."""
 
     @classmethod
     def named(cls, experiment: str, name: str) -> ManifestPart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -198,6 +199,7 @@ class BlobManifests(Objects):
         # The index is claimed first: two submitters of different tasks must not both get it.
         claimed = self._create_or_read(f"claims/{digest}/{index:05}", name.encode())
         if claimed is not None and claimed != name.encode():
+            self._note_late(digest, claimed.decode(errors="replace"))
             raise PartTaken(experiment, index)
         key, asked = f"manifests/{digest}/{name}.jsonl", self._clock.now()
         if self.blobs.create(key, data):
@@ -205,15 +207,24 @@ class BlobManifests(Objects):
         sent = claimed is not None and self.blobs.get(f"manifests/{digest}/{name}.sent") is not None
         return ManifestPart(experiment, name, len(lines), sent=sent)
 
+    def _note_late(self, digest: str, name: str) -> None:
+        """Leave a note beside a part that was claimed and is not written: it may come after the tasks were listed again."""
+        folder = f"manifests/{digest}/"
+        if re.fullmatch(PART, f"{folder}{name}.late", re.ASCII) and self.blobs.get(f"{folder}{name}.jsonl") is None:
+            self.blobs.create(f"{folder}{name}.late", b"")
+
     def parts(self, experiment: str) -> list[ManifestPart]:
         written: list[tuple[int, int, str]] = []
-        sent: set[str] = set()
+        noted: dict[str, set[str]] = {"sent": set(), "late": set()}
         for found in matched(self.blobs.list_keys(f"manifests/{experiment_digest(experiment)}/"), PART):
-            if found[4] == "sent":
-                sent.add(found[1])
+            if found[4] in noted:
+                noted[found[4]].add(found[1])
             else:
                 written.append((int(found[2]), int(found[3]), found[1]))
-        return [ManifestPart(experiment, name, count, sent=name in sent) for _, count, name in sorted(written)]
+        return [
+            ManifestPart(experiment, name, count, sent=name in noted["sent"], late=name in noted["late"])
+            for _, count, name in sorted(written)
+        ]
 
     def read_part(self, part: ManifestPart) -> list[str]:
         key = f"manifests/{experiment_digest(part.experiment)}/{part.name}.jsonl"

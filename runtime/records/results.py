@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from runtime.clock import Clock
+from runtime.errors import LOST_FOR_GOOD
 from runtime.platform import system
 from runtime.records import codec, layout
-from runtime.records.base import INLINE_BYTES, Totals, is_unwritten
+from runtime.records.base import INLINE_BYTES, ManifestPart, Totals, is_unwritten
 from runtime.records.blobs import Blobs
+from runtime.records.coverage import read_keys
 from runtime.records.layout import COUNTED, matched
 from runtime.records.objects import BlobManifests
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark, mark_of
@@ -311,7 +314,7 @@ class BlobTotals(BlobResults):
         as_of = self._clock.now()
         if exact:
             ended = self._count_records(experiment)
-            submitted = sum(part.count for part in self.parts(experiment))
+            submitted = self._count_submitted(self.parts(experiment))
         else:
             looks: list[Callable[[str], Any]] = [self._sum_counters, self._count_marks, self.parts]
             (ended, reported_at), marked, parts = self._in_parallel(lambda look: look(experiment), looks)
@@ -322,6 +325,15 @@ class BlobTotals(BlobResults):
         queued = max(0, submitted - ended.total())
         counts = {state: ended[state] for state in COUNTED if ended[state]}
         return Totals({TaskState.QUEUED: queued, **counts}, as_of, exact)
+
+    def _count_submitted(self, parts: Sequence[ManifestPart]) -> int:
+        """Count each task once. Only the tasks of late parts may be listed twice."""
+        count, keys = sum(part.count for part in parts), IdSet()
+        if any(part.late for part in parts):
+            for part in parts:
+                with suppress(*LOST_FOR_GOOD):
+                    count -= sum(not keys.add(key) for key in read_keys(self, part))
+        return count
 
     def _count_records(self, experiment: str) -> Counter[TaskState]:
         """Count each task by its newest generation. An unsuccessful one has ended while its mark exists: without the mark

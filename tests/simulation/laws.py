@@ -36,7 +36,7 @@ ANSWERED_WITHIN_S = 5.0
 SETTLED_WITHIN_S = 60.0
 """The end of an attempt is in the store within this time, if its worker is not stopped or cut off."""
 
-DONE_AGAIN_S = 35.0
+DONE_AGAIN_S = 45.0
 """Who starts a task this long after a success of it, in a worker that nothing holds up, comes second: a call or three may go
 unanswered before the success is in the store."""
 

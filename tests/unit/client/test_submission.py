@@ -32,6 +32,7 @@ from runtime.errors import (
     PartTaken,
     QueueUnavailable,
     RequestRefused,
+    StoreUnavailable,
     UnknownName,
     WorkFailed,
 )
@@ -51,6 +52,7 @@ from runtime.tasks.wire import decode_task, encode_task
 from runtime.testing import FakeClock, sample_task
 
 EXPERIMENT = "sample"
+NOW = datetime(2026, 11, 28, tzinfo=UTC)
 
 
 def tasks_of(*keys: object) -> list[Task]:
@@ -309,6 +311,30 @@ def test_single_task_that_was_claimed_and_never_listed_is_submitted_all_the_same
 
     assert put(queue, [task]).new == 1
     assert queue.given == listed(records) == [task.id]
+
+
+def test_part_that_arrives_after_its_tasks_were_submitted_again_counts_them_once(
+    queue: Forgetful, records: MemoryRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, late = records.blobs.create, list[tuple[str, bytes]]()
+
+    def lose(key: str, data: bytes) -> bool:
+        if key.endswith(".jsonl") and not late:
+            late.append((key, data))
+            raise StoreUnavailable("no answer")
+        return create(key, data)
+
+    monkeypatch.setattr(records.blobs, "create", lose)
+    with pytest.raises(StoreUnavailable):
+        put(queue, tasks_of(1, 2))
+    put(queue, [replace(task, submitted_at=NOW) for task in tasks_of(1, 2)])
+    create(*late[0])
+    put(queue, tasks_of(3))
+
+    totals = records.totals(EXPERIMENT, exact=True)
+
+    assert [part.late for part in records.parts(EXPERIMENT)].count(True) == 1
+    assert (totals.submitted, len(listed(records))) == (3, 5)
 
 
 @pytest.mark.usefixtures("small_parts")
