@@ -248,8 +248,10 @@ def begin_epoch(order: Mapping[str, Any], epoch: int, parts: Iterable[int]) -> d
 def find_unnoted(order: Mapping[str, Any], entry: LedgerEntry) -> dict[int, int]:
     """Parts that somebody began to start again, each with its epoch, without writing down a native job: one may live."""
     noted = {each.part: each.epoch for each in sorted(entry.natives, key=lambda each: each.epoch)}
-    epoch, starts = int(order.get("epoch", 1)), order.get("starts")
-    if starts is None:  # written by an earlier release
-        parts = range(len(entry.intent.get("parts", ())) or 1) if epoch > max(noted.values(), default=1) else ()
-        return dict.fromkeys(parts, epoch)
-    return {int(part): begun for part, begun in starts.items() if begun > noted.get(int(part), 1)}
+    parts = range(len(entry.intent.get("parts", ())) or 1)
+    starts, epoch = order.get("starts"), order.get("epoch", 1)
+    if not isinstance(starts, Mapping):  # written by an earlier release
+        again = isinstance(epoch, int) and epoch > max(noted.values(), default=1)
+        return dict.fromkeys(parts, epoch) if again else {}
+    begun = {part: starts.get(str(part)) for part in parts}
+    return {part: at for part, at in begun.items() if isinstance(at, int) and at > noted.get(part, 1)}

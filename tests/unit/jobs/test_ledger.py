@@ -131,6 +131,8 @@ def test_job_whose_launch_was_cut_off_between_its_parts_waits_for_the_rest() -> 
         ({}, {}),
         ({"epoch": 2}, {}),  # of an earlier release, which did not name the parts
         ({"epoch": 3}, {0: 3, 1: 3, 2: 3}),
+        ({"epoch": "3", "starts": ["0"]}, {}),
+        ({"epoch": 3, "starts": {"0": "3", "9": 3}}, {}),
         (begin_epoch({}, 2, [1]), {}),
         (begin_epoch({}, 2, [1, 2]), {2: 2}),
         (begin_epoch(begin_epoch({}, 2, [1, 2]), 3, [0]), {0: 3, 2: 2}),
