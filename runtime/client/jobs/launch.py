@@ -371,8 +371,13 @@ def _write_down(
             for name, text in plan.artefacts.items()
         ),
         FileToWrite(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)), once=True),
-        # The last, so that a visible job is complete.
+        *(
+            FileToWrite(f"{plan.folder}/runs/{name.split('.')[1]}/result", result, once=True)
+            for name, result in prepared.carried.items()
+        ),
+        # The last of the job's own, so that a visible job is complete; nothing is announced of one that is not there.
         FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, state)), once=True),
+        *(FileToWrite(name, b"", once=True) for name in prepared.carried),
     ]
     lock.files().write_many(wanted)
 

@@ -36,7 +36,7 @@ from runtime.snapshots.own_files import list_own_places
 from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, make_snapshot
 from runtime.tasks.sinks import put_named
 from runtime.units import count_noun
-from runtime.values import MISSING, dataclass, fields, replace
+from runtime.values import MISSING, dataclass, field, fields, replace
 
 if TYPE_CHECKING:
     from runtime.client.jobs.reuse import Reused, Sources
@@ -166,6 +166,8 @@ class Prepared:
     snapshot: Snapshot | None
     reused: tuple[Reused, ...] = ()
     """Artifacts of others that the job's folder is to have."""
+    carried: Mapping[str, bytes] = field(default_factory=dict)
+    """Results that runs of the job have from another one, by the names with which listings show them."""
 
 
 def prepare(request: Request | JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
@@ -313,9 +315,9 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _with_texts(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Write paths in `capture` and `reuse` as texts. In `reuse`, a path is a file or folder of this machine, whatever its name."""
     made = dict(job)
-    for field in ("capture", "reuse"):
-        if isinstance(named := job.get(field), Mapping):
-            made[field] = {tag: _as_text(each, field) for tag, each in named.items()}
+    for part in ("capture", "reuse"):
+        if isinstance(named := job.get(part), Mapping):
+            made[part] = {tag: _as_text(each, part) for tag, each in named.items()}
     return made
 
 

@@ -348,20 +348,22 @@ def _as_new_job(
     identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)
     plan = job.launcher.plan(spec, job.target, identity, context)
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
-    _carry_over(job, identity.id, done)
     reused: tuple[Reused, ...] = ()
     if spec.reuse:
         from runtime.client.jobs.reuse import read_kept
 
         reused = read_kept(spec, job.files, job.id)
     prepared = Prepared(
-        plan=plan, target=job.target, launcher=job.launcher, context=context, snapshot=snapshot, reused=reused
+        plan=plan,
+        target=job.target,
+        launcher=job.launcher,
+        context=context,
+        snapshot=snapshot,
+        reused=reused,
+        carried=_carry_over(job, identity.id, done),
     )
     # The price of the job was agreed to when it was launched.
     with carry_out(prepared, LaunchOptions(assume_yes=True), progress) as made:
-        # Not before the job is in the ledger. If this is cut off, the shims announce the results that they find.
-        for index, outcome in done.items():
-            job.files.create(f"done/{made.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}", b"")
         natives = made.entry().natives
     return Rerun(
         job=identity.id, indices=tuple(indices), native_id=natives[0].native_id if natives else "", new=True, epoch=1
@@ -378,8 +380,10 @@ def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
     return next(found for found in ids if job.files.read(f"{job_folder(found)}/launched") is None)
 
 
-def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> None:
-    """Copy results of the other runs into the new job's folder: a shim that finds one ends with it."""
+def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> dict[str, bytes]:
+    """Results of the other runs for the new job's folder: a shim that finds one ends with it. By the name that listings
+    read."""
+    results = {}
     for index, outcome in done.items():
         result: dict[str, Any] = {
             "reason": outcome.reason.value,
@@ -389,4 +393,6 @@ def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> 
             "from": job.id,
             "noted": format_time(ledger.now()),
         }
-        job.files.create(f"{job_folder(to)}/runs/{index}/result", json.dumps(result, sort_keys=True).encode())
+        name = f"done/{to}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}"
+        results[name] = json.dumps(result, sort_keys=True).encode()
+    return results
