@@ -132,7 +132,8 @@ class Lock:
                 self._count += 1
                 try:
                     if self.is_held():
-                        self._files.write(self._name(self._number), self._content())
+                        # If this thread stands still here, another may take the lock over, release it, and remove the job.
+                        self.files().write(self._name(self._number), self._content())
                 except Exception:
                     continue
 

@@ -193,11 +193,11 @@ def test_lock_is_kept_through_a_moment_in_which_its_place_does_not_answer(
     refused: list[str] = []
 
     class Files(LocalFiles):
-        def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
-            if not refused:
-                refused.append(name)
+        def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
+            if do == "if_held" and not refused:
+                refused.append(do)
                 raise StoreUnavailable("not now")
-            super().write(name, data, mode=mode)
+            return super().ask(do, *args, patience_s=patience_s)
 
     files = Files(str(tmp_path))
     holder = Lock(files, "j-1", "a@b")
@@ -208,3 +208,28 @@ def test_lock_is_kept_through_a_moment_in_which_its_place_does_not_answer(
         wait_for(lambda: refused and files.read("jobs/j-1/lock.1") != before, "a beat after the refusal", 20)
     finally:
         holder.release()
+
+
+def test_lock_that_was_lost_after_a_look_does_not_come_back_with_the_next_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[str] = []
+
+    class Files(LocalFiles):
+        def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
+            beats.extend([do] if do == "if_held" else [])
+            return super().ask(do, *args, patience_s=patience_s)
+
+    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.02)
+    files = Files(str(tmp_path))
+    slow = Lock(files, "j-1", "a@b")
+    slow.take(patience_s=1)
+    monkeypatch.setattr(slow, "is_held", lambda: True)  # It stands still behind its look.
+    files.remove("jobs/j-1")
+    before = len(beats)
+
+    try:
+        wait_for(lambda: len(beats) >= before + 3, "some beats", 20)
+        assert files.names("jobs/j-1") == []
+    finally:
+        slow.stop()
