@@ -48,6 +48,11 @@ class Outcome:
     code: int
     attempt: int
 
+    @property
+    def listed(self) -> str:
+        """The name."""
+        return f"done/{self.job}.{self.index}.{self.reason}.{self.code}.{self.attempt}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeJob:

@@ -250,7 +250,7 @@ def find_unnoted(order: Mapping[str, Any], entry: LedgerEntry) -> dict[int, int]
     noted = {each.part: each.epoch for each in sorted(entry.natives, key=lambda each: each.epoch)}
     parts = range(len(entry.intent.get("parts", ())) or 1)
     starts, epoch = order.get("starts"), order.get("epoch", 1)
-    if not isinstance(starts, Mapping):  # written by an earlier release
+    if not isinstance(starts, Mapping):  # never started again, or by an earlier release
         again = isinstance(epoch, int) and epoch > max(noted.values(), default=1)
         return dict.fromkeys(parts, epoch) if again else {}
     begun = {part: starts.get(str(part)) for part in parts}

@@ -315,7 +315,7 @@ def _put_aside(files: Files, entry: LedgerEntry, indices: Sequence[int], epoch: 
     for index in indices:
         outcome = entry.outcomes.get(index)
         if outcome is not None:
-            files.remove(f"done/{entry.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}")
+            files.remove(outcome.listed)
 
 
 def _as_new_job(
@@ -381,10 +381,9 @@ def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
 
 
 def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> dict[str, bytes]:
-    """Results of the other runs for the new job's folder: a shim that finds one ends with it. By the name that listings
-    read."""
+    """Return results of the other runs for the new job, by the names that listings read. A shim that finds one ends with it."""
     results = {}
-    for index, outcome in done.items():
+    for outcome in done.values():
         result: dict[str, Any] = {
             "reason": outcome.reason.value,
             "code": outcome.code,
@@ -393,6 +392,5 @@ def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> 
             "from": job.id,
             "noted": format_time(ledger.now()),
         }
-        name = f"done/{to}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}"
-        results[name] = json.dumps(result, sort_keys=True).encode()
+        results[replace(outcome, job=to).listed] = json.dumps(result, sort_keys=True).encode()
     return results
