@@ -279,7 +279,7 @@ def test_processes_of_the_engine_do_not_count_against_the_memory_of_a_task(bench
 
 def test_time_limit_asks_all_processes_inside_to_end_and_kills_them_after_the_grace(bench: Bench) -> None:
     polite = shell(
-        "trap 'echo asked; exit 0' TERM; (trap 'echo child asked; exit 0' TERM; while :; do sleep 0.1; done) &"
+        "trap 'wait; echo asked; exit 0' TERM; (trap 'echo child asked; exit 0' TERM; while :; do sleep 0.1; done) &"
         "while :; do sleep 0.1; done",
         timeout=timedelta(seconds=3),
     )
