@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +102,8 @@ class Laws:
         self.read: dict[str, tuple[float, float]] = {}
         """By worker: when it last asked for its orders, and when it had them."""
         self.purged: tuple[float, float] | None = None
+        self.paused: tuple[float, bool] | None = None
+        """Whether the queue is paused, and since when this was acknowledged; None while somebody pauses or resumes it."""
         self.ending: set[str] = set()
         """Experiments and tasks that somebody has begun to cancel and was not told, and `purge`."""
         self.records: dict[tuple[str, int], Record] = {}
@@ -206,6 +208,17 @@ class Laws:
         if "canceller" in done and "e0" not in control.experiments:
             self._break(IN_FORCE, "a cancel is not")
         if "purger" in done and control.purged_before is None:
+            self._break(IN_FORCE, "a purge is not")
+
+    def check_read(self, read: Callable[[], Control]) -> None:
+        """P1 for orders: what was acknowledged before they are read is in force."""
+        cancelled, paused, purged = set(self.cancelled), self.paused, self.purged
+        control = read()
+        if forgotten := cancelled - control.experiments.keys():
+            self._break(IN_FORCE, f"the cancel of {min(forgotten)} is not")
+        if paused is not None and paused == self.paused and control.paused is not paused[1]:
+            self._break(IN_FORCE, f"a {'pause' if paused[1] else 'resume'} is not")
+        if purged is not None and control.purged_before is None:
             self._break(IN_FORCE, "a purge is not")
 
     def check_delivered(self, waiting: Collection[str]) -> None:

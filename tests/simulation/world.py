@@ -83,6 +83,12 @@ NO_ANSWER_S = 10.0
 _OFTEN = {"stop": 8, "kill": 3}
 HARSH_CALL = Choice("harsh-call", *(weight * _OFTEN.get(kind, 1) for kind, _, weight in FATES), kinds=_KINDS)
 """Decides in worlds where processes are stopped and killed more often."""
+SLOW_CALL = Choice(
+    "slow-call",
+    *(weight * (10 if kind in ("latency", "answer") and measure >= 0.4 else 1) for kind, measure, weight in FATES),
+    kinds=_KINDS,
+)
+"""Decides in worlds in which much may happen between two pages of one listing."""
 STEADY_CALL = Choice("steady-call", *(0 if kind == "outage" else weight for kind, _, weight in FATES), kinds=_KINDS)
 """Decides in worlds that cut hosts off in their own way."""
 SELDOM_CALL = Choice(

@@ -15,12 +15,13 @@ from tests.simulation.choices import Tape
 from tests.simulation.scenarios.embedded import memory, sqlite
 from tests.simulation.scenarios.garbage import garbage
 from tests.simulation.scenarios.jobs import jobs
-from tests.simulation.scenarios.tasks import calm, control, day, failures, rush, storm, workers
+from tests.simulation.scenarios.tasks import calm, control, day, failures, orders, rush, storm, workers
 from tests.simulation.threads import stand_ins
 from tests.simulation.world import Broken, World
 
 SCENARIOS: Final[dict[str, Callable[[World], Callable[[], None]]]] = {
     "control": control,
+    "orders": orders,
     "calm": calm,
     "workers": workers,
     "failures": failures,

@@ -10,17 +10,22 @@ from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.repair import repair
 from runtime.client.tasks.wait import wait
 from runtime.platform import system
+from runtime.records import store
 from runtime.tasks.model import task_id
+from tests.simulation import bucket
 from tests.simulation.attempts import LONG_WORK_S, WORK_S
 from tests.simulation.bucket import open_records
 from tests.simulation.calm import CalmLaws
 from tests.simulation.choices import Choice
 from tests.simulation.laws import Laws
 from tests.simulation.scenarios.town import HEAL_S, LONG_TERMS, Stack, Town
-from tests.simulation.world import HARSH_CALL, SELDOM_CALL, World
+from tests.simulation.world import HARSH_CALL, SELDOM_CALL, SLOW_CALL, World
 
 COMES = Choice("comes", 1, 1, fault=False)
 """Whether somebody lives in this world."""
+ORDERS = 8
+"""How many orders somebody gives, where many are given."""
+READINGS = 60
 LOOK_EVERY = timedelta(seconds=5)
 ENDS = Choice("ends", 2, 1, 1, fault=False)
 """Whether somebody purges, or cancels, what was tried again."""
@@ -52,6 +57,44 @@ def control(world: World) -> Callable[[], None]:
 
     world.until_s = 3_600.0
     return check
+
+
+def orders(world: World) -> Callable[[], None]:
+    """People give one order after another, so that these are merged again and again, while others read them."""
+    town = Town(world)
+    world.calls = SLOW_CALL
+    world.replace(store, "ORDERS_APART", 1)
+    world.replace(bucket, "PAGE", 1)
+    laws = town.laws
+
+    def cancel(stack: Stack) -> None:
+        for number in range(ORDERS):
+            town.cancel(stack, f"{world.me().name.partition('.')[0]}-{number}")  # type: ignore[union-attr]
+            system.sleep(1.0)
+
+    def pause_and_resume(stack: Stack) -> None:
+        for number in range(ORDERS):
+            laws.paused = None
+            if number % 2:
+                stack.queue().resume()
+            else:
+                stack.queue().pause()
+            laws.paused = world.now, not number % 2
+            system.sleep(1.0)
+
+    def read(stack: Stack) -> None:
+        for _ in range(READINGS):
+            laws.check_read(lambda: stack.records.control("default"))
+            system.sleep(0.5)
+
+    town.person("pauser", pause_and_resume, mortal=True)
+    for number in range(2):
+        town.person(f"canceller{number}", cancel, mortal=True)
+    town.person("purger", town.purge, after_s=5.0, mortal=True)
+    for name in ("reader", "other-reader"):
+        town.person(name, read, mortal=True)
+    world.until_s = 3_600.0
+    return lambda: laws.check_read(lambda: open_records(world, town.bucket).control("default"))
 
 
 def calm(world: World) -> Callable[[], None]:
