@@ -242,7 +242,9 @@ def _variables(spec: JobSpec, secrets: Sequence[str], environ: Mapping[str, str]
 def begin_epoch(order: Mapping[str, Any], epoch: int, parts: Iterable[int]) -> dict[str, Any]:
     """The order of an epoch. It names the parts before the backend is asked to start them, so that a part whose native job
     could not be written down is known."""
-    return {**order, "epoch": epoch, "starts": {**order.get("starts", {}), **{str(part): epoch for part in parts}}}
+    starts = order.get("starts")
+    known = starts if isinstance(starts, Mapping) else {}
+    return {**order, "epoch": epoch, "starts": {**known, **{str(part): epoch for part in parts}}}
 
 
 def find_unnoted(order: Mapping[str, Any], entry: LedgerEntry) -> dict[int, int]:

@@ -61,7 +61,7 @@ def is_recount_due(
         return not active or hint.submitted <= few or _claims_end(hint)
     rest_s, moved = now - last.at, hint.counts != last.hint.counts
     if _claims_end(hint) and moved:
-        return rest_s >= last.took_s or hint.submitted != last.totals.submitted
+        return rest_s >= last.took_s or hint.submitted > last.totals.submitted
     if rest_s < (SHARE - 1) * last.took_s or not (moved or open_tasks(last.totals)):
         return False
     return rest_s >= (STILL_S if active == 0 or still_s >= STILL_S else EVERY_S)
@@ -74,8 +74,10 @@ def choose_totals(hint: Totals, last: Recount | None) -> Totals:
     if _claims_end(hint) or hint.counts == last.hint.counts:
         return last.totals
     tried_again = ended_tasks(hint) < ended_tasks(last.hint)
-    if tried_again or hint.submitted != last.totals.submitted:
+    if tried_again or hint.submitted > last.totals.submitted:
         return hint
+    if hint.submitted < last.totals.submitted:
+        return last.totals  # The counters do not know of all tasks.
     return max(last.totals, hint, key=ended_tasks)
 
 

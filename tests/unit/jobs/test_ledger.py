@@ -135,6 +135,7 @@ def test_job_whose_launch_was_cut_off_between_its_parts_waits_for_the_rest() -> 
         ({"epoch": 3, "starts": {"0": "3", "9": 3}}, {}),
         (begin_epoch({}, 2, [1]), {}),
         (begin_epoch({}, 2, [1, 2]), {2: 2}),
+        (begin_epoch({"starts": ["0"]}, 2, [2]), {2: 2}),
         (begin_epoch(begin_epoch({}, 2, [1, 2]), 3, [0]), {0: 3, 2: 2}),
     ],
 )

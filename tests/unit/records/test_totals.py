@@ -112,6 +112,16 @@ def test_totals_between_two_recounts_are_whichever_know_of_more(hint: Totals, sa
     assert choose_totals(hint, recount(SHORT, exact)) is {"exact": exact, "hint": hint}[said]
 
 
+@pytest.mark.parametrize(
+    "hint", [totals(queued=2, succeeded=8), OVER, DONE], ids=["open", "claims an end", "all succeeded"]
+)
+def test_counters_that_miss_tasks_are_not_believed_once_these_were_counted(hint: Totals) -> None:
+    last = recount(SHORT, totals(exact=True, queued=4, succeeded=8), at=100.0)
+
+    assert choose_totals(hint, last) is last.totals
+    assert not is_recount_due(hint, last, now=100.5, still_s=0, active=1)
+
+
 class Counted(MemoryRecords):
     """Records with an exact count that takes a while, by the observer's clock."""
 
