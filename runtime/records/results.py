@@ -134,7 +134,12 @@ class BlobResults(BlobManifests):
 
     def find_mark(self, task_id: str, generation: int, state: TaskState) -> Mark | None:
         home = self._find_home(task_id)
-        return None if home is None else self._confirmed_mark(layout.mark_key(home, task_id, generation, state))
+        if home is None:
+            return None
+        key = layout.mark_key(home, task_id, generation, state)
+        mark = self._confirmed_mark(key)
+        # A late process may have put a closed one back.
+        return mark if mark is not None and self.blobs.get(layout.closed_key(key)) is None else None
 
     def record_url(self, task_id: str, generation: int) -> str:
         return self._address(layout.record_key(task_id, generation, self._find_home(task_id) or ""))

@@ -27,7 +27,7 @@ def task_key(task_id: str, generation: int) -> int:
         return int(matched[1], 16) or 1
     import hashlib
 
-    digest = hashlib.blake2b(f"{task_id}/{generation}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{task_id}/{generation}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") or 1
 
 

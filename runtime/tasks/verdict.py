@@ -130,14 +130,14 @@ def malformed(task: Task, invalid: InvalidMessage, *, now: datetime) -> Settleme
 
 def refuse(lease: Lease, *, cancelled: bool, worker: str, now: datetime) -> Settlement | None:
     """Return the record of a task that must not start: malformed, expired or cancelled; None if it may."""
-    expires_at = lease.task.expires_at
+    expires_at, tries = lease.task.expires_at, lease.tries
     if lease.invalid is not None:
         return unstarted(lease, EndReason.CONFIG_INVALID, lease.invalid.problem, worker=worker, now=now)
     if expires_at is not None and expires_at <= now:
-        message = f"expired at {expires_at:%Y-%m-%d %H:%M:%S} UTC before it was started"
-        return unstarted(lease, EndReason.EXPIRED, message, worker=worker, now=now)
+        message = f"expired at {expires_at:%Y-%m-%d %H:%M:%S} UTC while it waited"
+        return unstarted(lease, EndReason.EXPIRED, message, worker=worker, now=now, attempts=tries)
     if cancelled:
-        return unstarted(lease, EndReason.CANCELLED, "cancelled before it was started", worker=worker, now=now)
+        return unstarted(lease, EndReason.CANCELLED, "cancelled while it waited", worker=worker, now=now, attempts=tries)
     return None
 
 

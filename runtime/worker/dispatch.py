@@ -229,12 +229,21 @@ class Dispatch:
         bury it.
         """
         if self._services.queue.traits.tracks_holders:
-            self._send(batch, slot)
+            batch = [held for held in batch if held.lease.task.expires_at is None or self._may_start(held)]
+            if batch:
+                self._send(batch, slot)
             return
         for held in batch:
             held.slot, held.sent, held.announced = slot.index, True, True
         self._announcing[slot.index] += len(batch)
         self._tell_store(batch)
+
+    def _may_start(self, held: HeldLease) -> bool:
+        """Whether a task has not expired while it was held; one that has is ended."""
+        refusal = self._orders.refuse(held.lease, self._services.clock.now())
+        if refusal is not None:
+            self._outbox.end_unstarted(held, refusal)
+        return refusal is None
 
     def _announce(self, held: HeldLease) -> None:
         services = self._services

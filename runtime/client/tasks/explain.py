@@ -150,7 +150,7 @@ def _explain(facts: Facts) -> Explanation:
         task = facts.task
         limit = f" at {format_time(task.expires_at)}" if task and task.expires_at else ""
         return Explanation(
-            f"{name} will not run: it expired{limit} before a worker started it",
+            f"{name} will not run: it expired{limit} while it waited for a worker",
             evidence,
             f"`runtime retry {record.task_id}` runs it all the same, without an expiry",
         )

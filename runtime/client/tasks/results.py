@@ -11,7 +11,7 @@ from runtime.client.identify import FindsTasks
 from runtime.client.params import params_of_entry
 from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.status import last_line
-from runtime.errors import InvalidTask
+from runtime.errors import LOST_FOR_GOOD, InvalidTask
 from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore, calls_at_once
@@ -21,6 +21,7 @@ from runtime.tasks.entries import describe_entry
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import decode_task
+from runtime.terminal import Log
 from runtime.values import dataclass, field
 
 BATCH: Final = 500
@@ -123,7 +124,12 @@ def _submitted(records: RecordStore, experiment: str) -> Iterator[ListedTask]:
 
 def _manifest(records: RecordStore, experiment: str) -> Iterator[Task]:
     for part in records.parts(experiment):
-        for line in records.read_part(part):
+        try:
+            lines = records.read_part(part)
+        except LOST_FOR_GOOD as problem:
+            Log(__name__).warning("%s; its tasks without a record are left out", problem.message)
+            continue
+        for line in lines:
             try:
                 yield decode_task(line)
             except InvalidTask:

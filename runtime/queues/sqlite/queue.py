@@ -361,7 +361,7 @@ class SqliteQueue:
 
     def outlook(self) -> base.Outlook:
         with self._file.reading() as connection:
-            due = connection.execute("SELECT min(due) FROM delayed").fetchone()[0]
+            due = rows.next_due(connection, self.name)
             oldest = connection.execute(
                 "SELECT min(h.deadline) FROM leases l JOIN holders h ON h.id=l.holder"
             ).fetchone()[0]

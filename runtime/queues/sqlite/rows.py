@@ -111,6 +111,16 @@ def is_any_ready(connection: sqlite3.Connection, queue: str, now: float) -> bool
     return bool(row[0]) or (row[2] is not None and row[2] <= now)
 
 
+def next_due(connection: sqlite3.Connection, queue: str) -> float | None:
+    """When the next delayed task of this queue is due. Those of others in the file are no reason to stay."""
+    row = connection.execute(
+        "SELECT d.due FROM delayed d CROSS JOIN tasks t ON t.seq=d.seq "
+        "WHERE t.queue=(SELECT id FROM queues WHERE name=?) ORDER BY d.due LIMIT 1",
+        (queue,),
+    ).fetchone()
+    return None if row is None else row[0]
+
+
 def read_malformed(
     connection: sqlite3.Connection, seq: int, body: Any, problem: InvalidTask
 ) -> tuple[Task, InvalidMessage]:

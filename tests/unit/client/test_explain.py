@@ -356,7 +356,7 @@ def test_expired_task_says_when() -> None:
 
     explained = explain(facts(TaskState.EXPIRED, recorded=(one,), task=task))
 
-    assert "it expired at 2026-01-02T11:55:00.000Z before a worker started it" in explained.sentence
+    assert "it expired at 2026-01-02T11:55:00.000Z while it waited for a worker" in explained.sentence
 
 
 def test_succeeded_task_says_which_attempt_did_it() -> None:
