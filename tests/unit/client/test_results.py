@@ -12,7 +12,9 @@ from runtime.client.tasks.logs import read_logs
 from runtime.client.tasks.redrive import retry
 from runtime.client.tasks.results import BATCH, read_result, read_results
 from runtime.client.tasks.wait import wait
+from runtime.errors import ObjectDamaged
 from runtime.reasons import EndReason
+from runtime.records.base import ManifestPart
 from runtime.tasks.model import CommandEntry, TaskState
 from runtime.testing import sample_task
 from tests.verbs_support import Bench
@@ -90,6 +92,21 @@ def test_malformed_task_is_listed_by_its_record() -> None:
     _, second = read_results(bench.records, "sample")
 
     assert (second.task, second.state, second.message) == ("t-odd", TaskState.FAILED, "is no JSON")
+
+
+def test_results_of_the_other_tasks_are_listed_beside_a_damaged_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench.memory()
+    bench.put(sample_task("1"))
+    bench.succeed(value="done")
+
+    def refuse(part: ManifestPart) -> list[str]:
+        raise ObjectDamaged(part.name, "it was cut")
+
+    monkeypatch.setattr(bench.records, "read_part", refuse)
+
+    [first] = read_results(bench.records, "sample")
+
+    assert (first.task, first.value) == (sample_task("1").id, "done")
 
 
 def test_results_of_more_tasks_than_a_page_are_all_there(bench: Bench) -> None:

@@ -745,6 +745,21 @@ def test_worker_that_was_rung_for_nothing_leases_nothing_and_writes_nothing(path
     waiting.close()
 
 
+def test_delayed_task_of_another_queue_is_no_reason_to_stay(path: Path) -> None:
+    clock = FakeClock()
+    other, _ = open_sqlite(path, clock=clock, queue="other")
+    other.put([sample_task("soon", not_before=clock.now() + timedelta(seconds=1))])
+    queue, _ = open_sqlite(path, clock=clock)
+    fresh = queue.outlook().next_due
+    queue.put([sample_task("late", not_before=clock.now() + timedelta(minutes=5))])
+    clock.advance(seconds=2)
+
+    assert (fresh, queue.outlook().next_due) == (None, timedelta(minutes=5, seconds=-2))
+    assert other.outlook().next_due == timedelta()
+    other.close()
+    queue.close()
+
+
 def test_worker_that_was_rung_takes_a_delayed_task_once_it_is_due(path: Path) -> None:
     clock = FakeClock()
     queue, _ = open_sqlite(path, clock=clock)

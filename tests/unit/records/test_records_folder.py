@@ -20,8 +20,11 @@ import pytest
 
 from runtime.errors import StoreUnavailable, StoreUnsafe
 from runtime.records import open_records
+from runtime.records.base import settle_record
 from runtime.records.blobs.folder import FolderBlobs, sync
 from runtime.records.store import BlobRecords
+from runtime.tasks.history import mark_of
+from runtime.tasks.model import TaskState, experiment_digest
 from runtime.testing import sample_task
 from tests.conformance.records_cases import sample_record
 
@@ -98,6 +101,34 @@ def test_create_that_fails_at_any_step_leaves_no_file_and_works_again_later(
     assert failed.value.retryable
     assert every_name(tmp_path) == ["a/there"]
     assert blobs.create("a/x", b"data")
+
+
+def test_closed_mark_that_a_killed_process_put_back_is_no_mark(tmp_path: Path) -> None:
+    store = BlobRecords(FolderBlobs(tmp_path))
+    task = sample_task()
+    failed = sample_record(task, state=TaskState.FAILED)
+    settle_record(store, failed, mark_of(failed, task))
+    [kept] = tmp_path.glob("marks/*/*")
+    data = kept.read_bytes()
+    store.unmark(task.id, 1, TaskState.FAILED)
+    kept.write_bytes(data)
+
+    assert store.find_mark(task.id, 1, TaskState.FAILED) is None
+    assert list(store.marks("sample")) == []
+
+
+def test_name_that_is_no_text_stops_no_count(tmp_path: Path) -> None:
+    store = BlobRecords(FolderBlobs(tmp_path))
+    task = sample_task()
+    failed = sample_record(task, state=TaskState.FAILED)
+    settle_record(store, failed, mark_of(failed, task))
+    for folder in ("closed", "marks", "records"):
+        stray = tmp_path / folder / experiment_digest("sample") / "caf\udce9.txt"
+        stray.parent.mkdir(parents=True, exist_ok=True)
+        stray.touch()
+
+    assert store.totals("sample", exact=True).counts[TaskState.FAILED] == 1
+    assert len(list(store.marks("sample"))) == 1
 
 
 def test_commit_whose_folder_sync_failed_is_not_reported_as_done(
