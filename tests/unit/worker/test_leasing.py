@@ -53,6 +53,18 @@ def test_worker_leases_for_its_slots_and_what_it_holds_ahead_and_then_waits_for_
     assert parts.fetch() == ["b", "c", "d"]
 
 
+def test_task_that_expires_while_it_is_held_is_not_started(make: Make, clock: FakeClock) -> None:
+    parts = make()
+    parts.put("a", expires_at=clock.now() + timedelta(seconds=10))
+    assert parts.fetch() == ["a"]
+
+    clock.advance(seconds=11)
+    parts.dispatch.dispatch(parts.now)
+
+    assert [each.record.reason for each in parts.outbox.settlements] == [EndReason.EXPIRED]
+    assert parts.held() == []
+
+
 def test_worker_with_a_number_of_tasks_takes_no_more_and_leaves_once_their_ends_are_recorded(make: Make) -> None:
     parts = make(slots=4, max_tasks=2)
     parts.put(*"abc")

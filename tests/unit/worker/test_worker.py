@@ -206,18 +206,6 @@ def test_worker_meets_an_expired_task_and_records_it_unstarted(bench: Bench) -> 
     assert not (bench.code / "order").exists()
 
 
-def test_task_that_expires_while_it_is_held_is_not_started(bench: Bench) -> None:
-    until = datetime.now(UTC) + timedelta(seconds=2)
-    waits = f"while [ $(date +%s) -le {int(until.timestamp()) + 1} ]; do sleep 0.1; done"
-    late = bench.function("note", "late", expires_at=until)
-    bench.put(bench.command("sh", "-c", waits), late)
-
-    bench.run(slots=1, look_ahead=8)
-
-    assert bench.record(late).state is TaskState.EXPIRED
-    assert not (bench.code / "order").exists()
-
-
 def test_task_that_expires_before_its_second_attempt_has_had_one(bench: Bench) -> None:
     until = datetime.now(UTC) + timedelta(seconds=2)
     waits = f"while [ $(date +%s) -le {int(until.timestamp()) + 1} ]; do sleep 0.1; done; exit 1"
