@@ -67,17 +67,23 @@ class Purge:
     def end_submitted(self, queue: str) -> None:
         """End all tasks in the manifests of the queue's experiments, and later generations of them."""
         records = self._records
-        names = [seen.name for seen in records.experiments() if seen.queue in (None, queue)]
-        parts = {name: records.parts(name) for name in names}
+        homes = {seen.name: seen.queue for seen in records.experiments()}
+        listed = {name: records.parts(name) for name in homes}
+        parts = {name: [part for part in listed[name] if part.is_in(queue, home)] for name, home in homes.items()}
+        names = [name for name, home in homes.items() if parts[name] or home in (None, queue)]
         order = Order(
             kind=OrderKind.PURGE,
             at=self._clock.now(),
             by=self._by,
-            experiments={name: frozenset(part.name for part in listed) for name, listed in parts.items() if listed},
+            experiments={name: frozenset(part.name for part in ours) for name, ours in parts.items() if ours},
         )
         records.put_order(queue, order)
         for name in names:
             again = dict(records.tried_again(name))
+            for part in listed[name] if again else ():
+                if part not in parts[name]:
+                    for each in self._read_part(part):
+                        again.pop(each.task_id, None)
             if again:
                 # No manifest lists them, so the order names each.
                 begun = frozenset((task_id, generation + 1) for task_id, generation in again.items())
@@ -86,17 +92,17 @@ class Purge:
             for task_id, generation in records.recorded(name):
                 recorded.add(task_key(task_id, generation))
             for part in parts[name]:
-                listed = self._read_part(part)
+                tasks = self._read_part(part)
                 self.end(
                     [
-                        *(each for each in listed if task_key(each.task_id, each.generation) not in recorded),
-                        *(_next_life(each, again.pop(each.task_id)) for each in listed if each.task_id in again),
+                        *(each for each in tasks if task_key(each.task_id, each.generation) not in recorded),
+                        *(_next_life(each, again.pop(each.task_id)) for each in tasks if each.task_id in again),
                     ]
                 )
                 if not part.sent:
                     # All its tasks have ended.
                     records.mark_sent(part)
-                self._progress(len(listed))
+                self._progress(len(tasks))
             self.end([Open(task_id, generation + 1, name, None) for task_id, generation in again.items()])
 
     def _read_part(self, part: ManifestPart) -> list[Open]:

@@ -39,6 +39,12 @@ class ManifestPart:
     """Published to the queue, all of it."""
     late: bool = False
     """Another submission did not wait for it, so others may list its tasks, too."""
+    queue: str | None = None
+    """Where its tasks were put, if not where the experiment's first ones were."""
+
+    def is_in(self, queue: str, home: str | None) -> bool:
+        """Whether its tasks are in `queue`. `home` is its experiment's; None if nobody knows it."""
+        return (self.queue or home or queue) == queue
 
     @classmethod
     def named(cls, experiment: str, name: str) -> ManifestPart:
@@ -99,6 +105,7 @@ class StoredTask:
     generation: int
     state: TaskState
     experiment: str
+    queue: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +192,19 @@ class AttemptStore(Protocol):
 class ManifestStore(Protocol):
     """The submitted tasks, and how many of them have ended."""
 
-    def put_experiment(self, experiment: str, *, queue: str | None) -> None: ...
+    def put_experiment(self, experiment: str, *, queue: str | None) -> str | None:
+        """Make it with its first task. Returns the queue of all parts that name none; None if it is not certain."""
+
     def experiments(self) -> list[ExperimentSeen]: ...
     def find_experiment(self, experiment: str) -> ExperimentSeen | None: ...
-    def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart: ...
+    def put_part(self, experiment: str, index: int, lines: Sequence[str], *, queue: str | None = None) -> ManifestPart:
+        """Create-only by index: the same lines again are the same part, others raise `PartTaken`. It names `queue`."""
+
     def parts(self, experiment: str) -> list[ManifestPart]: ...
     def read_part(self, part: ManifestPart) -> list[str]: ...
     def mark_sent(self, part: ManifestPart) -> None: ...
+    def note_late(self, part: ManifestPart) -> None:
+        """Note that others may list the tasks of a part that is not sent."""
 
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
         """Report, by experiment, the records that this worker has committed since it started."""

@@ -20,7 +20,7 @@ RECORD: Final = r"records/[0-9a-f]{8}/[0-9a-f]/([\w+@=%-]+)\.g(\d+)\.json"
 MARK: Final = r"marks/[0-9a-f]{8}/([\w+@=%-]+)\.g(\d+)\.(failed|cancelled|expired)\.json"
 ATTEMPT: Final = r"attempts/[\w+@=%-]+/g\d+/([\w-]+)\.(ended|started|proven|lost)\.json"
 EXPERIMENT: Final = r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json"
-PART: Final = r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent|late)"
+PART: Final = r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent|late|in-[\w.~+@=%-]+)"
 COUNTER: Final = r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d{13})-s(\d+)-f(\d+)-c(\d+)-x(\d+)"
 WORKER: Final = re.compile(r"workers/[\w.~+@=%-]+\.json", re.ASCII)
 NOTIFICATION: Final = r"notify/(t-[A-Za-z0-9]{1,62}\.g\d+|e-[0-9a-f]{16}\.[0-9a-f]{16})(?:\.try(\d{1,3}))?\.json"
@@ -128,3 +128,10 @@ def quoted(name: str) -> str:
 
     quoted = quote(name, safe="@+=", errors="surrogatepass")
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def unquoted(part: str) -> str:
+    """The text that `quoted` made a part of a key."""
+    from urllib.parse import unquote
+
+    return unquote(part, errors="surrogatepass")

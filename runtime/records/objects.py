@@ -14,7 +14,7 @@ from runtime.platform import system
 from runtime.records import codec
 from runtime.records.base import ExperimentSeen, ManifestPart
 from runtime.records.blobs import PAUSES_S, BlobInfo, Blobs
-from runtime.records.layout import BLOB, EXPERIMENT, PART, experiment_key, experiment_of, matched
+from runtime.records.layout import BLOB, EXPERIMENT, PART, experiment_key, experiment_of, matched, quoted, unquoted
 from runtime.tasks.model import experiment_digest, hex_digest
 from runtime.terminal import Log
 from runtime.values import replace
@@ -156,16 +156,20 @@ class BlobManifests(Objects):
         super().__init__(blobs, clock=clock)
         self._known_experiments: set[str] = set()
 
-    def put_experiment(self, experiment: str, *, queue: str | None) -> None:
+    def put_experiment(self, experiment: str, *, queue: str | None) -> str | None:
         key = experiment_key(experiment)
         seen = ExperimentSeen(experiment, self._clock.now(), queue)
         existing = self._create_or_read(key, codec.EXPERIMENT.encode(seen))
         self._known_experiments.add(experiment)
-        if existing is None or queue is None:
-            return
+        if existing is None:
+            return queue
         for known in self._decoded(key, existing, codec.EXPERIMENT.decode):
-            if known.queue != queue:
+            if known.queue is not None:
+                return known.queue
+            if queue is not None:
+                # Others may do the same at this moment, for a queue of theirs.
                 self.blobs.put(key, codec.EXPERIMENT.encode(replace(known, queue=queue)))
+        return None
 
     def experiments(self) -> list[ExperimentSeen]:
         """All of them; an undecodable one is known by the name in its key, and left out if that was cut."""
@@ -188,8 +192,7 @@ class BlobManifests(Objects):
         if experiment not in self._known_experiments:
             self.put_experiment(experiment, queue=None)
 
-    def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
-        """Create-only by index: the same lines again are the same part, others raise `PartTaken`."""
+    def put_part(self, experiment: str, index: int, lines: Sequence[str], *, queue: str | None = None) -> ManifestPart:
         if any("\n" in line for line in lines):
             raise ValueError("a manifest line holds a line break")
         data = "".join(f"{line}\n" for line in lines).encode()
@@ -201,11 +204,14 @@ class BlobManifests(Objects):
         if claimed is not None and claimed != name.encode():
             self._note_late(digest, claimed.decode(errors="replace"))
             raise PartTaken(experiment, index)
+        if queue is not None:
+            # First, so that nobody reads the part without it.
+            self.blobs.create(f"manifests/{digest}/{name}.in-{quoted(queue)}", b"")
         key, asked = f"manifests/{digest}/{name}.jsonl", self._clock.now()
         if self.blobs.create(key, data):
             self._skew.fresh = key, asked, self._clock.now()
         sent = claimed is not None and self.blobs.get(f"manifests/{digest}/{name}.sent") is not None
-        return ManifestPart(experiment, name, len(lines), sent=sent)
+        return ManifestPart(experiment, name, len(lines), sent=sent, queue=queue)
 
     def _note_late(self, digest: str, name: str) -> None:
         """Leave a note beside a part that was claimed and is not written: it may come after the tasks were listed again."""
@@ -216,13 +222,16 @@ class BlobManifests(Objects):
     def parts(self, experiment: str) -> list[ManifestPart]:
         written: list[tuple[int, int, str]] = []
         noted: dict[str, set[str]] = {"sent": set(), "late": set()}
+        queues: dict[str, str] = {}
         for found in matched(self.blobs.list_keys(f"manifests/{experiment_digest(experiment)}/"), PART):
             if found[4] in noted:
                 noted[found[4]].add(found[1])
+            elif found[4].startswith("in-"):
+                queues[found[1]] = unquoted(found[4].removeprefix("in-"))
             else:
                 written.append((int(found[2]), int(found[3]), found[1]))
         return [
-            ManifestPart(experiment, name, count, sent=name in noted["sent"], late=name in noted["late"])
+            ManifestPart(experiment, name, count, name in noted["sent"], name in noted["late"], queues.get(name))
             for _, count, name in sorted(written)
         ]
 
@@ -237,6 +246,9 @@ class BlobManifests(Objects):
 
     def mark_sent(self, part: ManifestPart) -> None:
         self.blobs.create(f"manifests/{experiment_digest(part.experiment)}/{part.name}.sent", b"")
+
+    def note_late(self, part: ManifestPart) -> None:
+        self.blobs.create(f"manifests/{experiment_digest(part.experiment)}/{part.name}.late", b"")
 
 
 def _note_key(reference: str) -> str:

@@ -479,8 +479,9 @@ class SqliteRecords(SqliteResults, BlobRecords):
             tuple(StartedMark(token, worker, _read_time(leased), alone=False) for token, worker, leased in held),
         )
 
-    def put_experiment(self, experiment: str, *, queue: str | None) -> None:
+    def put_experiment(self, experiment: str, *, queue: str | None) -> str | None:
         """Nothing to write: its first task makes it."""
+        return queue
 
     def experiments(self) -> list[ExperimentSeen]:
         with self.file.reading() as connection:
@@ -497,7 +498,7 @@ class SqliteRecords(SqliteResults, BlobRecords):
             ).fetchone()
         return None if row is None else ExperimentSeen(experiment, _read_time(row[0]), row[1])
 
-    def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
+    def put_part(self, experiment: str, index: int, lines: Sequence[str], *, queue: str | None = None) -> ManifestPart:
         raise NotPossible("the embedded file keeps no manifest: what is put there is listed there")
 
     def parts(self, experiment: str) -> list[ManifestPart]:
@@ -530,17 +531,17 @@ class SqliteRecords(SqliteResults, BlobRecords):
         """A task as it stands now; None if it was never put."""
         with self.file.reading() as connection:
             row = connection.execute(
-                "SELECT t.seq, t.generation, t.body, e.name FROM tasks t JOIN experiments e ON e.id=t.experiment "
-                "WHERE t.id=?",
+                "SELECT t.seq, t.generation, t.body, e.name, q.name FROM tasks t "
+                "JOIN experiments e ON e.id=t.experiment JOIN queues q ON q.id=t.queue WHERE t.id=?",
                 (task_id,),
             ).fetchone()
             if row is None:
                 return None
-            seq, generation, body, experiment = row
+            seq, generation, body, experiment, queue = row
             leased = connection.execute("SELECT 1 FROM leases WHERE seq=?", (seq,)).fetchone()
             record = None if leased else find_record(connection, seq, generation)
         state = TaskState.LEASED if leased else TaskState.QUEUED if record is None else record.state
-        return StoredTask(self._read_task(task_id, generation, body), generation, state, experiment)
+        return StoredTask(self._read_task(task_id, generation, body), generation, state, experiment, queue)
 
     def list_tasks(self, experiment: str) -> Iterator[tuple[str, StoredTask]]:
         """Yield every task of an experiment as it stands, with its id, in the order of submission."""
@@ -548,17 +549,18 @@ class SqliteRecords(SqliteResults, BlobRecords):
         while True:
             with self.file.reading() as connection:
                 rows = connection.execute(
-                    "SELECT t.seq, t.id, t.generation, t.body, l.seq IS NOT NULL, r.state FROM tasks t "
-                    "JOIN experiments e ON e.id=t.experiment LEFT JOIN leases l ON l.seq=t.seq "
+                    "SELECT t.seq, t.id, t.generation, t.body, l.seq IS NOT NULL, r.state, q.name FROM tasks t "
+                    "JOIN experiments e ON e.id=t.experiment JOIN queues q ON q.id=t.queue LEFT JOIN leases l ON l.seq=t.seq "
                     "LEFT JOIN records r ON r.rid=(t.seq << 20 | t.generation) "
                     "WHERE e.name=? AND t.seq>? ORDER BY t.seq LIMIT 1000",
                     (experiment, last),
                 ).fetchall()
             if not rows:
                 return
-            for last, task_id, generation, body, leased, ended in rows:  # noqa: B007 (`last` begins the next page)
+            for last, task_id, generation, body, leased, ended, queue in rows:  # noqa: B007 (`last` begins the next page)
                 state = TaskState.LEASED if leased else TaskState(ended or TaskState.QUEUED)
-                yield task_id, StoredTask(self._read_task(task_id, generation, body), generation, state, experiment)
+                task = self._read_task(task_id, generation, body)
+                yield task_id, StoredTask(task, generation, state, experiment, queue)
 
     def close(self) -> None:
         self.file.close()

@@ -702,6 +702,26 @@ def test_experiments_lists_each_once_with_its_queue(store: RecordStore) -> None:
     assert store.find_experiment("unknown") is None
 
 
+def test_experiment_keeps_its_first_queue_and_parts_in_others_name_theirs(store: RecordStore) -> None:
+    needs_manifest(store)
+    assert store.put_experiment("sample", queue="default") == "default"
+    assert store.put_experiment("sample", queue="ü/b.c") == "default"
+    assert store.put_experiment("foreign", queue=None) is None
+    assert store.put_experiment("foreign", queue="gpu") is None  # Somebody else may have said another.
+    assert store.put_experiment("foreign", queue="default") == "gpu"
+    put = [store.put_part("sample", 0, ["a"]), store.put_part("sample", 1, ["b"], queue="ü/b.c")]
+
+    found = store.parts("sample")
+
+    assert found == put
+    assert [part.queue for part in found] == [None, "ü/b.c"]
+    assert [[part.is_in(name, "default") for part in found] for name in ("default", "ü/b.c")] == [
+        [True, False],
+        [False, True],
+    ]
+    assert all(part.is_in("any", None) is (part.queue is None) for part in found)
+
+
 def test_commit_makes_its_experiment_known(place: Place, store: RecordStore) -> None:
     task = sample_task(experiment="from-elsewhere")
     submitted(place, store, task)

@@ -7,15 +7,15 @@ embedded file records all of its tasks in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from runtime.client.identify import FindsTasks, Identity, Kind
 from runtime.client.tasks.standing import Stack, read_standing
-from runtime.client.tasks.status import queue_of
+from runtime.client.tasks.status import TaskQueues, queue_of
 from runtime.errors import NotPossible
-from runtime.records.base import RecordExists, settle_record
+from runtime.records.base import ManifestPart, RecordExists, settle_record
 from runtime.records.notifications import keep_message
 from runtime.records.orders import Order, OrderKind, person
 from runtime.tasks.history import Record, cancelled_record, mark_of
@@ -80,7 +80,8 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
     if not records.holds_tasks:
         # The order comes first: a running attempt stops by it even if this process ends before it has written the record.
         named = frozenset({(task_id, standing.generation)})
-        _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
+        order, parts = Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named), records.parts(standing.experiment)
+        _tell_workers(stack, standing.experiment, parts, order)
     record = cancelled_record(task.id, task.generation, task.experiment, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended) + (standing.holder is not None))
     _keep_message(stack, task, record)
@@ -104,28 +105,30 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancel
 
         ended = queue.cancel_open(experiment, before=before) if isinstance(queue, CancelsOpen) else None
         return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
-    listed = frozenset(part.name for part in records.parts(experiment))
+    parts = records.parts(experiment)
+    listed = frozenset(part.name for part in parts)
     order = Order(kind=OrderKind.CANCEL, at=now, by=person(), experiments={experiment: listed})
-    _tell_workers(stack, experiment, order)
+    _tell_workers(stack, experiment, parts, order)
     # Tasks that were tried again are in no manifest, so the order names each. Finding them takes a look at every record.
     begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))
     if begun:
-        _tell_workers(stack, experiment, replace(order, experiments={}, tasks=begun))
+        _tell_workers(stack, experiment, parts, replace(order, experiments={}, tasks=begun))
     return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED)
 
 
 def _keep_message(stack: Stack, task: Task, record: Record) -> None:
     """Keep the message about a cancel for the workers, which send it once there is a record. Another end may come first."""
     if task.notify:
-        queue = queue_of(stack.records, task.experiment, stack.default_queue)
+        queue = TaskQueues(stack).find(task.experiment, task.id)
         if (message := notification_of(task, record, queue)) is not None:
             keep_message(stack.records.open_notifications(), message)
 
 
-def _tell_workers(stack: Stack, experiment: str, order: Order) -> None:
+def _tell_workers(stack: Stack, experiment: str, parts: Iterable[ManifestPart], order: Order) -> None:
     """Put the order into every queue that the experiment may have been submitted to."""
     usual = stack.default_queue
     # Workers know a queue that is named by its address under another name.
     usual = stack.queue().name if ":" in usual else usual
-    for name in sorted({queue_of(stack.records, experiment, usual), usual, *stack.queue_names()}):
+    others = {part.queue for part in parts if part.queue is not None}
+    for name in sorted({queue_of(stack.records, experiment, usual), usual, *others, *stack.queue_names()}):
         stack.records.put_order(name, order)

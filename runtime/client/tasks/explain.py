@@ -13,7 +13,7 @@ from typing import Final
 from runtime.client.identify import FindsTasks
 from runtime.client.tasks.notify import read_untold
 from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
-from runtime.client.tasks.status import ExperimentStatus, last_line, purged, queue_of
+from runtime.client.tasks.status import ExperimentStatus, TaskQueues, last_line, purged
 from runtime.errors import NotPossible, RuntimeFailure
 from runtime.jobs.traces import find_raised
 from runtime.queues.base import Depth, FindsWaiting
@@ -76,7 +76,7 @@ def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
     """Read all facts about one task. A queue that cannot be asked is a fact too."""
     records = stack.records
     standing = read_standing(records, task_id)
-    queue_name = queue_of(records, standing.experiment, stack.default_queue)
+    queue_name = TaskQueues(stack).find(standing.experiment, task_id)
     control = records.control(queue_name)
     covered = control.experiments.get(standing.experiment)
     named = (task_id, standing.generation) in control.tasks

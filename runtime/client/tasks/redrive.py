@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from runtime.client.identify import find_submitted
 from runtime.client.tasks.standing import Stack, Standing, read_standing
-from runtime.client.tasks.status import last_line, purged, queue_of
+from runtime.client.tasks.status import TaskQueues, last_line, purged
 from runtime.errors import InvalidTask, InvalidValue
 from runtime.platform import system
 from runtime.reasons import EndReason
@@ -208,15 +208,14 @@ def _plan_retry(records: RecordStore, standing: Standing, *, now: datetime) -> P
 
 
 def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
-    """Put the next generations into the queues their experiments use, then close the marks."""
-    records = stack.records
+    """Put the next generations into the queues of the earlier ones, then close the marks."""
+    records, known_queues = stack.records, TaskQueues(stack)
     queues: dict[str, str] = {}
     by_queue: dict[str, list[Task]] = {}
     for plan in plans:
-        if plan.experiment not in queues:
-            queues[plan.experiment] = queue_of(records, plan.experiment, stack.default_queue)
         if plan.task is not None:
-            by_queue.setdefault(queues[plan.experiment], []).append(plan.task)
+            queues[plan.task_id] = known_queues.find(plan.experiment, plan.task_id)
+            by_queue.setdefault(queues[plan.task_id], []).append(plan.task)
     before: dict[str, frozenset[str] | None] = {}
     for name, tasks in by_queue.items():
         before[name] = stack.queue(name).put(tasks).begun_before
@@ -231,7 +230,7 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
     for plan in plans:
         refused = plan.refused
         if plan.task is not None:
-            known = before[queues[plan.experiment]]
+            known = before[queues[plan.task_id]]
             # If the queue does not know who began a generation, the call that closed the mark did.
             ours = plan.task_id not in known if known is not None else (plan.task_id, plan.generation) in closed
             if not ours:
@@ -240,7 +239,7 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
             task=plan.task_id,
             experiment=plan.experiment,
             generation=plan.task.generation if plan.task else plan.generation,
-            queue=queues[plan.experiment] if plan.task else None,
+            queue=queues.get(plan.task_id),
             refused=refused,
         )
 

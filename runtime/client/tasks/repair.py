@@ -53,9 +53,11 @@ def repair(
         return Repaired()
     if isinstance(queue, MakesTopics):
         queue.ensure_topics()
-    names = [seen.name for seen in records.experiments() if seen.queue in (None, queue.name)]
-    if experiment is not None:
-        names = [name for name in names if name == experiment]
+    homes = {seen.name: seen.queue for seen in records.experiments() if experiment in (None, seen.name)}
+    listed = {
+        name: [part for part in records.parts(name) if part.is_in(queue.name, home)] for name, home in homes.items()
+    }
+    names = [name for name, home in homes.items() if listed[name] or home in (None, queue.name)]
     held = {
         running
         for worker in records.workers(newer_than=LIVE_WITHIN)
@@ -68,7 +70,7 @@ def repair(
         for task_id_, generation in records.recorded(name):
             recorded.add(task_key(task_id_, generation))
         again = dict(records.tried_again(name))
-        for part in records.parts(name):
+        for part in listed[name]:
             try:
                 tasks, malformed_lines = decode_part(records, part)
             except LOST_FOR_GOOD as problem:

@@ -98,6 +98,8 @@ class ThroughManifest:
         self._experiment = experiment
         self._read: set[str] = set()
         self._next = 0
+        self._elsewhere: str | None = None
+        """This queue, if the experiment's first tasks are in another."""
         self.known = IdSet()
         """Tasks that the manifest listed when it was last read, without those of this submission."""
 
@@ -105,14 +107,19 @@ class ThroughManifest:
         """Read the manifest, and publish parts that an interrupted submission left in it."""
         self._records.check()
         # The experiment is named before its first part, so that a running submission can be seen and cancelled.
-        self._records.put_experiment(self._experiment, queue=self._queue.name)
+        ours = self._queue.name
+        home = self._records.put_experiment(self._experiment, queue=ours)
+        self._elsewhere = None if home == ours else ours
         fresh = [part for part in self._records.parts(self._experiment) if part.name not in self._read]
         self._read.update(part.name for part in fresh)
         in_order = [_number(part) for part in fresh if _number(part) < FIRST_OWN_NUMBER]
         self._next = max([self._next, *(number + 1 for number in in_order)])
         to_read = []
         for part in fresh:
-            if not part.sent:
+            if not part.sent and not part.is_in(ours, home):
+                # The same submission puts it into its own queue. Until then its tasks are not known to be in any.
+                self._records.note_late(part)
+            elif not part.sent:
                 counted.resumed += self._publish_again(part)
             elif (own := own_key(part.name)) is not None:
                 self.known.add(own)
@@ -141,7 +148,8 @@ class ThroughManifest:
         counted.known += len(tasks) - len(wanted)
 
     def _send_part(self, number: int, tasks: Sequence[Task]) -> None:
-        part = self._records.put_part(self._experiment, number, [encode_task(task) for task in tasks])
+        lines = [encode_task(task) for task in tasks]
+        part = self._records.put_part(self._experiment, number, lines, queue=self._elsewhere)
         self._read.add(part.name)
         if not part.sent:
             self._queue.put(tasks)

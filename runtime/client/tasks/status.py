@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from runtime.client.identify import age_of
+from runtime.client.identify import FindsTasks, age_of
 from runtime.client.reports import Reported, parse_live
 from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
+from runtime.errors import LOST_FOR_GOOD
 from runtime.queues.base import DEFAULT_QUEUE, Depth
 from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore
@@ -25,6 +27,9 @@ from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import DEFAULT_EXPERIMENT, TaskState, experiment_digest
 from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from runtime.tasks.idset import IdSet
 
 FAILURES_SHOWN: Final = 10
 EXPERIMENTS_SHOWN: Final = 10
@@ -319,7 +324,7 @@ def read_task(stack: Stack, task_id: str) -> TaskStatus:
         state=standing.state,
         totals={**dict.fromkeys(TaskState, 0), standing.state: 1},
         generation=standing.generation,
-        queue=queue_of(records, standing.experiment, stack.default_queue),
+        queue=TaskQueues(stack).find(standing.experiment, task_id),
         what=describe_entry(task.entry, width=200) if task else None,
         submitted_at=task.submitted_at if task else None,
         submitted_by=task.submitted_by if task else None,
@@ -384,9 +389,47 @@ def _attempts(records: RecordStore, standing: Standing) -> Iterator[AttemptStatu
 
 
 def queue_of(records: RecordStore, experiment: str, default: str = DEFAULT_QUEUE) -> str:
-    """Return the queue that an experiment's tasks were submitted to."""
+    """Return the queue that an experiment's first tasks were submitted to."""
     seen = records.find_experiment(experiment or DEFAULT_EXPERIMENT)
     return (seen.queue if seen else None) or default
+
+
+class TaskQueues:
+    """Finds the queue of a task: its experiment's, unless its part names another."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._seen: dict[str, tuple[str, dict[str, IdSet]]] = {}
+        """By experiment: its queue, and the first generations that were put into others."""
+
+    def find(self, experiment: str, task_id: str) -> str:
+        records = self._stack.records
+        stored = records.find_task(task_id) if isinstance(records, FindsTasks) else None
+        if stored is not None:
+            return stored.queue
+        if experiment not in self._seen:
+            self._seen[experiment] = self._look(experiment)
+        home, others = self._seen[experiment]
+        if not others:
+            return home
+        from runtime.tasks.idset import task_key  # Few experiments come here.
+
+        key = task_key(task_id, 1)
+        return next((queue for queue, keys in others.items() if key in keys), home)
+
+    def _look(self, experiment: str) -> tuple[str, dict[str, IdSet]]:
+        records, others = self._stack.records, dict[str, "IdSet"]()
+        elsewhere = [part for part in records.parts(experiment) if part.queue is not None]
+        if elsewhere:
+            from runtime.records.coverage import read_keys
+            from runtime.tasks.idset import IdSet
+
+            for part in elsewhere:
+                assert part.queue is not None
+                with suppress(*LOST_FOR_GOOD):
+                    for key in read_keys(records, part):
+                        others.setdefault(part.queue, IdSet()).add(key)
+        return queue_of(records, experiment, self._stack.default_queue), others
 
 
 def last_line(text: str | None) -> str:
