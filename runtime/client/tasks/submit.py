@@ -317,10 +317,7 @@ def submit(
 
 def _submit_one(task: Task, queue: Queue, check_secrets: _CheckSecrets | None, said: Mapping[str, Any]) -> Submission:
     """Submit one task into a queue whose file holds the tasks, as most calls of a program do."""
-    if task.priority:
-        check_priority(task.priority, queue.name, queue.traits)
-    if task.secrets and check_secrets is not None:
-        check_secrets(task.secrets)
+    _check_task(task, queue, check_secrets)
     result = queue.put([task])
     kept_code, known_other = (
         find_kept_code(queue.records, task.experiment, {task.id: task}) if result.known else (None, 0)
@@ -437,13 +434,10 @@ def _on_disk(url: str) -> bool:
 def _admitted(
     tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counted, check_secrets: _CheckSecrets | None
 ) -> Iterator[Task]:
-    """Yield each new task of the input, after checking that the queue keeps its priority and the stack has its secrets."""
+    """Yield each new task of the input, after checking it."""
     seen, first = IdSet(), counted.first
     for task in tasks:
-        if task.priority:
-            check_priority(task.priority, queue.name, queue.traits)
-        if task.secrets and check_secrets is not None:
-            check_secrets(task.secrets)
+        _check_task(task, queue, check_secrets)
         key = task_key(task.id, task.generation)
         if known.count and key in known:
             counted.known += 1
@@ -460,6 +454,19 @@ def _admitted(
             counted.same_other += key in first and content_of(first[key]) != content_of(task)
         counted.name(task)
         counted.advance(1)
+
+
+def _check_task(task: Task, queue: Queue, check_secrets: _CheckSecrets | None) -> None:
+    """Check that a submission may begin this task, that the queue keeps its priority and the stack has its secrets."""
+    if task.generation != 1:
+        raise NotPossible(
+            f"task `{task.id}` is of generation {task.generation}, and a submission begins the first",
+            hint=f"run it again with `runtime retry {task.id}`, or leave `generation` out",
+        )
+    if task.priority:
+        check_priority(task.priority, queue.name, queue.traits)
+    if task.secrets and check_secrets is not None:
+        check_secrets(task.secrets)
 
 
 def check_priority(priority: int, queue: str, traits: QueueTraits) -> None:

@@ -47,21 +47,21 @@ def add_tasks(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], n
 
 def begin_generation(connection: sqlite3.Connection, task: Task, experiment: int, queue: int, now: float) -> bool:
     """Put a later generation of a task that may be known; False if that generation is known too."""
-    row = connection.execute("SELECT seq, generation FROM tasks WHERE id=?", (task.id,)).fetchone()
+    row = connection.execute("SELECT seq, generation, experiment FROM tasks WHERE id=?", (task.id,)).fetchone()
     due = task.not_before.timestamp() if task.not_before else None
     values = (experiment, task.generation, queue, -task.priority, due, encode_task(task))
     if row is None:
         seq = connection.execute(f"{_ADD} RETURNING seq", (task.id, *values)).fetchone()[0]
     else:
-        seq, known = row
+        seq, known, before = row
         if known >= task.generation:
             return False
-        if take_out(connection, seq) is None:
-            state = connection.execute("SELECT state FROM records WHERE rid=?", (record_id(seq, known),)).fetchone()
-            if state is not None:
-                count(connection, experiment, **{state[0]: -1})
-        else:
-            count(connection, experiment, queued=-1)
+        state = take_out(connection, seq)
+        if state is None:
+            ended = connection.execute("SELECT state FROM records WHERE rid=?", (record_id(seq, known),)).fetchone()
+            state = ended and ended[0]
+        if state is not None:
+            count(connection, before, **{state: -1})
         connection.execute(
             "UPDATE tasks SET experiment=?, generation=?, queue=?, rank=?, due=?, body=? WHERE seq=?",
             (*values, seq),

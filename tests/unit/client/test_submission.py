@@ -157,13 +157,14 @@ def test_identical_tasks_of_one_input_are_one(
     assert len(listed(records)) == 5
 
 
-def test_later_generation_is_another_task(queue: Forgetful) -> None:
+def test_later_generation_is_refused(queue: Forgetful) -> None:
     (task,) = tasks_of(1)
 
-    done = put(queue, [task, replace(task, generation=2)])
+    with pytest.raises(NotPossible, match="is of generation 2, and a submission begins the first") as refused:
+        put(queue, [task, replace(task, generation=2)])
 
-    assert done.tasks == ((task.id, 1), (task.id, 2))
-    assert (done.new, done.same) == (2, 0)
+    assert f"runtime retry {task.id}" in str(refused.value.hint)
+    assert queue.tasks == []
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -302,10 +303,10 @@ def test_single_task_that_was_claimed_and_never_listed_is_submitted_all_the_same
     (task,) = tasks_of(1)
     original = records.put_part
 
-    def taken(experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
+    def taken(experiment: str, index: int, lines: Sequence[str], **named: Any) -> ManifestPart:
         if index >= 1 << 32:
             raise PartTaken(experiment, index)
-        return original(experiment, index, lines)
+        return original(experiment, index, lines, **named)
 
     monkeypatch.setattr(records, "put_part", taken)
 
@@ -345,11 +346,11 @@ def test_two_submissions_of_the_same_tasks_at_once_list_each_task_once(
     queue, other = Forgetful(records), Forgetful(records)
     original, interleaved = records.put_part, threading.Event()
 
-    def put_part(experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
+    def put_part(experiment: str, index: int, lines: Sequence[str], **named: Any) -> ManifestPart:
         if not interleaved.is_set():
             interleaved.set()
             put(other, tasks_of(*range(2, 8)))
-        return original(experiment, index, lines)
+        return original(experiment, index, lines, **named)
 
     monkeypatch.setattr(records, "put_part", put_part)
 

@@ -745,6 +745,21 @@ def test_worker_that_was_rung_for_nothing_leases_nothing_and_writes_nothing(path
     waiting.close()
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_next_generation_takes_the_last_ones_place_in_the_counts(path: Path, is_held: bool) -> None:
+    queue, records = open_sqlite(path)
+    task = sample_task("one", id="t-lab17", experiment="first")
+    queue.put([task])
+    if is_held:
+        queue.lease(1, worker="w-a", ttl=TTL)
+
+    queue.put([replace(next_generation(task), experiment="second")])
+
+    assert not any(records.totals("first").counts.values())
+    assert {state: count for state, count in records.totals("second").counts.items() if count} == {TaskState.QUEUED: 1}
+    queue.close()
+
+
 def test_delayed_task_of_another_queue_is_no_reason_to_stay(path: Path) -> None:
     clock = FakeClock()
     other, _ = open_sqlite(path, clock=clock, queue="other")
