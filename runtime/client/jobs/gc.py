@@ -22,11 +22,12 @@ from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import AccessDenied, Files, LockLost
 from runtime.jobs.hosts.local import find_python
-from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
+from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, open_runs
 from runtime.jobs.lock import Lock
 from runtime.jobs.notices import drop_notices
 from runtime.jobs.order import find_unnoted
 from runtime.jobs.plan import Owned
+from runtime.jobs.runs import find_living
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, ListsOwned, find_keeper
 from runtime.launchers.standing import ask, judge_jobs
@@ -91,7 +92,7 @@ def find_garbage(
     owned = _list_owned(place, owner)
     known = ledger.list_jobs(files)
     entries = ledger.read_many_entries(files, known)
-    mine = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
+    mine = _judge_closely([each for each in entries if owner in (None, each.owner)], place, tell)
     ended = _read_ends(files, mine)
     old = [status for status in mine if status.state.terminal and now - ended[status.entry.id] >= older_than]
     longest = max(older_than, CUT_OFF)
@@ -146,9 +147,23 @@ def _find_unsubmitted(
     return [each for each in silent if each.entry.id not in submitted]
 
 
-def _judge(entries: Sequence[LedgerEntry], place: OpenTarget) -> list[JobStatus]:
-    judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=lambda problem: None)
+def _judge(
+    entries: Sequence[LedgerEntry], place: OpenTarget, lives: Callable[[LedgerEntry], bool | None] = lambda entry: None
+) -> list[JobStatus]:
+    judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=lambda problem: None, lives=lives)
     return [status for status, _ in judged]
+
+
+def _judge_closely(
+    entries: Sequence[LedgerEntry], place: OpenTarget, tell: Callable[[str], None] = lambda text: None
+) -> list[JobStatus]:
+    """Judge jobs after watching those that cannot be seen from here for a sign of life, all at once."""
+    unseen: dict[str, list[int]] = {}
+    statuses = _judge(entries, place, lambda entry: unseen.update({entry.id: open_runs(entry, cancelled=True)}))
+    if not unseen:
+        return statuses
+    living = find_living(place.files, unseen, tell)
+    return _judge(entries, place, lambda entry: entry.id in living if entry.id in unseen else None)
 
 
 def _size(files: Files, job: str) -> int:
@@ -357,7 +372,7 @@ def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
             files.remove(garbage.name)
         case "secrets":
             entry = ledger.read_entry(files, job)
-            holding = _find_secrets(_judge([entry] if entry else [], place), files)
+            holding = _find_secrets(_judge_closely([entry] if entry else [], place), files)
             if any(not _remove_secrets(status, files, owner) for status in holding):
                 return [f"the files of secrets of job `{job}`: it is being started again"]
         case "processes":
@@ -426,7 +441,7 @@ def _find_change(garbage: Garbage, place: OpenTarget) -> str:
         return ""
     if garbage.state is JobState.PENDING:
         return "it was submitted just now" if entry.natives or ledger.has_begun(files, job) else ""
-    statuses = _judge([entry], place)
+    statuses = _judge_closely([entry], place)
     # What was started again and noted has no result, or another one.
     if not statuses[0].state.terminal or _may_live(statuses[0], place):
         return "it was started again"

@@ -27,13 +27,14 @@ from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import find_python
-from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
+from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives, open_runs
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE, begin_epoch, find_unnoted
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart, owner_name
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
 from runtime.jobs.spec_fields import job_id
 from runtime.launchers.base import Resubmits
+from runtime.launchers.standing import LIVES
 from runtime.platform import system
 from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import Snapshot
@@ -68,6 +69,7 @@ def retry_job(
 
     Raises `NotPossible` while the job runs, and if none of its runs failed.
     """
+    job.find_life(progress)
     status, _ = job.look()
     chosen = choose_runs(status, indices)
     if job.launcher.takes_up or isinstance(job.launcher, Resubmits):
@@ -82,19 +84,12 @@ def start_anew(
     job: JobHandle, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
 ) -> Rerun | None:
     """Start interrupted runs again, as a backend that requeues does: nothing is forgiven. None if no run is open."""
-    if not _list_open(job):
+    if not open_runs(job.entry(), cancelled=True):
         return None
+    job.find_life(progress)
     with _held_and_quiet(job, progress) as lock:
-        left = _list_open(job)
+        left = open_runs(job.entry(), cancelled=True)
         return go_on(job, left, settings, lock, progress=progress) if left else None
-
-
-def _list_open(job: JobHandle) -> list[int]:
-    """List the runs without a result."""
-    entry = job.entry()
-    return [
-        index for index in range(entry.first_index, entry.first_index + entry.indices) if index not in entry.outcomes
-    ]
 
 
 def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
@@ -131,6 +126,7 @@ def _held_and_quiet(job: JobHandle, progress: Callable[[str], None]) -> Iterator
     try:
         _ensure_kept(job, lock)
         _wait_until_quiet(job)
+        _ensure_none_lives(job, progress)
         yield lock
     finally:
         lock.release()
@@ -259,6 +255,15 @@ def _wait_until_quiet(job: JobHandle) -> None:
                 hint=f"runtime cancel {job.id[:10]} ends it",
             )
         system.sleep(0.1)
+
+
+def _ensure_none_lives(job: JobHandle, tell: Callable[[str], None]) -> None:
+    """Raise `NotPossible` if a native job that cannot be seen from here gives a sign of life."""
+    if job.find_life(tell):
+        raise NotPossible(
+            f"job `{job.id}` has not ended: {LIVES}",
+            hint=f"runtime cancel {job.id[:10]} ends it",
+        )
 
 
 def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) -> LaunchPlan:
