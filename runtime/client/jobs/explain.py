@@ -65,9 +65,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
 
     With `watch`, wait for a heartbeat of a running attempt too; `watch` gets a message if that takes time.
     """
-    if watch:
-        job.find_life(watch)
-    status, said = job.look()
+    status, said = job.look_closely(watch) if watch else job.look()
     entry = status.entry
     chosen = check_index(entry, index) if index is not None else _telling_index(status)
     attempts = read_attempts(job.files, job.id, chosen)

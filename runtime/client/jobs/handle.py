@@ -75,6 +75,14 @@ class JobHandle(OpenTarget):
             self.entry(), self.target, self.launcher, self.host, indices=True, tell=tell, lives=self._look_for_life
         )
 
+    def look_closely(self, tell: Callable[[str], None]) -> tuple[JobStatus, list[NativeState]]:
+        """Do what `look` does, after watching a job that cannot be seen from here; `tell` gets a message if that takes time."""
+        status, natives = self.look()
+        if any(each.raw in UNSEEN for each in natives):
+            self.find_life(tell)
+            status, natives = self.look()
+        return status, natives
+
     def _look_for_life(self, entry: LedgerEntry) -> bool | None:
         natives = [each.native_id for each in newest_natives(entry)]
         if self._watch is None or self._watch[0] != natives:
@@ -216,7 +224,7 @@ class JobHandle(OpenTarget):
             left += self.launcher.cancel(self.target, natives, indices, self.host)
             if isinstance(self.launcher, Clears):
                 left += self.launcher.clear(self.target, job_folder(self.id), self.host)
-            if indices is None and not refused:
+            if indices is None and not refused and self.launcher.takes_up:
                 left += self._await_unseen()
         if indices is None and not left:
             try:

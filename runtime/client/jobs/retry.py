@@ -34,7 +34,6 @@ from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart, owner_name
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
 from runtime.jobs.spec_fields import job_id
 from runtime.launchers.base import Resubmits
-from runtime.launchers.standing import LIVES
 from runtime.platform import system
 from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import Snapshot
@@ -69,13 +68,12 @@ def retry_job(
 
     Raises `NotPossible` while the job runs, and if none of its runs failed.
     """
-    job.find_life(progress)
-    status, _ = job.look()
+    status, _ = job.look_closely(progress)
     chosen = choose_runs(status, indices)
     if job.launcher.takes_up or isinstance(job.launcher, Resubmits):
         with _held_and_quiet(job, progress) as lock:
             # Another may have started it again since, and it may have succeeded.
-            status, _ = job.look()
+            status, _ = job.look_closely(progress)
             return go_on(job, choose_runs(status, indices), settings, lock, status=status, progress=progress)
     return _as_new_job(job, status, chosen, settings, progress)
 
@@ -86,7 +84,6 @@ def start_anew(
     """Start interrupted runs again, as a backend that requeues does: nothing is forgiven. None if no run is open."""
     if not open_runs(job.entry(), cancelled=True):
         return None
-    job.find_life(progress)
     with _held_and_quiet(job, progress) as lock:
         left = open_runs(job.entry(), cancelled=True)
         return go_on(job, left, settings, lock, progress=progress) if left else None
@@ -126,7 +123,6 @@ def _held_and_quiet(job: JobHandle, progress: Callable[[str], None]) -> Iterator
     try:
         _ensure_kept(job, lock)
         _wait_until_quiet(job)
-        _ensure_none_lives(job, progress)
         yield lock
     finally:
         lock.release()
@@ -255,15 +251,6 @@ def _wait_until_quiet(job: JobHandle) -> None:
                 hint=f"runtime cancel {job.id[:10]} ends it",
             )
         system.sleep(0.1)
-
-
-def _ensure_none_lives(job: JobHandle, tell: Callable[[str], None]) -> None:
-    """Raise `NotPossible` if a native job that cannot be seen from here gives a sign of life."""
-    if job.find_life(tell):
-        raise NotPossible(
-            f"job `{job.id}` has not ended: {LIVES}",
-            hint=f"runtime cancel {job.id[:10]} ends it",
-        )
 
 
 def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) -> LaunchPlan:
