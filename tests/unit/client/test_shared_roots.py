@@ -190,5 +190,7 @@ def test_status_of_a_job_of_a_container_that_is_gone_is_lost_once_it_was_watched
 def test_commands_of_a_job_of_a_container_that_is_gone_watch_it_first(
     dead: JobHandle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("runtime.jobs.runs.STILL_S", 1.0)
+
     assert main(["retry", dead.id]) == 0
     assert capsys.readouterr().err.startswith(f"waiting for a sign of life of job `{dead.id}`")
