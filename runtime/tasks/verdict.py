@@ -137,7 +137,9 @@ def refuse(lease: Lease, *, cancelled: bool, worker: str, now: datetime) -> Sett
         message = f"expired at {expires_at:%Y-%m-%d %H:%M:%S} UTC while it waited"
         return unstarted(lease, EndReason.EXPIRED, message, worker=worker, now=now, attempts=tries)
     if cancelled:
-        return unstarted(lease, EndReason.CANCELLED, "cancelled while it waited", worker=worker, now=now, attempts=tries)
+        return unstarted(
+            lease, EndReason.CANCELLED, "cancelled while it waited", worker=worker, now=now, attempts=tries
+        )
     return None
 
 
