@@ -105,14 +105,16 @@ def _cancel_job(
     from runtime.jobs.indices import choose_indices
     from runtime.jobs.spec import JobState
     from runtime.launchers.base import find_keeper
+    from runtime.launchers.standing import GONE
     from runtime.reasons import EndReason
 
     with open_job(text, on, acting=True) as job:
         status, _ = job.look()
         check_owner(status.entry, others=others, verb="cancel")
         indices = choose_indices(status.entry, index)
-        # A run that was lost may have left processes.
-        gone = {each.index for each in status.indices if each.reason is EndReason.LOST} - set(status.entry.outcomes)
+        # A run that was lost may have left processes, and `runtime keep` takes it up if it is not cancelled.
+        reasons = GONE if job.launcher.takes_up else (EndReason.LOST,)
+        gone = {each.index for each in status.indices if each.reason in reasons} - set(status.entry.outcomes)
         gone = set() if find_keeper(job.launcher) else gone  # there its labels find it
         left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
         ended = not [each for each in left_runs if each.index in indices or not indices]

@@ -24,7 +24,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -566,6 +566,13 @@ def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tupl
 
 def _parts(intent: Mapping[str, Any]) -> range:
     return range(len(intent.get("parts", ())) or 1)
+
+
+def open_runs(entry: LedgerEntry, *, cancelled: bool = False) -> list[int]:
+    """The runs without a result; those that were cancelled one by one only with `cancelled`."""
+    gone: Collection[int] = () if cancelled else entry.cancelled_indices
+    indices = range(entry.first_index, entry.first_index + entry.indices)
+    return [index for index in indices if index not in entry.outcomes and index not in gone]
 
 
 def newest_natives(entry: LedgerEntry) -> list[NativeJob]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from runtime.jobs.hosts.base import Files
@@ -11,7 +11,7 @@ from runtime.jobs.ledger import job_folder, list_attempts
 from runtime.platform import system
 from runtime.shim.logs import GAP, LOG_BYTES, render_gap, split_log
 from runtime.shim.words import BEAT_S
-from runtime.units import format_duration
+from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 
 STILL_S: Final = 1.3 * BEAT_S
@@ -61,22 +61,58 @@ class HeartbeatWatch:
             system.sleep(min(1.0, max(0.05, STILL_S - watched)))
 
 
+class LifeWatch:
+    """Looks for signs of life of a job whose processes nobody can see from here."""
+
+    def __init__(self, files: Files, job: str) -> None:
+        self._files, self._job = files, job
+        self._seen: list[tuple[int, int, bytes | None]] | None = None
+        self._since = 0.0
+        self._moved = False
+
+    def look(self, indices: Sequence[int]) -> bool | None:
+        """Whether one of these runs has begun an attempt, moved the counter of its last one, or ended, during the last
+        `STILL_S`; None if it was not watched for so long."""
+        seen, now = self._read(indices), system.monotonic()
+        if self._seen is None or seen != self._seen:
+            self._moved = self._seen is not None
+            self._seen, self._since = seen, now
+        elif now - self._since >= STILL_S:
+            return False
+        return True if self._moved else None
+
+    def _read(self, indices: Sequence[int]) -> list[tuple[int, int, bytes | None]]:
+        runs = f"{job_folder(self._job)}/runs"
+        newest = [
+            (index, max(list_attempts(self._files, self._job, index), default=0)) for index in indices[:RUNS_WATCHED]
+        ]
+        return [(index, number, self._files.read(f"{runs}/{index}/a{number:04d}/beat")) for index, number in newest]
+
+
+def find_living(files: Files, runs: Mapping[str, Sequence[int]], tell: Callable[[str], None]) -> set[str]:
+    """Watch the open runs of jobs for at most `STILL_S`, all at once, and return the jobs that show a sign of life."""
+    left = {job: LifeWatch(files, job) for job in runs}
+    if not left:
+        return set()
+    for job, watch in left.items():
+        watch.look(runs[job])
+    until, living = system.monotonic() + STILL_S, set[str]()
+    which = f"job `{min(left)}`" if len(left) == 1 else count_noun(len(left), "job")
+    tell(describe_watch(which))
+    while left and system.monotonic() < until:
+        system.sleep(LOOK_S)
+        living |= {job for job, watch in left.items() if watch.look(runs[job])}
+        left = {job: watch for job, watch in left.items() if job not in living}
+    return living
+
+
+def describe_watch(which: str) -> str:
+    return f"waiting for a sign of life of {which}, at most {format_duration(STILL_S)}: it may run where nobody can look from here"
+
+
 def shows_life(files: Files, job: str, indices: Sequence[int], tell: Callable[[str], None]) -> bool:
     """Whether any of these runs begins an attempt or moves the counter of its last one within `STILL_S`."""
-
-    def read() -> list[tuple[int, bytes | None]]:
-        newest = [(index, max(list_attempts(files, job, index), default=0)) for index in indices[:RUNS_WATCHED]]
-        return [(n, files.read(f"{job_folder(job)}/runs/{index}/a{n:04d}/beat")) for index, n in newest]
-
-    before, until = read(), system.monotonic() + STILL_S
-    tell(
-        f"waiting for a sign of life of job `{job}`, at most {format_duration(STILL_S)}: it may run where nobody can look from here"
-    )
-    while system.monotonic() < until:
-        system.sleep(LOOK_S)
-        if read() != before:
-            return True
-    return False
+    return bool(find_living(files, {job: indices}, tell))
 
 
 def describe_heartbeat(heartbeat: Heartbeat) -> list[str]:

@@ -22,6 +22,7 @@ from runtime.jobs.ledger import (
 from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Launcher
+from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.shim.words import DUPLICATE
 from runtime.values import replace
@@ -36,6 +37,7 @@ ELSEWHERE: Final = "elsewhere"
 UNSEEN: Final = (REBOOTED, ELSEWHERE)
 """`raw` of native jobs that began before this boot of the machine, or in another of its containers. If machines share a record
 root, they may live where nobody can look from here."""
+LIVES: Final = "it lives where it began, on another machine or in another container"
 
 
 def judge_job(
@@ -46,13 +48,15 @@ def judge_job(
     *,
     indices: bool = False,
     tell: Callable[[InfrastructureFailure], None] | None = None,
+    lives: Callable[[LedgerEntry], bool | None] = lambda entry: None,
 ) -> tuple[JobStatus, list[NativeState]]:
     """Where a job stands, run by run with `indices`, and the backend's states of its native jobs.
 
     Without `tell`, a backend that does not answer raises; with it, its native jobs are `unknown` and `tell` gets the
-    error.
+    error. `lives` is asked whether a job with native jobs that cannot be seen from here gives signs of life, None if that
+    is not known; the states are returned as the backend has them.
     """
-    (found,) = judge_jobs([entry], target, launcher, host, indices=indices, tell=tell)
+    (found,) = judge_jobs([entry], target, launcher, host, indices=indices, tell=tell, lives=lives)
     return found
 
 
@@ -64,6 +68,7 @@ def judge_jobs(
     *,
     indices: bool = False,
     tell: Callable[[InfrastructureFailure], None] | None,
+    lives: Callable[[LedgerEntry], bool | None] = lambda entry: None,
 ) -> list[tuple[JobStatus, list[NativeState]]]:
     """Judge each job like `judge_job`, with one question to the backend for all that have not ended."""
     homes = {
@@ -92,9 +97,27 @@ def judge_jobs(
             gone = _list_gone(entry, announced, said.get(entry.id, ()))
             current = replace(entry, outcomes={**read_unannounced(host.files, entry.id, gone), **announced})
         natives = name_unbegun(host.files, current, said.get(entry.id, []))
-        begun = find_begun(host.files, current, natives)
-        found.append((judge(current, natives, begun=begun, indices=indices), natives))
+        known = natives
+        if any(each.raw in UNSEEN for each in natives):
+            sign = lives(current)
+            known = [_as_far_as_known(each, current, target, sign) for each in natives]
+        begun = find_begun(host.files, current, known)
+        found.append((judge(current, known, begun=begun, indices=indices), natives))
     return found
+
+
+def _as_far_as_known(state: NativeState, entry: LedgerEntry, target: Target, lives: bool | None) -> NativeState:
+    """The state of a native job that may not be visible from here, by whether its job gives signs of life. If nobody has
+    watched it, it is gone only if everything says that it ran on this machine before its last boot."""
+    if state.raw not in UNSEEN or lives is False:
+        return state
+    if lives:
+        return replace(state, state=JobState.RUNNING, reason=None, message=LIVES)
+    began_here = entry.target == target.name and (entry.kind != "local" or entry.intent.get("from") == system.node())
+    if state.raw == REBOOTED and began_here:
+        return state
+    message = f"it began on another machine, or in another container of `{state.where}`, and cannot be seen from here"
+    return replace(state, state=JobState.UNKNOWN, reason=None, message=message)
 
 
 def _follow_owners(

@@ -19,7 +19,7 @@ from runtime.jobs.plan import NativeState
 from runtime.jobs.runs import Heartbeat, HeartbeatWatch, describe_heartbeat
 from runtime.jobs.spec import JobState
 from runtime.jobs.traces import Raised, describe_code, find_raised
-from runtime.launchers.standing import ask
+from runtime.launchers.standing import UNSEEN, ask
 from runtime.reasons import EndReason, Explanation
 from runtime.shim.retry import LOST_IN_A_ROW
 from runtime.units import count_noun, format_duration, format_size, format_time
@@ -65,7 +65,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
 
     With `watch`, wait for a heartbeat of a running attempt too; `watch` gets a message if that takes time.
     """
-    status, said = job.look()
+    status, said = job.look_closely(watch) if watch else job.look()
     entry = status.entry
     chosen = check_index(entry, index) if index is not None else _telling_index(status)
     attempts = read_attempts(job.files, job.id, chosen)
@@ -159,6 +159,8 @@ def explain(facts: JobFacts) -> Explanation:
         return Explanation(f"{what} was cancelled{by}", evidence, f"runtime retry {short}")
     if state is JobState.UNKNOWN:
         said = facts.native.message if facts.native else one.message
+        if facts.native and facts.native.raw in UNSEEN:
+            return Explanation(f"nobody knows how {what} stands: {one.message}", evidence, f"runtime explain {short}")
         return Explanation(
             f"nobody knows how {what} stands: target `{entry.target}` does not answer",
             ((said,) if said else ()) + evidence,

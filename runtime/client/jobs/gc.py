@@ -13,26 +13,28 @@ import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
+from runtime.client.jobs.ends import ended_silently, read_ends
 from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import AccessDenied, Files, LockLost
 from runtime.jobs.hosts.local import find_python
-from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
+from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, open_runs
 from runtime.jobs.lock import Lock
 from runtime.jobs.notices import drop_notices
 from runtime.jobs.order import find_unnoted
-from runtime.jobs.plan import Owned
+from runtime.jobs.plan import NativeState, Owned
+from runtime.jobs.runs import find_living
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, ListsOwned, find_keeper
 from runtime.launchers.standing import ask, judge_jobs
 from runtime.shim.files import FOLDED
 from runtime.shim.program import build_shim
-from runtime.units import format_duration
+from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 
 SETTLED: Final = timedelta(minutes=2)
@@ -45,6 +47,7 @@ LIST_TREES: Final = (
     '[ ! -L "$folder" ] && [ -d "$folder" ] && [ -O "$folder" ] || continue; '
     'find "$folder" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true; done'
 )
+_NAMED: Final = 10
 _LAUNCHED_S: Final = 15.0
 """How long to wait for a launch of a stray; a dead one's lock is taken over in this time."""
 _CODE: Final = (
@@ -91,9 +94,14 @@ def find_garbage(
     owned = _list_owned(place, owner)
     known = ledger.list_jobs(files)
     entries = ledger.read_many_entries(files, known)
-    mine = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
-    ended = _read_ends(files, mine)
+    judged = _judge_closely([each for each in entries if owner in (None, each.owner)], place, tell)
+    mine = [status for status, _ in judged]
+    ended = read_ends(files, mine, before=now - older_than)
     old = [status for status in mine if status.state.terminal and now - ended[status.entry.id] >= older_than]
+    lost = {status.entry.id for status, natives in judged if _can_go_on(status, natives, place)}
+    if left := [status.entry.id for status in old if status.entry.id in lost]:
+        tell(_tell_lost(left))
+    old = [status for status in old if status.entry.id not in lost]
     longest = max(older_than, CUT_OFF)
     aged = [each for each in mine if not each.state.terminal and now - each.entry.launched_at >= longest]
     old += _find_unsubmitted(aged, place, owned)
@@ -146,9 +154,38 @@ def _find_unsubmitted(
     return [each for each in silent if each.entry.id not in submitted]
 
 
-def _judge(entries: Sequence[LedgerEntry], place: OpenTarget) -> list[JobStatus]:
-    judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=lambda problem: None)
-    return [status for status, _ in judged]
+def _judge(
+    entries: Sequence[LedgerEntry], place: OpenTarget, lives: Callable[[LedgerEntry], bool | None] = lambda entry: None
+) -> list[tuple[JobStatus, list[NativeState]]]:
+    return judge_jobs(entries, place.target, place.launcher, place.host, tell=lambda problem: None, lives=lives)
+
+
+def _judge_closely(
+    entries: Sequence[LedgerEntry], place: OpenTarget, tell: Callable[[str], None] = lambda text: None
+) -> list[tuple[JobStatus, list[NativeState]]]:
+    """Judge jobs after watching those that cannot be seen from here for a sign of life, all at once."""
+    unseen: dict[str, list[int]] = {}
+    judged = _judge(entries, place, lambda entry: unseen.update({entry.id: open_runs(entry, cancelled=True)}))
+    if not unseen:
+        return judged
+    living = find_living(place.files, unseen, tell)
+    return _judge(entries, place, lambda entry: entry.id in living if entry.id in unseen else None)
+
+
+def _can_go_on(status: JobStatus, natives: Sequence[NativeState], place: OpenTarget) -> bool:
+    """Whether `runtime keep` would take the job up: it was lost, and has not ended."""
+    from runtime.client.jobs.keep import Act, decide_keep
+
+    # Of jobs whose runs all have their results, not even the native jobs are known.
+    if not place.launcher.takes_up or not open_runs(status.entry):
+        return False
+    return decide_keep(status.entry, natives, takes_up=True).act is Act.TAKE_UP
+
+
+def _tell_lost(jobs: Sequence[str]) -> str:
+    named = ", ".join(f"`{job}`" for job in jobs[:_NAMED]) + (", …" if len(jobs) > _NAMED else "")
+    stay = f"{count_noun(len(jobs), 'lost job')} can go on and {'stays' if len(jobs) == 1 else 'stay'}"
+    return f"{stay}: {named}; `runtime keep` takes up what is lost, and `runtime cancel` gives it up"
 
 
 def _size(files: Files, job: str) -> int:
@@ -269,7 +306,7 @@ def fold(place: OpenTarget, *, owner: str | None) -> int:
     if find_keeper(place.launcher):
         return 0  # its pods alone see the record root, and fold it themselves
     entries = ledger.read_many_entries(place.files, ledger.list_jobs(place.files))
-    statuses = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
+    statuses = [each for each, _ in _judge(entries, place) if owner in (None, each.entry.owner)]
     ended = [each for each in statuses if each.state.terminal and len(each.entry.outcomes) >= each.entry.indices]
     jobs = sorted({each.entry.id for each in ended} - _find_living(ended, place, {}))
     python = find_python(place.target.settings, place.host)
@@ -278,19 +315,6 @@ def fold(place: OpenTarget, *, owner: str | None) -> int:
         words = [python, "-", place.files.root, "--fold", *jobs[first : first + 1000]]
         done += len(place.host.run(words, stdin=build_shim(), timeout_s=3600).out.split())
     return done
-
-
-def _read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime]:
-    """Job → when its last result was committed, or when it was launched if it has none."""
-    found, names = {}, {}
-    for status in statuses:
-        found[status.entry.id] = status.entry.launched_at
-        for index in status.entry.outcomes:
-            names[f"{job_folder(status.entry.id)}/runs/{index}/result"] = status.entry.id
-    for name, result in ledger.read_objects(files, names).items() if names else ():
-        at = datetime.fromtimestamp(result["at"], UTC)
-        found[names[name]] = max(found[names[name]], at)
-    return found
 
 
 def _find_trees(place: OpenTarget, older_than: timedelta) -> Iterator[Garbage]:
@@ -357,7 +381,8 @@ def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
             files.remove(garbage.name)
         case "secrets":
             entry = ledger.read_entry(files, job)
-            holding = _find_secrets(_judge([entry] if entry else [], place), files)
+            judged = _judge_closely([entry] if entry else [], place)
+            holding = _find_secrets([status for status, _ in judged], files)
             if any(not _remove_secrets(status, files, owner) for status in holding):
                 return [f"the files of secrets of job `{job}`: it is being started again"]
         case "processes":
@@ -426,11 +451,11 @@ def _find_change(garbage: Garbage, place: OpenTarget) -> str:
         return ""
     if garbage.state is JobState.PENDING:
         return "it was submitted just now" if entry.natives or ledger.has_begun(files, job) else ""
-    statuses = _judge([entry], place)
+    ((status, natives),) = _judge_closely([entry], place)
     # What was started again and noted has no result, or another one.
-    if not statuses[0].state.terminal or _may_live(statuses[0], place):
+    if not status.state.terminal or _may_live(status, place) or _can_go_on(status, natives, place):
         return "it was started again"
-    return "" if _read_ends(files, statuses)[job] == garbage.ended_at else "it was started again, and has ended"
+    return "" if read_ends(files, [status])[job] == garbage.ended_at else "it was started again, and has ended"
 
 
 def _may_live(status: JobStatus, place: OpenTarget) -> bool:
@@ -510,7 +535,7 @@ def tidy(statuses: Iterable[JobStatus], place: OpenTarget, *, owner: str) -> Non
 
 def _find_processes(statuses: Iterable[JobStatus], place: OpenTarget) -> list[str]:
     """List jobs without a living shim that still have processes on this host."""
-    silent = [each.entry.id for each in statuses if _ended_silently(each)]
+    silent = [each.entry.id for each in statuses if ended_silently(each)]
     if not silent or not isinstance(place.launcher, Clears):
         return []
     return place.launcher.find_left(place.target, silent, place.host)
@@ -524,15 +549,9 @@ def _find_secrets(statuses: Iterable[JobStatus], files: Files) -> list[JobStatus
     """List ended jobs that still have files of secrets."""
     # Launches of earlier versions wrote no `secrets` into the intent.
     ended = [
-        each for each in statuses if each.state.terminal and each.entry.intent.get("secrets", _ended_silently(each))
+        each for each in statuses if each.state.terminal and each.entry.intent.get("secrets", ended_silently(each))
     ]
     return [each for each in ended if files.names(f"{job_folder(each.entry.id)}/secrets")]
-
-
-def _ended_silently(status: JobStatus) -> bool:
-    """Whether a job has ended and its shim left no result of some run: it was killed, or its machine went."""
-    entry = status.entry
-    return status.state.terminal and bool(entry.natives) and len(entry.outcomes) < entry.indices
 
 
 def _remove_secrets(status: JobStatus, files: Files, owner: str) -> bool:

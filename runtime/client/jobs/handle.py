@@ -15,11 +15,12 @@ from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Host, read_tail
-from runtime.jobs.ledger import JobStatus, LedgerEntry, Outcome, job_folder, newest_natives
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, Outcome, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target, owner_name
+from runtime.jobs.runs import LOOK_S, LifeWatch, describe_watch
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, find_keeper
-from runtime.launchers.standing import judge_job
+from runtime.launchers.standing import LIVES, UNSEEN, judge_job
 from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.units import Span, format_duration, format_time, read_span
@@ -31,6 +32,8 @@ _UNMARKED: Final = {
 }
 ASKED_AGAIN_S: Final = (0.5, 2.0)
 """Pauses before a backend that did not answer a cancel is asked again how its runs ended."""
+UNSEEN_S: Final = 150.0
+"""How long a cancel waits for a job that cannot be seen from here: for the grace of most jobs."""
 WAIT_S: Final = 1.0
 SHORTEST_PREFIX: Final = 4
 
@@ -42,6 +45,8 @@ class JobHandle(OpenTarget):
         super().__init__(target, launcher, host)
         self.id, self.new = job, new
         """`new` is False if the same launch was made before."""
+        self._watch: tuple[list[str], LifeWatch] | None = None
+        """The native jobs that are watched because they cannot be seen from here."""
 
     def __repr__(self) -> str:
         return f"<job {self.id[:10]} on {self.target.name}>"
@@ -53,15 +58,51 @@ class JobHandle(OpenTarget):
         return found
 
     def status(self, *, indices: bool = False) -> JobStatus:
-        """Judge the job by the ledger and one question to the backend. Raises if the backend does not answer."""
-        return judge_job(self.entry(), self.target, self.launcher, self.host, indices=indices)[0]
+        """Judge the job by the ledger and one question to the backend. Raises if the backend does not answer.
+
+        A job that cannot be seen from here is `unknown` at first, and by its signs of life once it was looked at for 13 s.
+        """
+        return judge_job(
+            self.entry(), self.target, self.launcher, self.host, indices=indices, lives=self._look_for_life
+        )[0]
 
     def look(
         self, *, tell: Callable[[InfrastructureFailure], None] = lambda problem: None
     ) -> tuple[JobStatus, list[NativeState]]:
         """Judge the job run by run, and return the backend's states too. A backend that does not answer makes states
         `unknown`; `tell` gets the reason."""
-        return judge_job(self.entry(), self.target, self.launcher, self.host, indices=True, tell=tell)
+        return judge_job(
+            self.entry(), self.target, self.launcher, self.host, indices=True, tell=tell, lives=self._look_for_life
+        )
+
+    def look_closely(self, tell: Callable[[str], None]) -> tuple[JobStatus, list[NativeState]]:
+        """Do what `look` does, after watching a job that cannot be seen from here; `tell` gets a message if that takes time."""
+        status, natives = self.look()
+        if any(each.raw in UNSEEN for each in natives):
+            self.find_life(tell)
+            status, natives = self.look()
+        return status, natives
+
+    def _look_for_life(self, entry: LedgerEntry) -> bool | None:
+        natives = [each.native_id for each in newest_natives(entry)]
+        if self._watch is None or self._watch[0] != natives:
+            self._watch = natives, LifeWatch(self.files, self.id)
+        return self._watch[1].look(ledger.open_runs(entry, cancelled=True))
+
+    def find_life(self, tell: Callable[[str], None] = lambda text: None) -> bool:
+        """Whether native jobs that cannot be seen from here give a sign of life; waits for one for at most 13 s, unless that is
+        known already or nothing is hidden. `status` and `look` go by it from then on."""
+        told = False
+        while True:
+            entry = self.entry()
+            if not any(each.raw in UNSEEN for each in self.natives(entry)):
+                return False
+            if (lives := self._look_for_life(entry)) is not None:
+                return lives
+            if not told:
+                told = True
+                tell(describe_watch(f"job `{self.id}`"))
+            system.sleep(LOOK_S)
 
     def state(self) -> JobState:
         return self.status().state
@@ -183,6 +224,8 @@ class JobHandle(OpenTarget):
             left += self.launcher.cancel(self.target, natives, indices, self.host)
             if isinstance(self.launcher, Clears):
                 left += self.launcher.clear(self.target, job_folder(self.id), self.host)
+            if indices is None and not refused and self.launcher.takes_up:
+                left += self._await_unseen()
         if indices is None and not left:
             try:
                 self.files.remove(f"{job_folder(self.id)}/secrets")
@@ -192,6 +235,23 @@ class JobHandle(OpenTarget):
         if refused and (refused := self._mark_cancelled(indices)):  # runs that ended may have made room
             left.append(f"no cancel mark could be written: {refused.message}; {_UNMARKED[indices is None]}")
         return left
+
+    def _await_unseen(self) -> list[str]:
+        """Wait until native jobs that cannot be seen from here have found the cancel mark, and record the ends that they leave
+        open. Returns descriptions of leftovers."""
+        until = system.monotonic() + UNSEEN_S
+        while lives := self.find_life():
+            if system.monotonic() >= until:
+                break
+            system.sleep(LOOK_S)
+        if lives:
+            return [f"job `{self.id}`: {LIVES}, and does not heed its cancel mark; run `runtime cancel` there"]
+        entry = self.entry()
+        if any(each.raw in UNSEEN for each in self.natives(entry)):
+            for index in ledger.open_runs(entry, cancelled=True):
+                ended = IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
+                ledger.record_end(self.files, self.id, ended)
+        return []
 
     def _mark_cancelled(self, indices: Sequence[int] | None) -> InfrastructureFailure | None:
         """Write the marks that shims and `status` look for. Returns the record root's refusal, if there was one."""

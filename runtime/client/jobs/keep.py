@@ -24,12 +24,12 @@ from runtime.faults import reach
 from runtime.jobs import hold, ledger, lock, open_index
 from runtime.jobs.hosts.base import AccessDenied
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder, newest_natives
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder, newest_natives, open_runs
 from runtime.jobs.lock import Lock, LockHeld
 from runtime.jobs.plan import NativeState, owner_name
 from runtime.jobs.spec import parse_spec, secret_refs
 from runtime.launchers.base import Clears, SeesOneMachine
-from runtime.launchers.standing import FORGOTTEN, GONE, judge_job, judge_jobs
+from runtime.launchers.standing import ELSEWHERE, FORGOTTEN, GONE, LIVES, judge_job, judge_jobs
 from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.shim.words import NOTIFY
@@ -123,13 +123,6 @@ def decide_keep(
         seen = f"its last {count_noun(in_vain, 'native job')} ended before they began an attempt"
         return Verdict(act=Act.END, seen=seen, reason=EndReason.LOST)
     return Verdict(act=Act.TAKE_UP, seen=why)
-
-
-def open_runs(entry: LedgerEntry, *, cancelled: bool = False) -> list[int]:
-    """The runs without a result; those that were cancelled one by one only with `cancelled`."""
-    gone: Collection[int] = () if cancelled else entry.cancelled_indices
-    indices = range(entry.first_index, entry.first_index + entry.indices)
-    return [index for index in indices if index not in entry.outcomes and index not in gone]
 
 
 def keep_target(
@@ -240,6 +233,9 @@ def _act(job: JobHandle, before: LedgerEntry, settings: Settings, progress: Call
             forgotten = any(each.raw == FORGOTTEN for each in natives)
             in_vain = 0 if forgotten else _count_in_vain(entry, starts)
             verdict = decide_keep(entry, natives, takes_up=takes_up, in_vain=in_vain)
+        hidden = verdict.act in (Act.TAKE_UP, Act.END) and any(each.raw == ELSEWHERE for each in natives)
+        if hidden and job.find_life(progress):
+            verdict = Verdict(act=Act.LEAVE, seen=LIVES)
         native = None
         match verdict.act:
             case Act.TAKE_UP:

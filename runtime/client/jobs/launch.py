@@ -34,7 +34,7 @@ from runtime.jobs.runs import shows_life
 from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
-from runtime.launchers.standing import GONE, UNSEEN, judge_job
+from runtime.launchers.standing import GONE, LIVES, UNSEEN, judge_job
 from runtime.platform import system
 from runtime.shim.program import build_shim
 from runtime.snapshots.origin import own_argv, read_repositories, without_secrets
@@ -276,9 +276,7 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
     for found in _find_broken(prepared.plan, job):
         broken = found.native
         if found.unseen and shows_life(job.files, job.id, found.open_runs, progress):
-            progress(
-                f"job `{job.id}` lives where it began, on another machine or in another container, and goes on there"
-            )
+            progress(f"job `{job.id}`: {LIVES}, and goes on there")
             continue
         epoch = broken.epoch + 1
         # The order in the run folder counts, not the plan's: a retry by hand may have changed it.

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,7 @@ from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import find_python
-from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
+from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives, open_runs
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE, begin_epoch, find_unnoted
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart, owner_name
@@ -68,12 +68,12 @@ def retry_job(
 
     Raises `NotPossible` while the job runs, and if none of its runs failed.
     """
-    status, _ = job.look()
+    status, _ = job.look_closely(progress)
     chosen = choose_runs(status, indices)
     if job.launcher.takes_up or isinstance(job.launcher, Resubmits):
         with _held_and_quiet(job, progress) as lock:
             # Another may have started it again since, and it may have succeeded.
-            status, _ = job.look()
+            status, _ = job.look_closely(progress)
             return go_on(job, choose_runs(status, indices), settings, lock, status=status, progress=progress)
     return _as_new_job(job, status, chosen, settings, progress)
 
@@ -82,19 +82,11 @@ def start_anew(
     job: JobHandle, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
 ) -> Rerun | None:
     """Start interrupted runs again, as a backend that requeues does: nothing is forgiven. None if no run is open."""
-    if not _list_open(job):
+    if not open_runs(job.entry(), cancelled=True):
         return None
     with _held_and_quiet(job, progress) as lock:
-        left = _list_open(job)
+        left = open_runs(job.entry(), cancelled=True)
         return go_on(job, left, settings, lock, progress=progress) if left else None
-
-
-def _list_open(job: JobHandle) -> list[int]:
-    """List the runs without a result."""
-    entry = job.entry()
-    return [
-        index for index in range(entry.first_index, entry.first_index + entry.indices) if index not in entry.outcomes
-    ]
 
 
 def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
@@ -178,18 +170,17 @@ def go_on(
     untried = [part for part in left if not job.files.names(submits, f"{epoch}.{_number(part)}.")]
     fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
     _unfold(job, plan, sorted(fresh & set(indices)))
-    if status is not None and isinstance(job.launcher, Resubmits):
+    files = lock.files()
+    if status is not None:
         # No later look asks the old native job how these runs ended.
-        for each in status.indices:
-            if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
-                ledger.record_end(job.files, job.id, each)
+        told = fresh if isinstance(job.launcher, Resubmits) else frozenset[int]()
+        _record_others(files, status, entry, indices, told)
     fresh &= set(indices)
     forgiven = dict(plan.order.get("forgiven", {}))
     if forgive:
         forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
     order = begin_epoch({**plan.order, "forgiven": forgiven}, epoch, map(_number, left))
     plan = replace(plan, order=order)
-    files = lock.files()
     write_order(plan, files, make_context(settings))
     if forgive:
         for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
@@ -203,6 +194,16 @@ def go_on(
         progress(f"started {native_id} on {job.target.name}")
         started.append(native_id)
     return Rerun(job=job.id, indices=tuple(indices), native_id=started[0], new=False, epoch=epoch)
+
+
+def _record_others(
+    files: Files, status: JobStatus, entry: LedgerEntry, chosen: Sequence[int], told: Collection[int]
+) -> None:
+    """Record how runs ended that are not chosen and have no result, so that no shim begins them: the cancelled ones, since
+    their mark may go, and those whose end only the old native job tells."""
+    for each in status.indices:
+        if each.index not in {*chosen, *entry.outcomes} and (each.state is JobState.CANCELLED or each.index in told):
+            ledger.record_end(files, entry.id, each)
 
 
 def _number(part: NativePart) -> int:
@@ -328,6 +329,8 @@ def _as_new_job(
             facts=left,
             hint=f"runtime cancel {job.id[:10]}",
         )
+    _record_others(job.files, status, entry, indices, [each.index for each in status.indices])
+    entry = job.entry()
     folder = job_folder(job.id)
     read = job.files.read_many([f"{folder}/spec.json", f"{folder}/{SNAPSHOT_FILE}"])
     if f"{folder}/spec.json" not in read:

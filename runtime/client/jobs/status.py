@@ -24,7 +24,7 @@ from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.jobs.plan import NativeStart, NativeState, owner_name
 from runtime.jobs.spec import Dependency, JobState, When
 from runtime.launchers.base import RemembersStarts
-from runtime.launchers.standing import judge_jobs
+from runtime.launchers.standing import UNSEEN, judge_jobs
 from runtime.platform import system
 from runtime.reasons import EndReason
 from runtime.shim.files import FOLDED, METRICS_SUM
@@ -302,7 +302,7 @@ def read_job(
         commit=entry.intent.get("commit"),
         branch=entry.intent.get("branch"),
         cancelled=entry.cancelled,
-        natives=tuple(_native_views(entry, said)),
+        natives=tuple(_native_views(status, said)),
         attempts=attempts,
         indices=tuple(indices),
         records=folder,
@@ -381,14 +381,16 @@ def describe_after(each: AfterView) -> str:
     return f"{ends[each.when]}`{each.job[:10]}`, which {verb}{each.state}{why}"
 
 
-def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:
+def _native_views(status: JobStatus, states: Sequence[NativeState]) -> Iterator[NativeView]:
     said: dict[str, NativeState] = {}
     for each in states:
         # Some backends report an array member by member; the first one stands for the array.
         said.setdefault(each.native_id, each)
         said.setdefault(each.native_id.rpartition("_")[0], each)
-    for native in entry.natives:
+    for native in status.entry.natives:
         state = said.get(native.native_id)
+        if state and state.raw in UNSEEN and not status.state.terminal:
+            state = replace(state, state=JobState.UNKNOWN)
         yield NativeView(
             native_id=native.native_id,
             name=native.name,

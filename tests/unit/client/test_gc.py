@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from runtime.jobs.plan import Target, owner_name
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.platform import system
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import processes_with, shims_with, wait_for
+from tests.shim_support import kill_all, processes_with, shims_with, wait_for
 
 
 @pytest.fixture
@@ -165,3 +166,102 @@ def test_folder_of_a_launch_that_was_cut_off_before_its_intent_is_garbage_after_
 
     assert [line.split("\t")[:2] for line in gone.out.splitlines()] == [["job", old.name]]
     assert (gone.code, young.exists(), old.exists()) == (0, True, False)
+
+
+def lose(run: Terminal, script: str = "exec sleep 600", *words: str) -> str:
+    """Launch a job, and kill its shim and its command once all of its runs have begun."""
+    job = run.launch(script, *words)
+    with open_job(run, job) as place:
+        runs = place.entry().indices
+        wait_for(lambda: all(place.attempts(index) for index in range(runs)), "the attempts")
+        wait_for(lambda: all(beat_of(run, job, index).exists() for index in range(runs)), "the commands")
+    kill_all(job)
+    return job
+
+
+def beat_of(run: Terminal, job: str, index: int = 0) -> Path:
+    return run.folder(job) / f"runs/{index}/a0001/beat"
+
+
+def test_lost_job_that_a_keeper_would_take_up_is_no_garbage_until_it_is_cancelled(run: Terminal) -> None:
+    job = lose(run)
+    told: list[str] = []
+    with open_job(run, job) as place:
+        left = gc.find_garbage(
+            place, owner=owner_name(), older_than=timedelta(0), now=system.now() + timedelta(days=99), tell=told.append
+        )
+        assert run("cancel", job).code == 0
+        gone = gc.find_garbage(place, owner=owner_name(), older_than=timedelta(0), now=system.now() + timedelta(days=9))
+
+    assert [each.name for each in left if each.kind == "job"] == []
+    assert told == [
+        f"1 lost job can go on and stays: `{job}`; `runtime keep` takes up what is lost, and `runtime cancel` gives it up"
+    ]
+    assert [each.name for each in gone if each.kind == "job"] == [job]
+
+
+def test_lost_job_whose_cancel_was_taken_back_since_somebody_looked_for_garbage_stays(run: Terminal) -> None:
+    job = lose(run)
+    (run.folder(job) / "cancel").touch()
+    with open_job(run, job) as place:
+        found = gc.find_garbage(
+            place, owner=owner_name(), older_than=timedelta(0), now=system.now() + timedelta(days=9)
+        )
+        (run.folder(job) / "cancel").unlink()
+
+        assert remove(found, place)["job"] == [f"job `{job}`: it was started again"]
+
+
+def test_job_that_left_no_result_ended_at_its_last_sign(run: Terminal) -> None:
+    job = lose(run)
+    beat_of(run, job).write_text("360")
+    began = json.loads((run.folder(job) / "runs/0/a0001/start.json").read_text())["at"]
+    (run.folder(job) / "cancel").touch()
+    ended = datetime.fromtimestamp(began + 3600, UTC)
+    with open_job(run, job) as place:
+        early, late = (
+            gc.find_garbage(place, owner=owner_name(), older_than=timedelta(hours=1), now=ended + after)
+            for after in (timedelta(minutes=59), timedelta(minutes=61))
+        )
+        left = remove(late, place)
+
+    assert [each.kind for each in early if each.kind == "job"] == []
+    assert [(each.name, each.ended_at) for each in late if each.kind == "job"] == [(job, ended)]
+    assert left["job"] == []
+
+
+@pytest.mark.parametrize(("beat", "last"), [("2", 0), ("900", 1)])
+def test_array_ended_when_its_last_run_did_as_far_as_known(run: Terminal, beat: str, last: int) -> None:
+    script = "[ $RUNTIME_ARRAY_INDEX = 1 ] || exit 0; exec sleep 600"
+    job = run.launch(script, "--set", "array.count=2", "--set", "array.max_parallel=2")
+    wait_for(
+        lambda: beat_of(run, job, 1).exists() and list((run.data / "jobs/done").glob(f"{job}.0.*")), "the end of one"
+    )
+    kill_all(job)
+    beat_of(run, job, 1).write_text(beat)
+    (run.folder(job) / "cancel").touch()
+    with open_job(run, job) as place:
+        result = json.loads(place.files.read(f"jobs/{job}/runs/0/result") or b"")
+        result["at"] += 1000
+        (run.folder(job) / "runs/0.ended").unlink(missing_ok=True)
+        place.files.write(f"jobs/{job}/runs/0/result", json.dumps(result).encode())
+        began = json.loads((run.folder(job) / "runs/1/a0001/start.json").read_text())["at"]
+        found = gc.find_garbage(
+            place, owner=owner_name(), older_than=timedelta(0), now=system.now() + timedelta(days=9)
+        )
+
+    ends = [result["at"], began + 9000]
+    assert [each.ended_at for each in found if each.kind == "job"] == [datetime.fromtimestamp(ends[last], UTC)]
+
+
+def test_start_that_is_damaged_is_no_sign(run: Terminal) -> None:
+    job = lose(run)
+    (run.folder(job) / "runs/0/a0001/start.json").write_text('{"at": "now"}')
+    (run.folder(job) / "cancel").touch()
+    with open_job(run, job) as place:
+        found = gc.find_garbage(
+            place, owner=owner_name(), older_than=timedelta(0), now=system.now() + timedelta(days=9)
+        )
+        (native,) = place.entry().natives
+
+    assert [each.ended_at for each in found if each.kind == "job"] == [native.at]

@@ -18,6 +18,7 @@ from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import JobState
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launchers.standing import ask, judge_job, judge_jobs
+from runtime.platform import system
 from runtime.reasons import EndReason
 
 FIRST, SECOND = "j-0123456789abcdef01234567", "j-1123456789abcdef01234567"
@@ -51,13 +52,13 @@ class Root:
         self.backend = Backend()
         self.host = LocalHost(str(folder / "records"))
 
-    def launch(self, job: str, *native_ids: str, indices: int = 1, epochs: bool = False) -> None:
+    def launch(self, job: str, *native_ids: str, indices: int = 1, epochs: bool = False, **more: str) -> None:
         files, folder = self.host.files, ledger.job_folder(job)
         files.make_folder(folder)
         parts = 1 if epochs else len(native_ids)
         intent = {"name": "train", "owner": "ada", "target": "hpc", "kind": "local", "at": "2026-01-01T00:00:00Z"}
         files.write(
-            f"{folder}/intent.json", json.dumps({**intent, "indices": indices, "parts": ["p"] * parts}).encode()
+            f"{folder}/intent.json", json.dumps({**intent, **more, "indices": indices, "parts": ["p"] * parts}).encode()
         )
         for number, native_id in enumerate(native_ids):
             part, epoch = (0, number + 1) if epochs else (number, 1)
@@ -280,3 +281,30 @@ def test_no_question_about_nothing(root: Root) -> None:
     root.backend.problem = StoreUnavailable("no answer")
 
     assert ask([], TARGET, root.backend, root.host) == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "began", "lives", "state"),
+    [
+        ("gone", {}, None, JobState.FAILED),
+        ("rebooted", {}, None, JobState.FAILED),
+        ("rebooted", {"target": "gpu2"}, None, JobState.UNKNOWN),
+        ("rebooted", {"from": "another"}, None, JobState.UNKNOWN),
+        ("rebooted", {"from": "another", "kind": "ssh"}, None, JobState.FAILED),
+        ("rebooted", {}, True, JobState.RUNNING),
+        ("elsewhere", {}, None, JobState.UNKNOWN),
+        ("elsewhere", {}, False, JobState.FAILED),
+        ("elsewhere", {}, True, JobState.RUNNING),
+        ("gone", {}, True, JobState.FAILED),
+    ],
+)
+def test_job_that_cannot_be_seen_has_ended_only_if_it_began_here_or_shows_no_life(
+    root: Root, raw: str, began: dict[str, str], lives: bool | None, state: JobState
+) -> None:
+    root.launch(FIRST, "7", **{"from": system.node(), **began})
+    root.backend.say("7", JobState.FAILED, reason=EndReason.NODE_FAILED, raw=raw)
+
+    (status,) = root.judge(FIRST, lives=lambda entry: lives)
+
+    assert status.state is state
+    assert status.reason is (EndReason.NODE_FAILED if state is JobState.FAILED else None)
