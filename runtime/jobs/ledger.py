@@ -223,6 +223,11 @@ def read_objects(files: Files, names: Iterable[str]) -> dict[str, dict[str, Any]
     return found
 
 
+def read_object(files: Files, name: str) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if the file is gone or damaged."""
+    return read_objects(files, [name]).get(name, {})
+
+
 def list_attempts(files: Files, job: str, index: int) -> list[int]:
     """Numbers of the attempts that a run has begun, oldest first."""
     names = files.names(f"{job_folder(job)}/runs/{index}", "a")
@@ -344,7 +349,8 @@ def record_end(files: Files, job: str, ended: IndexStatus) -> None:
         "message": ended.message,
     }
     if not files.create(f"{name}/result", json.dumps(result, sort_keys=True).encode()):
-        result = json.loads(files.read(f"{name}/result") or b"{}") or result
+        stands = read_object(files, f"{name}/result")
+        result = stands if {"reason", "code", "attempt"} <= stands.keys() else result
     files.create(f"done/{job}.{ended.index}.{result['reason']}.{result['code']}.{result['attempt']}", b"")
 
 

@@ -78,7 +78,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     if attempts:
         log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log", 100)
     mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
-    order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
+    order = ledger.read_object(job.files, f"{job_folder(job.id)}/order.json")
     beside = read_backend_log(job, native)
     heartbeat = watched.wait(watch) if watched and watch else None
     if heartbeat and not heartbeat.moved and read_attempts(job.files, job.id, chosen) != attempts:
@@ -130,7 +130,7 @@ def _who(mark: bytes | None) -> str | None:
     try:
         said = json.loads(mark)
         return f"{said['by']} at {said['at']}"
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return "somebody"
 
 
