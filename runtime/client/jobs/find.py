@@ -274,9 +274,11 @@ def _ask(name: str, target: Target, settings: Settings, *, judge: bool) -> Itera
     with open_target(target, make_context(settings)) as place:
         folders = {f"{job_folder(job)}/intent.json": job for job in ledger.list_jobs(place.files)}
         intents = ledger.read_objects(place.files, folders)
-        entries = ledger.read_many_entries(
-            place.files, [folders[file] for file, intent in intents.items() if intent.get("name") == name]
-        )
+        wanted = [folders[file] for file, intent in intents.items() if intent.get("name") == name]
+        damaged: list[ledger.Damaged] = []
+        entries = ledger.read_many_entries(place.files, wanted, tell=damaged.append)
+        if damaged:
+            raise damaged[0]  # it may be the one that is meant, and it may live
         states: dict[str, JobState] = {}
         if judge:
             judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=None)

@@ -99,3 +99,55 @@ def test_end_that_only_the_backend_knows_is_announced_beside_a_damaged_result(tm
     ledger.record_end(files, "j-1", IndexStatus(index=0, state=JobState.FAILED, reason=EndReason.LOST))
 
     assert files.names("done", "") == ["j-1.0.lost.1.0"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("file", ["native/001.000000.json", "intent.json"])
+def test_job_that_runs_with_a_damaged_record_is_named_by_every_overview(run: Terminal, file: str, damage: str) -> None:
+    job = run.launch("exec sleep 600", "--name", "train")
+    run.wait(job, "running")
+    path = run.folder(job) / file
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+
+    for words in ((), ("--on", "local"), ("--state", "running"), ("--all",)):
+        said = run("status", *words)
+
+        assert said.code == 0
+        assert f"unreadable: job `{job}` on local, which may run: `{run.folder(job)}/" in said.out
+        assert "no such jobs" not in said.out
+        assert "nothing was submitted yet" not in said.out
+    assert run("status", "-o", "json").json["targets"][0]["unreadable"][0]["job"] == job
+
+
+@pytest.mark.parametrize("text", ["id", "name"])
+def test_cancel_of_a_job_with_a_damaged_record_says_what_ends_it_and_that_ends_it(run: Terminal, text: str) -> None:
+    job = run.launch("exec sleep 600", "--name", "train")
+    run.wait(job, "running")
+    path = run.folder(job) / "native/001.000000.json"
+    path.write_bytes(b"")
+
+    refused = run("cancel", job if text == "id" else "train")
+
+    assert refused.code == 2
+    assert refused.err.splitlines()[0].startswith(f"error: nothing can be told of job `{job}`")
+    assert f"an empty file `{run.folder(job)}/cancel` ends it if it runs" in refused.err.splitlines()[-1]
+    (run.folder(job) / "cancel").touch()
+    wait_for(lambda: not processes_with(f"jobs/{job}"), "the end of its shim")
+    assert (run.data / "jobs/done" / f"{job}.0.cancelled.1.1").exists()
+
+
+def test_job_of_another_target_whose_record_was_damaged_stays_known_by_its_name(run: Terminal) -> None:
+    records = run.tree.parent / "box"
+    (run.tree / "runtime.toml").write_text(f'[targets.box]\nkind = "local"\nrecords = "{records}"\n')
+    job = run("launch", "--on", "box", "--name", "train", "--", "sleep", "600").out.strip()
+    wait_for(lambda: run("status", job, "-o", "json").json["state"] == "running", "its start")
+    assert run("status", "--on", "box").code == 0
+    native = records / "jobs" / job / "native/001.000000.json"
+    whole = native.read_bytes()
+    native.write_bytes(b"{}")
+
+    assert f"unreadable: job `{job}` on box" in run("status", "--on", "box").out
+    assert run("status").out.count(job[:10]) == 1  # as it was last seen
+    assert f"job `{job}`: `{native.parent}" in run("wait", "train").err
+    native.write_bytes(whole)
+    assert run("cancel", "train").code == 0
