@@ -1055,6 +1055,21 @@ def test_explain_of_a_command_that_is_not_there_says_what_to_do_about_it(run: Te
     assert said[-1] == "next: name a program that is there, or bring it with `environment`"
 
 
+def test_explain_of_a_command_that_cannot_be_started_says_why(run: Terminal) -> None:
+    plain = run.tree / "plain"
+    plain.write_text("no program")
+    said = {}
+    for name, words in {"long": ("true", "x" * 200_000), "plain": (str(plain),)}.items():
+        job = run("launch", "--on", "local", "--", *words).out.split()[0]
+        run.wait(job, "failed")
+        said[name] = run("explain", job).out.splitlines()
+
+    assert said["long"][0].endswith("it could not be prepared: cannot start true: Argument list too long")
+    assert said["long"][-1].startswith("next: its arguments or variables are longer than that machine takes")
+    assert said["plain"][0].endswith(f"cannot start {plain}: Permission denied")
+    assert said["plain"][-1] == "next: make the program executable, and one of that machine's kind"
+
+
 def test_explain_of_a_line_of_setup_that_fails_names_it_and_the_log_has_what_it_printed(run: Terminal) -> None:
     job = run.finish("echo never", "--set", 'environment.setup=["echo loading >&2", "no-such-module load x"]')
 
