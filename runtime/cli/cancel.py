@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,11 +12,11 @@ from typer import Argument, Option
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, confirm, note_skew, print_list
+from runtime.cli.show import Columns, Output, confirm, note_skew, print_done
 from runtime.client.identify import Kind, identify, recall_last
-from runtime.client.tasks.cancel import Cancelled
+from runtime.client.tasks.cancel import Cancelled, check_cancellable
 from runtime.client.tasks.cancel import cancel as cancel_one
-from runtime.errors import RequestRefused
+from runtime.errors import NotPossible, RequestRefused
 from runtime.records.totals import Tally, open_tasks
 from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
@@ -24,6 +24,8 @@ from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
+    from runtime.client.jobs.handle import JobHandle
+    from runtime.jobs.ledger import JobStatus
     from runtime.jobs.spec import JobState
 
 LEFT_OVER: Final = 3
@@ -46,8 +48,8 @@ def cancel(
     A queued task will not run; a running one is stopped within 10 s and what it wrote is not recorded. What has ended
     already stays as it is, and that is success too. An experiment is asked about first: everything submitted to it
     until now is cancelled, however much that is. Of a job it is verified that nothing is left; what is left over is
-    said, with exit code 3. `last` is the job that was launched last from this terminal, and a name has to fit one job
-    that has not ended.
+    said, with exit code 3. Of several, none is stopped before all are found and checked. `last` is the job that was
+    launched last from this terminal, and a name has to fit one job that has not ended.
 
     \b
     Examples:
@@ -65,24 +67,20 @@ def cancel(
     if jobs:
         if len(jobs) < len(what):
             raise RequestRefused("jobs are cancelled by themselves", hint=f"runtime cancel {' '.join(jobs)}")
-        ended = [_cancel_job(text, index or [], release=release, others=others, on=on, yes=yes) for text in jobs]
-        print_list(ended, JOB_COLUMNS, output)
-        left_over = [line for one in ended for line in one.left_over]
-        for line in left_over:
-            note(f"left over: {line}")
-        return LEFT_OVER if left_over else 0
+        return _cancel_jobs(jobs, index or [], release=release, others=others, on=on, yes=yes, output=output)
     with open_stack(stack) as opened:
         records = opened.records
         last = recall_last(opened.settings.data_dir, opened.name)
         chosen = [identify(text, records, last=last) for text in what]
         for one in chosen:
+            check_cancellable(one)
+        for one in chosen:
             asks = one.kind is Kind.EXPERIMENT and not yes
             if asks and (left := open_tasks(Tally(records).count(one.name))):
                 confirm(f"cancel experiment `{one.name}` with {count_noun(left, 'unfinished task')}", yes=yes)
-        done = [cancel_one(opened, one, now=datetime.now(UTC)) for one in chosen]
+        print_done((cancel_one(opened, one, now=datetime.now(UTC)) for one in chosen), COLUMNS, output)
         note_skew(records)
-    print_list(done, COLUMNS, output)
-    if any(one.kind is Kind.EXPERIMENT for one in done):
+    if any(one.kind is Kind.EXPERIMENT for one in chosen):
         note("`runtime status` shows what is left; `runtime retry` brings a cancelled task back")
     return 0
 
@@ -98,37 +96,89 @@ class CancelledJob:
     left_over: tuple[str, ...]
 
 
-def _cancel_job(
-    text: str, index: Sequence[str], *, release: bool, others: bool, on: str | None, yes: bool
-) -> CancelledJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """A job that was found and may be cancelled."""
+
+    job: JobHandle
+    status: JobStatus
+    indices: tuple[int, ...]
+    left: int
+    """Its runs that have not ended, or may have left processes."""
+    ended: bool
+    """Nothing of what is meant is left."""
+
+
+def _cancel_jobs(
+    texts: Sequence[str],
+    index: Sequence[str],
+    *,
+    release: bool,
+    others: bool,
+    on: str | None,
+    yes: bool,
+    output: Output,
+) -> int:
+    """Cancel jobs once all of them are found, checked and confirmed."""
+    with ExitStack() as opened:
+        jobs: dict[str, JobHandle] = {}
+        for text in texts:
+            job = opened.enter_context(open_job(text, on, acting=True))
+            jobs.setdefault(job.id, job)
+        chosen = [_choose(job, index, release=release, others=others) for job in jobs.values()]
+        for one in chosen:
+            if one.left > 1 and not one.indices and not one.ended:
+                question = f"cancel job `{short(one.job.id)}` with {count_noun(one.left, 'unfinished run')}"
+                confirm(question, yes=yes)
+        left_over: list[str] = []
+        try:
+            print_done((_cancel_job(one, left_over, release=release) for one in chosen), JOB_COLUMNS, output)
+        finally:
+            for line in left_over:
+                note(f"left over: {line}")
+    return LEFT_OVER if left_over else 0
+
+
+def _choose(job: JobHandle, index: Sequence[str], *, release: bool, others: bool) -> _Chosen:
+    """Look at a job, and raise whatever forbids to cancel it."""
     from runtime.client.jobs.handle import check_owner
     from runtime.jobs.indices import choose_indices
-    from runtime.jobs.spec import JobState
-    from runtime.launchers.base import find_keeper
+    from runtime.launchers.base import Releases, find_keeper
     from runtime.launchers.standing import GONE
     from runtime.reasons import EndReason
 
-    with open_job(text, on, acting=True) as job:
-        status, _ = job.look()
-        check_owner(status.entry, others=others, verb="cancel")
-        indices = choose_indices(status.entry, index)
-        # A run that was lost may have left processes, and `runtime keep` takes it up if it is not cancelled.
-        reasons = GONE if job.launcher.takes_up else (EndReason.LOST,)
-        gone = {each.index for each in status.indices if each.reason in reasons} - set(status.entry.outcomes)
-        gone = set() if find_keeper(job.launcher) else gone  # there its labels find it
-        left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
-        ended = not [each for each in left_runs if each.index in indices or not indices]
-        made = functools.partial(CancelledJob, name=job.id, kind="job", indices=indices)
-        if ended and not release:
-            strays = () if indices else tuple(job.end_strays())
-            return made(state=status.state, already=True, left_over=strays)
-        if len(left_runs) > 1 and not indices:
-            confirm(f"cancel job `{short(job.id)}` with {count_noun(len(left_runs), 'unfinished run')}", yes=yes)
-        if release and not indices:
-            raise RequestRefused("`--release` gives up one run", hint=f"runtime cancel {text} --index I --release")
-        left = job.cancel(indices=list(indices) or None)
-        left += [line for each in indices if release for line in job.release(each)]
-        return made(state=JobState.CANCELLED, already=False, left_over=tuple(left))
+    status, _ = job.look()
+    check_owner(status.entry, others=others, verb="cancel")
+    indices = choose_indices(status.entry, index)
+    if release and not indices:
+        raise RequestRefused("`--release` gives up one run", hint=f"runtime cancel {short(job.id)} --index I --release")
+    if release and not isinstance(job.launcher, Releases):
+        raise NotPossible(
+            f"target `{job.target.name}` ({job.target.kind}) holds no run for a machine that is gone",
+            hint=f"runtime cancel {short(job.id)} --index {','.join(map(str, indices))}",
+        )
+    # A run that was lost may have left processes, and `runtime keep` takes it up if it is not cancelled.
+    reasons = GONE if job.launcher.takes_up else (EndReason.LOST,)
+    gone = {each.index for each in status.indices if each.reason in reasons} - set(status.entry.outcomes)
+    gone = set() if find_keeper(job.launcher) else gone  # there its labels find it
+    left = [each for each in status.indices if not each.state.terminal or each.index in gone]
+    ended = not release and not [each for each in left if each.index in indices or not indices]
+    return _Chosen(job=job, status=status, indices=indices, left=len(left), ended=ended)
+
+
+def _cancel_job(one: _Chosen, left_over: list[str], *, release: bool) -> CancelledJob:
+    """Cancel what was chosen; what is left of it is added to `left_over`."""
+    from runtime.jobs.spec import JobState
+
+    if one.ended:
+        left, state = [] if one.indices else one.job.end_strays(), one.status.state
+    else:
+        left, state = one.job.cancel(indices=list(one.indices) or None), JobState.CANCELLED
+        left += [line for each in one.indices if release for line in one.job.release(each)]
+    left_over += left
+    return CancelledJob(
+        name=one.job.id, kind="job", state=state, already=one.ended, indices=one.indices, left_over=tuple(left)
+    )
 
 
 def _describe_job(done: CancelledJob) -> str:

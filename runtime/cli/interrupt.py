@@ -12,7 +12,7 @@ from runtime.cli.commands import OutputOption
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
 from runtime.cli.printing import note, say
 from runtime.cli.show import Output, print_json
-from runtime.errors import InvalidValue, NotPossible
+from runtime.errors import InvalidValue, NotPossible, RuntimeFailure
 
 if TYPE_CHECKING:
     from runtime.jobs.plan import NativeState
@@ -44,7 +44,7 @@ def interrupt(
     from runtime.client.jobs.retry import start_anew
     from runtime.config import load_settings
     from runtime.jobs.indices import choose_indices
-    from runtime.jobs.ledger import newest_natives
+    from runtime.jobs.ledger import judge, newest_natives
     from runtime.jobs.plan import Fidelity
     from runtime.launchers.base import Interrupts
 
@@ -62,11 +62,23 @@ def interrupt(
         states = found.natives(entry)
         if all(each.state.terminal for each in states):
             raise NotPossible(f"job `{found.id}` does not run", hint=f"runtime status {short(found.id)}")
+        runs = judge(entry, states, indices=True).indices
+        if ended := [str(each.index) for each in runs if each.index in indices and each.state.terminal]:
+            which = f"run {ended[0]}" if len(ended) == 1 else f"runs {', '.join(ended[:20])}"
+            raise NotPossible(f"{which} of job `{found.id}` ended before", hint=f"runtime status {short(found.id)}")
         natives = [each.native_id for each in newest_natives(entry)]
-        for chosen in indices:
+        for place, chosen in enumerate(indices):
             # The native job that serves the index if the backend reports it; otherwise the first one.
             native = ([each.native_id for each in states if each.index == chosen] or natives)[0]
-            launcher.interrupt(found.target, native, chosen, as_, found.host)
+            try:
+                launcher.interrupt(found.target, native, chosen, as_, found.host)
+            except RuntimeFailure as problem:
+                before = ", ".join(map(str, indices[:place]))
+                problem.facts = (
+                    *problem.facts,
+                    *([f"interrupted before it, of job `{found.id}`: {before}"] if before else []),
+                )
+                raise
         for native in () if indices else natives:
             launcher.interrupt(found.target, native, None, as_, found.host)
         again = None

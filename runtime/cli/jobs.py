@@ -12,6 +12,8 @@ from runtime.cli.printing import note
 from runtime.cli.show import describe_state
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from runtime.client.jobs.handle import JobHandle
     from runtime.jobs.ledger import JobStatus
 
@@ -107,8 +109,8 @@ def open_job(text: str, on: str | None = None, *, acting: bool = False) -> JobHa
     return find(text, target=on, acting=acting, tell=note)
 
 
-def open_jobs(text: str, on: str | None = None) -> list[JobHandle]:
-    """Find the job, or all jobs of a name."""
+def open_jobs(text: str, on: str | None = None) -> AbstractContextManager[list[JobHandle]]:
+    """Find the job, or all jobs of a name, oldest first."""
     from runtime.client.jobs.find import open_jobs as find
 
     return find(text, target=on, tell=note)

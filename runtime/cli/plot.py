@@ -101,8 +101,7 @@ def _find(what: str, metric: str, on: str | None, stack: str | None, opened: Exi
     if is_job(what, on=on, stack=stack):
         from runtime.cli.jobs import open_jobs
 
-        jobs = open_jobs(what, on)
-        opened.enter_context(jobs[0])
+        jobs = opened.enter_context(open_jobs(what, on))
         return jobs[0].entry().name, sources_of_runs(jobs, metric)
     if on is not None:
         raise RequestRefused(f"`--on` is for the jobs of a target, and `{what}` is no job", hint="leave `--on` out")

@@ -14,7 +14,17 @@ from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.printing import note, say, say_block, write_text
 from runtime.cli.retry import COLUMNS, Counted, confirmed
-from runtime.cli.show import Columns, Output, confirm, format_count, note_skew, print_json, print_list, progress
+from runtime.cli.show import (
+    Columns,
+    Output,
+    confirm,
+    format_count,
+    note_skew,
+    print_done,
+    print_json,
+    print_list,
+    progress,
+)
 from runtime.client.identify import Kind, get_experiment, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
@@ -328,7 +338,7 @@ def dead_redrive(
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
         marks = confirmed(select, lambda count: f"run {count_noun(count, 'dead letter')} again", yes=yes)
         counted = Counted(redrive_marks(opened, _note_malformed(marks), now=datetime.now(UTC)))
-        print_list(counted, COLUMNS, output)
+        print_done(counted, COLUMNS, output)
     return counted.finish(strict=False)
 
 

@@ -305,6 +305,7 @@ def _count_running(targets: Sequence[TargetJobs]) -> int:
 def _list_lines(targets: Sequence[TargetJobs], now: datetime, *, every: bool = False) -> list[str]:
     """Render the jobs of several targets as one table, and name the targets of which nothing is known."""
     lines = [f"target `{seen.target}` does not answer: {seen.problem}" for seen in targets if seen.problem]
+    lines += [line for seen in targets for line in _unreadable_lines(seen)]
     jobs = sorted((each for seen in targets for each in seen.jobs), key=lambda each: each.launched_at, reverse=True)
     lines += _job_table(jobs, sum(seen.left_out for seen in targets), now, every=every)
     if unread := [seen.target for seen in targets if seen.as_of is None and not seen.problem]:
@@ -315,6 +316,7 @@ def _list_lines(targets: Sequence[TargetJobs], now: datetime, *, every: bool = F
 def target_lines(seen: TargetJobs, now: datetime, *, every: bool = False) -> list[str]:
     """Render the jobs of a target; `every` one if they were chosen."""
     said = [f"target `{seen.target}` does not answer: {seen.problem}"] if seen.problem else []
+    said += _unreadable_lines(seen)
     if not seen.jobs and said:
         return said
     if not seen.jobs:
@@ -326,6 +328,14 @@ def target_lines(seen: TargetJobs, now: datetime, *, every: bool = False) -> lis
     counted = count_noun(_count_running([seen]), "unfinished job")
     title = f"{paint('jobs', 'dim')} on {seen.target}: {counted}"
     return [*said, title, *_job_table(seen.jobs, seen.left_out, now, every=every)]
+
+
+def _unreadable_lines(seen: TargetJobs) -> list[str]:
+    """Name the jobs of which nothing can be told, however many there are: each may run."""
+    return [
+        f"unreadable: job `{each.job}` on {seen.target}, which may run: `{each.file}` is damaged"
+        for each in seen.unreadable
+    ]
 
 
 def _job_table(jobs: Sequence[JobLine], left_out: int, now: datetime, *, every: bool) -> list[str]:

@@ -111,8 +111,7 @@ def _job_results(what: str, on: str | None, choice: Choice, output: Format) -> i
     from runtime.cli.jobs import open_jobs
     from runtime.client.jobs.results import read_run_results
 
-    jobs = open_jobs(what, on)
-    with jobs[0]:
+    with open_jobs(what, on) as jobs:
         rows = _Rows(itertools.chain.from_iterable(map(read_run_results, jobs)))
         columns = JOB_COLUMNS if len(jobs) == 1 else {"JOB": lambda row: short(row.job), **JOB_COLUMNS}
         _print(choice.apply(rows), choice, output, columns, _JOB_FIELDS)

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, is_job, may_be_job, open_job, short
 from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, confirm, format_count, print_list
+from runtime.cli.show import Columns, Output, confirm, format_count, print_done, print_list
 from runtime.client.identify import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task
@@ -88,7 +88,7 @@ def retry(
             ids = [get_task_id(text, opened.records, last=last) for text in tasks or ()]
             results = (retry_task(opened, task_id, now=now) for task_id in ids)
         counted = Counted(results)
-        print_list(counted, COLUMNS, output)
+        print_done(counted, COLUMNS, output)
     return counted.finish(strict=not failed)
 
 

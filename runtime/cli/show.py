@@ -101,6 +101,22 @@ def print_list(rows: Iterable[object], columns: Columns, output: Output = Output
             say("\t".join(format_cell(cell(row)) for cell in cells))
 
 
+def print_done(rows: Iterable[object], columns: Columns, output: Output = Output.TEXT) -> None:
+    """Print the rows of what a command does, one after another. What ends it halfway is raised once the rows before it are
+    printed, with the array of `-o json` whole."""
+    ended: list[BaseException] = []
+
+    def until_it_ends() -> Iterator[object]:
+        try:
+            yield from rows
+        except (Exception, KeyboardInterrupt) as problem:
+            ended.append(problem)
+
+    print_list(until_it_ends(), columns, output)
+    if ended:
+        raise ended[0]
+
+
 def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: str, width: int) -> int:
     """Print checks with their verdicts as they come, for some take seconds, and return the exit code: 1 if one fails.
 

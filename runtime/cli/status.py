@@ -246,7 +246,11 @@ def _note_once(text: str) -> None:
 
 def _jobs_fields(targets: tuple[TargetJobs, ...]) -> dict[str, object]:
     jobs = sorted((each for seen in targets for each in seen.jobs), key=lambda each: each.launched_at, reverse=True)
-    return {"jobs": jobs, "targets": [{"target": seen.target, "as_of": seen.as_of} for seen in targets]}
+    return {"jobs": jobs, "targets": [_target_fields(seen) for seen in targets]}
+
+
+def _target_fields(seen: TargetJobs) -> dict[str, object]:
+    return {"target": seen.target, "as_of": seen.as_of, "unreadable": seen.unreadable}
 
 
 def _job_status(

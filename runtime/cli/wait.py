@@ -88,9 +88,8 @@ def _wait_for_jobs(text: str, span: timedelta | None, on: str | None, output: Ou
     from runtime.jobs.spec import JobState
 
     until = None if span is None else time.monotonic() + span.total_seconds()
-    jobs = open_jobs(text, on)
     ends: dict[str, JobStatus] = {}
-    with jobs[0]:
+    with open_jobs(text, on) as jobs:
         for job in [*(job for job in jobs[:-1] if not job.status().state.terminal), jobs[-1]]:
             left = None if until is None else timedelta(seconds=max(0.0, until - time.monotonic()))
             try:

@@ -1,9 +1,9 @@
-"""Reads which runs of an array are meant: `3`, `8,9`, `3-5` or `0-3,7`."""
+"""Which runs of a job are meant by `3`, `8,9`, `3-5` or `0-3,7`, and which are open."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from runtime.errors import InvalidValue, UnknownName
 from runtime.jobs.ledger import LedgerEntry
@@ -39,3 +39,10 @@ def choose_indices(entry: LedgerEntry, texts: Iterable[str] | None) -> tuple[int
                 raise UnknownName("run", name, [known], where=f"in job `{entry.id}`")
             chosen.update(range(low, high + 1))
     return tuple(sorted(chosen))
+
+
+def open_runs(entry: LedgerEntry, *, cancelled: bool = False) -> list[int]:
+    """The runs without a result; those that were cancelled one by one only with `cancelled`."""
+    gone: Collection[int] = () if cancelled else entry.cancelled_indices
+    indices = range(entry.first_index, entry.first_index + entry.indices)
+    return [index for index in indices if index not in entry.outcomes and index not in gone]

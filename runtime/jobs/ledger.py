@@ -24,7 +24,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -136,9 +136,11 @@ class Damaged(NotPossible):
 
     def __init__(self, job: str, file: str) -> None:
         self.job, self.file = job, file
+        folder = f"{file.partition(job)[0]}{job}"
         super().__init__(
             f"nothing can be told of job `{job}`: `{file}` is damaged",
-            hint="its logs and outputs lie beside it; launch it again with `--again`",
+            facts=["its logs and outputs lie beside it, and it may run"],
+            hint=f"an empty file `{folder}/cancel` ends it if it runs; the launch with `--again` starts another beside it",
         )
 
 
@@ -212,15 +214,21 @@ def snapshot_name(identity: str) -> str:
 
 def read_objects(files: Files, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The JSON objects in the files; a file that a power failure left empty is left out."""
-    found = {}
-    for name, content in files.read_many(names).items():
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            found[name] = value
-    return found
+    read = files.read_many(names)
+    return {name: value for name, content in read.items() if (value := _parse_object(content)) is not None}
+
+
+def _parse_object(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_object(files: Files, name: str) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if the file is gone or damaged."""
+    return read_objects(files, [name]).get(name, {})
 
 
 def list_attempts(files: Files, job: str, index: int) -> list[int]:
@@ -344,7 +352,8 @@ def record_end(files: Files, job: str, ended: IndexStatus) -> None:
         "message": ended.message,
     }
     if not files.create(f"{name}/result", json.dumps(result, sort_keys=True).encode()):
-        result = json.loads(files.read(f"{name}/result") or b"{}") or result
+        stands = read_object(files, f"{name}/result")
+        result = stands if {"reason", "code", "attempt"} <= stands.keys() else result
     files.create(f"done/{job}.{ended.index}.{result['reason']}.{result['code']}.{result['attempt']}", b"")
 
 
@@ -503,13 +512,22 @@ def now() -> datetime:
 
 
 def read_many_entries(
-    files: Files, jobs: Iterable[str], outcomes: Mapping[str, Mapping[int, Outcome]] | None = None
+    files: Files,
+    jobs: Iterable[str],
+    outcomes: Mapping[str, Mapping[int, Outcome]] | None = None,
+    *,
+    tell: Callable[[Damaged], None] = lambda problem: None,
 ) -> list[LedgerEntry]:
     """The entries of many jobs, by one listing of all outcomes, unless they are given, and two reads; arrays that have not
-    ended, and jobs that were retried, are read one by one. A job whose files are damaged is left out."""
+    ended, and jobs that were retried, are read one by one. A job whose files are damaged is left out, and `tell` gets that."""
     outcomes = read_outcomes(files) if outcomes is None else outcomes
     names = {f"{job_folder(job)}/intent.json": job for job in jobs}
-    intents = {names[name]: intent for name, intent in read_objects(files, names).items() if _is_intent(intent)}
+    intents: dict[str, dict[str, Any]] = {}
+    for name, content in files.read_many(names).items():
+        if (intent := _parse_object(content)) is not None and _is_intent(intent):
+            intents[names[name]] = intent
+        else:
+            tell(Damaged(names[name], f"{files.root}/{name}"))
     left = [job for job, intent in intents.items() if len(outcomes.get(job, {})) < intent["indices"]]
     simple = [job for job in left if intents[job]["indices"] == 1]
     natives = {job: [f"{job_folder(job)}/{native_name(1, part)}" for part in _parts(intents[job])] for job in simple}
@@ -521,17 +539,25 @@ def read_many_entries(
         if f"{job_folder(job)}/{REMOVING}" in read:
             continue
         if job in natives and f"{job_folder(job)}/{EPOCH}" not in read:
-            with contextlib.suppress(Damaged), as_damage(files, job, "native"):
+            with _telling(tell), as_damage(files, job, "native"):
                 started = tuple(_native(json.loads(read[name])) for name in natives[job] if name in read)
                 cancelled, refused = (read.get(f"{job_folder(job)}/{name}") for name in ("cancel", REFUSED))
                 entry = _entry(job, intent, started, mine)
                 found.append(replace(entry, cancelled=cancelled is not None, refused=_refusal(refused)))
         elif len(mine) < intent["indices"]:
-            with contextlib.suppress(Damaged):
+            with _telling(tell):
                 found += filter(None, [read_entry(files, job, mine)])
         else:
             found.append(_entry(job, intent, (), mine))
     return found
+
+
+@contextlib.contextmanager
+def _telling(tell: Callable[[Damaged], None]) -> Iterator[None]:
+    try:
+        yield
+    except Damaged as problem:
+        tell(problem)
 
 
 def _is_intent(value: Mapping[str, Any]) -> bool:
@@ -566,13 +592,6 @@ def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tupl
 
 def _parts(intent: Mapping[str, Any]) -> range:
     return range(len(intent.get("parts", ())) or 1)
-
-
-def open_runs(entry: LedgerEntry, *, cancelled: bool = False) -> list[int]:
-    """The runs without a result; those that were cancelled one by one only with `cancelled`."""
-    gone: Collection[int] = () if cancelled else entry.cancelled_indices
-    indices = range(entry.first_index, entry.first_index + entry.indices)
-    return [index for index in indices if index not in entry.outcomes and index not in gone]
 
 
 def newest_natives(entry: LedgerEntry) -> list[NativeJob]:

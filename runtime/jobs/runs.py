@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.ledger import job_folder, list_attempts
+from runtime.jobs.ledger import job_folder, list_attempts, read_object
 from runtime.platform import system
 from runtime.shim.logs import GAP, LOG_BYTES, render_gap, split_log
 from runtime.shim.words import BEAT_S
@@ -128,9 +127,9 @@ def describe_heartbeat(heartbeat: Heartbeat) -> list[str]:
 
 
 def read_limit(files: Files, job: str) -> int:
-    """The limit of a log of this job, in bytes."""
-    order = json.loads(files.read(f"{job_folder(job)}/order.json") or b"{}")
-    return int(order.get("log_bytes", LOG_BYTES))
+    """The limit of a log of this job, in bytes; the usual one if its order cannot be read."""
+    limit = read_object(files, f"{job_folder(job)}/order.json").get("log_bytes")
+    return limit if type(limit) is int else LOG_BYTES
 
 
 class LogReader:

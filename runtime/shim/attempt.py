@@ -1,5 +1,6 @@
 """One attempt of an index: started, watched until it ends, and judged."""
 
+import errno
 import io
 import json
 import os
@@ -87,6 +88,13 @@ class LifeSigns(object):
         if full != self.full:
             self.full = full
             self.record.beat(self.prefix + "memory", "%d %%" % (100 * share) if full else "")
+
+
+def not_started(program, problem):
+    """The end of an attempt whose command cannot be started, by the codes of shells: 127 if there is no such program, else 126."""
+    gone = getattr(problem, "errno", None) in (errno.ENOENT, errno.ENOTDIR)
+    said = problem.strerror if isinstance(problem, OSError) else problem
+    return "setup_failed", 127 if gone else 126, {"message": "cannot start %s: %s" % (program, said)}
 
 
 class Attempt(object):
@@ -198,8 +206,7 @@ class Attempt(object):
                 self.ranks.start(rank, command)
         except (OSError, ValueError) as problem:
             self.ranks.end(0)
-            said = problem.strerror if isinstance(problem, OSError) else problem
-            return "setup_failed", 127, {"message": "cannot start %s: %s" % (command.words[0], said)}
+            return not_started(command.words[0], problem)
         groups = self.ranks.groups()
         try:
             write_whole(os.path.join(self.folder, processes_file(self.ranks.here)), json.dumps(groups), durable=False)
@@ -265,8 +272,7 @@ class Attempt(object):
         try:
             self.ranks.start_elsewhere(self.run.job, self.run.index, self.number)
         except OSError as problem:
-            words = self.order["launch_ranks"]
-            return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem.strerror)}
+            return not_started(self.order["launch_ranks"][0], problem)
         return None
 
     def run_rank(self, rank):

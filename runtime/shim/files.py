@@ -280,9 +280,14 @@ def read_header(path):
     try:
         with io.open(path, "rb") as opened:
             line = opened.readline()
-        return json.loads(line.decode("utf-8")), len(line)
+        places = json.loads(line.decode("utf-8"))
     except (IOError, OSError, ValueError):
         return {}, 0
+    return (places, len(line)) if isinstance(places, dict) and all(map(_is_place, places.values())) else ({}, 0)
+
+
+def _is_place(place):
+    return place is None or (isinstance(place, list) and len(place) == 2 and all(type(each) is int for each in place))
 
 
 def read_folded(job, name):
@@ -302,7 +307,7 @@ def _read_part(path, begin, place):
 
 
 def unfold(job, start=""):
-    """Restore the small files, for a job that goes on."""
+    """Restore the small files, for a job that goes on; of a run whose folded file is damaged, those that lie beside it."""
     path = folded_path(job, start)
     places, begin = read_header(path)
     for name in sorted(places):
@@ -314,6 +319,20 @@ def unfold(job, start=""):
             write_whole(place, _read_part(path, begin, places[name]), mode=0o600)
     if places:
         os.unlink(path)
+    elif start and os.path.exists(path):
+        for name, place in _list_beside(job, start):
+            make_folder(os.path.dirname(place), within=job)
+            _move(name, place)
+        os.rename(path, path + ".damaged")
+
+
+def _list_beside(job, start):
+    """(path, where it was) of each file beside the folded file of a run."""
+    runs, index = os.path.split(os.path.join(job, start))
+    for name in list_names(runs):
+        found = re.match(r"(a[0-9]+)\.(.+)", name[len(index) + 1 :]) if name.startswith(index + ".") else None
+        if found:
+            yield os.path.join(runs, name), os.path.join(runs, index, found.group(1), found.group(2))
 
 
 def _move(path, to):

@@ -255,9 +255,32 @@ class Run(object):
         self.folder = os.path.join(self.job, "runs", str(index))
 
     def result(self):
-        """The committed result, None if there is none."""
-        text = self.record.read(self.name + "/result")
-        return None if text is None else json.loads(text)
+        """The committed result, None if there is none, or none that can be read."""
+        try:
+            return parse_result(self.record.read(self.name + "/result"))
+        except ValueError:
+            return None
+
+    def unread_end(self, order):
+        """The end of a run that has no result that can be read, because its files are damaged or gone; None if it has not ended.
+
+        Its outcome tells it, unless a retry by hand forgave that attempt: a listing may be older than the retry.
+        """
+        forgiven = (order.get("forgiven") or {}).get(str(self.index), -1)
+        if not (order.get("epoch", 1) > 1 or self.record.names(self.name) or self._is_folded()):
+            return None  # nothing of it was ever begun here; a listing may show a job of the same id that was removed
+        for index, reason, code, attempt in self.record.outcomes():
+            if index == self.index and attempt > forgiven:
+                return {"reason": reason, "code": code, "attempt": attempt}
+        try:
+            text = self.record.read(self.name + "/result")
+        except ValueError as problem:
+            text = str(problem)
+        # It was committed, and retrying it by hand puts the damaged file aside.
+        return None if text is None or parse_result(text) else {"reason": "lost", "code": 1, "attempt": 0}
+
+    def _is_folded(self):
+        return self.record.folds and os.path.exists(folded_path(self.job, self.name))
 
     def commit(self, reason, code, attempt, details, give_up=None):
         """Commit a result of the index, unless it has one; returns the result that stands."""
@@ -305,7 +328,7 @@ class Run(object):
         """Every attempt so far, oldest first: its number, and its end or None."""
         found = []
         for name in self.record.names(self.name):
-            if name.startswith("a") and name[1:].isdecimal():
+            if is_attempt(name):
                 found.append((int(name[1:]), self.ended(int(name[1:]))))
         return sorted(found, key=lambda each: each[0])
 
@@ -339,7 +362,12 @@ class Run(object):
         if order.get("retries") != "backend" or (note and note["reason"] != "stopped"):
             return note
         text = self.record.read("%s/%s" % (self.attempt_name(attempt), LOSS))
-        return note if text is None else name_loss(note, json.loads(text))
+        try:
+            loss = json.loads(text or "null")
+        except ValueError:
+            loss = None
+        # The file alone tells of the loss.
+        return note if text is None else name_loss(note, loss if isinstance(loss, dict) else {})
 
     def seen_failures(self, attempt):
         """How many failures the backend had counted when an attempt began, None if it does not count."""
@@ -348,8 +376,19 @@ class Run(object):
     def ended(self, attempt):
         for name in self.record.names(self.attempt_name(attempt)):
             if name.startswith("end.") and name.count(".") == 2:  # more dots are a temporary file of a killed shim
-                return json.loads(self.record.read("%s/%s" % (self.attempt_name(attempt), name)))
+                return self._read_end(self.attempt_name(attempt), name)
         return None
+
+    def _read_end(self, attempt, name):
+        """The note of an attempt's end; of one that is damaged what its name tells."""
+        try:
+            note = json.loads(self.record.read("%s/%s" % (attempt, name)) or "")
+            if isinstance(note, dict) and "reason" in note:
+                return note
+        except ValueError:
+            pass
+        _, reason, code = name.split(".")
+        return {"reason": reason, "code": int(code) if code.isdecimal() else 1}
 
     def attempt_name(self, attempt):
         return "%s/a%04d" % (self.name, attempt)
@@ -358,7 +397,8 @@ class Run(object):
         return os.path.join(self.folder, "a%04d" % attempt)
 
     def claim(self, native, scratch=None, give_up=None):
-        """Begin the next attempt; returns its number, which is unique. `scratch` is the folder that it will make here."""
+        """Begin the next attempt; returns its number, which is unique, and that of no output. `scratch` is the folder that it
+        will make here."""
         start = {
             "native": native,
             "host": HOST,
@@ -376,8 +416,9 @@ class Run(object):
             start["failures"] = pod_failures()
         if "SLURM_JOB_ID" in os.environ:
             start["restarts"] = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-        known = self.attempts()
-        attempt = known[-1][0] + 1 if known else 1
+        # The outputs of an attempt may be there without its other files.
+        names = self.record.names(self.name) + self.record.names(self.name + "/output")
+        attempt = max([0] + [int(name[1:]) for name in names if is_attempt(name)]) + 1
         while True:
             try:
                 self.record.begin(self.attempt_name(attempt), json.dumps(start, sort_keys=True), give_up)
@@ -467,6 +508,21 @@ class Run(object):
         self.record.write(name, json.dumps(note, sort_keys=True), give_up)
 
 
+def is_attempt(name):
+    """Whether the folder of an attempt, or of its outputs, has such a name."""
+    return name.startswith("a") and name[1:].isdecimal()
+
+
+def parse_result(text):
+    """The result of a run in the text of its file; None if there is none, or if it is damaged."""
+    try:
+        result = json.loads(text or "null")
+    except ValueError:
+        return None
+    whole = isinstance(result, dict) and all(name in result for name in ("reason", "code", "attempt"))
+    return result if whole else None
+
+
 def claim_job(record, epoch, part, native):
     """Claim this part of the job; raises `Taken` if another native job serves it."""
     name = "owners/%d.%d" % (epoch, part)
@@ -513,6 +569,8 @@ def load_order(folder):
         raise Refused("cannot read the order in %s: %s" % (folder, problem.strerror))
     except ValueError as problem:
         raise Refused("the order in %s is no JSON: %s" % (folder, problem))
+    if not isinstance(order, dict):
+        raise Refused("the order in %s is no JSON object" % folder)
     if order.get("schema") != SCHEMA:
         raise Refused("the order has schema %s, this shim follows %d" % (order.get("schema"), SCHEMA))
     return order

@@ -60,6 +60,10 @@ def serve(order, record, index, options, asked, binding):
 
         run.hold = Hold(order, run)
     try:
+        end = None if run.result() else run.unread_end(order)
+        if end:
+            say("index %d ended before as %s, and its result cannot be read" % (run.index, end["reason"]))
+            return settle(order, run, end, whole=False)
         return _serve(order, run, options, asked, binding, give_up)
     except (IOError, OSError) as problem:
         if not give_up():
@@ -248,6 +252,9 @@ def _serve_node(order, record, index, options, asked):
     run.node, run.log_bytes = options.node, order.get("log_bytes", LOG_BYTES)
     run.outputs = order.get("outputs")
     order = {name: value for name, value in order.items() if name not in OF_NODE_0}
+    end = None if run.result() else run.unread_end(order)
+    if end:
+        return DONE if end["reason"] == "succeeded" else FAILED
     waits_s = order["meet"]["start_s"]
     if order["retries"] == "shim":
         waits_s += 2 * order["retry"]["backoff_s"][1]  # node 0 pauses before the next attempt
@@ -297,12 +304,13 @@ def clear_artifacts(order, run, number):
         say("older versions of artifacts stay in the record root: %s" % problem)
 
 
-def settle(order, run, result):
-    """The exit code of an index with this result. The first failure of an array may stop the others."""
+def settle(order, run, result, whole=True):
+    """The exit code of an index with this result. The first failure of an array may stop the others. A run that is not
+    `whole` is not folded, since its files are damaged."""
     stops = order.get("on_task_failure") == "stop"
     if stops and result["reason"] not in ("succeeded", "cancelled", "sibling_failed"):
         run.record.mark(HALTED)
-    if order.get("fold") and len(order["runs"]) > 1 and run.record.folds:
+    if whole and order.get("fold") and len(order["runs"]) > 1 and run.record.folds:
         try:
             fold(run.job, run.name)
         except Exception as problem:

@@ -19,7 +19,7 @@ from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone, RequestRefused, UnknownName
 from runtime.jobs.artifacts import owner_of
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.ledger import LedgerEntry, Outcome, check_index, job_folder
+from runtime.jobs.ledger import LedgerEntry, Outcome, as_damage, check_index, job_folder, read_object
 from runtime.reasons import EndReason
 from runtime.records.artifacts import ArtifactDamaged, ArtifactReader
 from runtime.tasks.artifacts import Version
@@ -103,7 +103,9 @@ def split_run(text: str) -> tuple[str, int | None]:
 def list_artifacts(job: JobHandle, index: int | None = None) -> list[RunArtifact]:
     """List the newest version of each tag of each run, or of one run; of a run that succeeded, what that attempt left last."""
     entry = job.entry()
-    tags = sorted(json.loads(job.files.read(f"{job_folder(job.id)}/spec.json") or b"{}").get("capture", {}))
+    with as_damage(job.files, job.id, "spec.json"):
+        spec = json.loads(job.files.read(f"{job_folder(job.id)}/spec.json") or b"{}")
+        tags = sorted({**(spec.get("capture") or {})})
     first = entry.first_index
     indices = range(first, first + entry.indices) if index is None else [check_index(entry, index)]
     return [found for each in indices for tag in tags if (found := _find_newest(job, entry, each, tag)) is not None]
@@ -137,7 +139,7 @@ def _owner_of_result(job: JobHandle, entry: LedgerEntry, index: int) -> tuple[st
     outcome = entry.outcomes.get(index)
     if outcome is None or job.files.names(f"{job_folder(job.id)}/runs/{index}/artifacts"):
         return job.id, outcome
-    result = json.loads(job.files.read(f"{job_folder(job.id)}/runs/{index}/result") or b"{}")
+    result = read_object(job.files, f"{job_folder(job.id)}/runs/{index}/result")
     return str(result.get("from", job.id)), outcome
 
 

@@ -262,13 +262,21 @@ class ClusterRestart:
                 unended.append(name)
         return unended
 
+    def _list_running(self, job: str, note: str) -> list[int]:
+        """The runs that the driver last knew on its nodes; all that have begun if its note is damaged."""
+        folder, files = job_folder(job), self._place.files
+        try:
+            runs = json.loads(files.read(f"{folder}/{note}") or b"{}").get("runs", {})
+            return [int(text) for text, run in runs.items() if run["state"] == "running"]
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return [int(name) for name in files.names(f"{folder}/runs") if name.isdecimal()]
+
     def _has_shims(self, name: str) -> bool:
         """Whether a run that the driver last knew on its nodes has not noted its end. A driver that ends in peace waits
         for its shims, and notes that."""
         job, epoch, part = split_name(name)
         folder, files = job_folder(job), self._place.files
-        runs = json.loads(files.read(f"{folder}/{note_name(epoch, part)}") or b"{}").get("runs", {})
-        for index in (int(text) for text, run in runs.items() if run["state"] == "running"):
+        for index in self._list_running(job, note_name(epoch, part)):
             run = f"{folder}/runs/{index}"
             attempts = ledger.list_attempts(files, job, index)
             if (

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, open_runs
+from runtime.jobs.indices import open_runs
+from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.shim.words import BEAT_S
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -78,7 +80,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     if attempts:
         log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log", 100)
     mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
-    order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
+    order = ledger.read_object(job.files, f"{job_folder(job.id)}/order.json")
     beside = read_backend_log(job, native)
     heartbeat = watched.wait(watch) if watched and watch else None
     if heartbeat and not heartbeat.moved and read_attempts(job.files, job.id, chosen) != attempts:
@@ -130,7 +132,7 @@ def _who(mark: bytes | None) -> str | None:
     try:
         said = json.loads(mark)
         return f"{said['by']} at {said['at']}"
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return "somebody"
 
 
@@ -217,6 +219,10 @@ def _explain_unfinished(
 NOT_FOUND: Final = 127
 """Exit code of a command that is not there, as shells have it."""
 
+NOT_STARTED: Final = 126
+"""Exit code of a command that is there and cannot be started, as shells have it."""
+TOO_LONG: Final = os.strerror(errno.E2BIG)
+
 BY_SETUP: Final = "the setup lines "
 """Beginning of the shim's message about an attempt with failed setup lines."""
 
@@ -266,6 +272,13 @@ def _explain_failure(
         step = "mend `setup` or `python` of target `{target}`; runtime logs {job}{at} shows what was printed"
     elif told.startswith(BY_SETUP):
         step = "mend that line of `environment.setup`, or of `setup` of target `{target}`; runtime logs {job}{at}"
+    elif one.reason is EndReason.SETUP_FAILED and TOO_LONG in told:
+        step = (
+            "its arguments or variables are longer than that machine takes (on Linux 128 KiB each): "
+            "put what is long into a file of `code.path`, and name the file"
+        )
+    elif one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_STARTED:
+        step = "make the program executable, and one of that machine's kind"
     elif one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_FOUND:
         step = "name a program that is there, or bring it with `environment`"
     limit = (facts.limits or {}).get("time_limit_s")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 from runtime.client.identify import LAST
 from runtime.client.jobs.handle import SHORTEST_PREFIX, JobHandle, TargetSilent, find_job
 from runtime.client.jobs.known import JobLine, find_from_terminal, list_known, list_launched, list_out_of_reach
-from runtime.client.jobs.targets import find_target, list_usable_targets, make_context, open_target
+from runtime.client.jobs.targets import OpenTarget, find_target, list_usable_targets, make_context, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger
@@ -104,23 +104,34 @@ def open_job(
         raise
 
 
-def open_jobs(text: str, *, target: str | None = None, tell: Callable[[str], None]) -> list[JobHandle]:
-    """Open the job that `text` means; if that is a name, all jobs of the name on the target of the newest, oldest first.
+@contextmanager
+def open_jobs(text: str, *, target: str | None = None, tell: Callable[[str], None]) -> Iterator[list[JobHandle]]:
+    """Open the job that `text` means; if that is a name, all jobs of the name on every target that may have one, oldest first.
 
-    They share a connection, which the first one closes. Raises as `open_job`.
+    Their connections are closed at the end of the `with`. `tell` gets a line about jobs whose target cannot be asked here.
+    Raises as `open_job`, and `TargetSilent` if one of several targets does not answer.
     """
     settings = load_settings()
-    newest = open_job(text, settings=settings, target=target)
-    if text in (LAST, newest.id) or newest.entry().name != text:
-        return [newest]
-    with ExitStack() as undo:
-        undo.callback(newest.close)
-        named = [*reversed(_own(_ask(text, newest.target, settings, judge=False)))]
-        undo.pop_all()
-    if len({each.job for each in named} | {newest.id}) == 1:
-        return [newest]
-    tell(f"`{text}` is the name of {count_noun(len(named), 'job')} on {newest.target.name}; these are all of them")
-    return [JobHandle(each.job, newest.target, newest.launcher, newest.host) for each in named]
+    with ExitStack() as opened:
+        newest = opened.enter_context(open_job(text, settings=settings, target=target))
+        if text in (LAST, newest.id) or newest.entry().name != text:
+            yield [newest]
+            return
+        known = [each for each in _list_candidates(settings, target, text) if each.name == text]
+        named = [*reversed(_own(_ask_all(text, known, settings, target, judge=False)))]
+        for fact in _list_out_of_reach(text, settings) if target is None else ():
+            tell(f"left out, since nothing can be asked about it here: {fact}")
+        if len({each.job for each in named} | {newest.id}) == 1:
+            yield [newest]
+            return
+        where = ", ".join(dict.fromkeys(each.target.name for each in named))
+        tell(f"`{text}` is the name of {count_noun(len(named), 'job')} on {where}; these are all of them")
+        places: dict[tuple[str, str | None], OpenTarget] = {_key(newest.target): newest}
+        for each in named:
+            if _key(each.target) not in places:
+                places[_key(each.target)] = opened.enter_context(open_target(each.target, make_context(settings)))
+        there = [(each.job, places[_key(each.target)]) for each in named]
+        yield [JobHandle(job, place.target, place.launcher, place.host) for job, place in there]
 
 
 def _refuse_beginning(text: str, named: Sequence[Candidate], known: Sequence[Candidate]) -> None:
@@ -215,25 +226,7 @@ def _named(
     named = [each for each in known if each.name == text]
     if (named and not acting and target is None) or (not named and re.fullmatch("j-[0-9a-f]*", text)):
         return _own(named)
-    if target is not None:
-        places = [find_target(target, settings)]
-    elif named:
-        places = list({(each.target.name, each.target.records): each.target for each in named}.values())
-    else:
-        places = list_usable_targets(settings)
-    found: list[Candidate] = []
-    for place in places:
-        try:
-            found += _ask(text, place, settings, judge=acting)
-        except RuntimeFailure as problem:
-            if named or target is not None:
-                # It may be the one that is meant, and it may live.
-                if not isinstance(problem, InfrastructureFailure):
-                    raise
-                silent = TargetSilent(text, place, problem)
-                if target is None:
-                    silent.facts = (*silent.facts, "a job of this name was known there; `--on TARGET` chooses another")
-                raise silent from problem
+    found = _ask_all(text, named, settings, target, judge=acting)
     if acting and named and target is None and (facts := _list_out_of_reach(text, settings)):
         raise NotPossible(
             f"`{text}` is also the name of a job whose target cannot be asked here, and which may be the one that is meant",
@@ -243,14 +236,49 @@ def _named(
     return _own(found)
 
 
+def _ask_all(
+    text: str, named: Sequence[Candidate], settings: Settings, target: str | None, *, judge: bool
+) -> list[Candidate]:
+    """Read the jobs of this name from the target that is named, from all that are known to have one, or else from all.
+
+    Raises `TargetSilent` for a target that does not answer, unless the name is unknown here.
+    """
+    if target is not None:
+        places = [find_target(target, settings)]
+    elif named:
+        places = list({_key(each.target): each.target for each in named}.values())
+    else:
+        places = list_usable_targets(settings)
+    found: list[Candidate] = []
+    for place in places:
+        try:
+            found += _ask(text, place, settings, judge=judge)
+        except RuntimeFailure as problem:
+            if named or target is not None:
+                # It may be the one that is meant, and it may live.
+                if not isinstance(problem, InfrastructureFailure):
+                    raise
+                silent = TargetSilent(text, place, problem)
+                if target is None:
+                    silent.facts = (*silent.facts, "a job of this name was known there; `--on TARGET` chooses another")
+                raise silent from problem
+    return found
+
+
+def _key(target: Target) -> tuple[str, str | None]:
+    return target.name, target.records
+
+
 def _ask(name: str, target: Target, settings: Settings, *, judge: bool) -> Iterator[Candidate]:
     """Read the jobs of this name from a target's record root; with `judge` the backend is asked where they stand."""
     with open_target(target, make_context(settings)) as place:
         folders = {f"{job_folder(job)}/intent.json": job for job in ledger.list_jobs(place.files)}
         intents = ledger.read_objects(place.files, folders)
-        entries = ledger.read_many_entries(
-            place.files, [folders[file] for file, intent in intents.items() if intent.get("name") == name]
-        )
+        wanted = [folders[file] for file, intent in intents.items() if intent.get("name") == name]
+        damaged: list[ledger.Damaged] = []
+        entries = ledger.read_many_entries(place.files, wanted, tell=damaged.append)
+        if damaged:
+            raise damaged[0]  # it may be the one that is meant, and it may live
         states: dict[str, JobState] = {}
         if judge:
             judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=None)

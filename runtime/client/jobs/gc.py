@@ -23,7 +23,8 @@ from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import AccessDenied, Files, LockLost
 from runtime.jobs.hosts.local import find_python
-from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, open_runs
+from runtime.jobs.indices import open_runs
+from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.jobs.lock import Lock
 from runtime.jobs.notices import drop_notices
 from runtime.jobs.order import find_unnoted

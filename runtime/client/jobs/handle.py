@@ -15,6 +15,7 @@ from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger, open_index
 from runtime.jobs.hosts.base import Host, read_tail
+from runtime.jobs.indices import open_runs
 from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, Outcome, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target, owner_name
 from runtime.jobs.runs import LOOK_S, LifeWatch, describe_watch
@@ -87,7 +88,7 @@ class JobHandle(OpenTarget):
         natives = [each.native_id for each in newest_natives(entry)]
         if self._watch is None or self._watch[0] != natives:
             self._watch = natives, LifeWatch(self.files, self.id)
-        return self._watch[1].look(ledger.open_runs(entry, cancelled=True))
+        return self._watch[1].look(open_runs(entry, cancelled=True))
 
     def find_life(self, tell: Callable[[str], None] = lambda text: None) -> bool:
         """Whether native jobs that cannot be seen from here give a sign of life; waits for one for at most 13 s, unless that is
@@ -248,7 +249,7 @@ class JobHandle(OpenTarget):
             return [f"job `{self.id}`: {LIVES}, and does not heed its cancel mark; run `runtime cancel` there"]
         entry = self.entry()
         if any(each.raw in UNSEEN for each in self.natives(entry)):
-            for index in ledger.open_runs(entry, cancelled=True):
+            for index in open_runs(entry, cancelled=True):
                 ended = IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
                 ledger.record_end(self.files, self.id, ended)
         return []

@@ -24,7 +24,8 @@ from runtime.faults import reach
 from runtime.jobs import hold, ledger, lock, open_index
 from runtime.jobs.hosts.base import AccessDenied
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder, newest_natives, open_runs
+from runtime.jobs.indices import open_runs
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder, newest_natives
 from runtime.jobs.lock import Lock, LockHeld
 from runtime.jobs.plan import NativeState, owner_name
 from runtime.jobs.spec import parse_spec, secret_refs

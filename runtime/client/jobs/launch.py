@@ -280,7 +280,9 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
             continue
         epoch = broken.epoch + 1
         # The order in the run folder counts, not the plan's: a retry by hand may have changed it.
-        order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or _whole_order(prepared.plan)
+        with ledger.as_damage(job.files, job.id, "order.json"):
+            order = {**json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}")}
+        order = order or _whole_order(prepared.plan)
         plan = replace(prepared.plan, order=begin_epoch(order, epoch, [broken.part]))
         write_order(plan, lock.files(), prepared.context)
         native_id = submit_again(plan, plan.parts[broken.part], job, lock, broken.part)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, InvalidValue, RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files, Room
-from runtime.jobs.ledger import job_folder
+from runtime.jobs.ledger import job_folder, read_object
 from runtime.jobs.spec import Gpus, JobResources, JobSpec, JobState, Outputs
 from runtime.owners import write_private
 from runtime.platform import system
@@ -222,7 +221,7 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
 
 
 def _interpreter(job: JobHandle) -> Step:
-    start = json.loads(job.files.read(f"{job_folder(job.id)}/runs/0/a0001/start.json") or b"{}")
+    start = read_object(job.files, f"{job_folder(job.id)}/runs/0/a0001/start.json")
     if not start:
         hint = f"set `python` of target `{job.target.name}` to one from 3.6 on"
         return _fail("interpreter", "the shim did not start", hint)

@@ -27,7 +27,8 @@ from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.hosts.local import find_python
-from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives, open_runs
+from runtime.jobs.indices import open_runs
+from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE, begin_epoch, find_unnoted
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart, owner_name

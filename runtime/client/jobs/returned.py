@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from runtime.client.values import CallFailed, End, Stored, load_raised, load_returned, parse_stored
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.ledger import IndexStatus, LedgerEntry, Outcome, job_folder
+from runtime.jobs.ledger import IndexStatus, LedgerEntry, Outcome, job_folder, read_objects
 from runtime.jobs.plan import owner_name
 from runtime.reasons import EndReason
 from runtime.shim.files import VALUE
@@ -24,10 +23,9 @@ def read_stored(files: Files, job: str, outcomes: Mapping[int, Outcome]) -> dict
     missing = [index for index, place in places.items() if place not in found]
     if missing:
         results = {index: f"{job_folder(job)}/runs/{index}/result" for index in missing}
-        notes = files.read_many(results.values())
+        notes = read_objects(files, results.values())
         for index, name in results.items():
-            before = json.loads(notes[name]).get("from") if name in notes else None
-            if before:
+            if before := notes.get(name, {}).get("from"):
                 places[index] = _place(before, index, outcomes[index].attempt)
         found |= files.read_many([places[index] for index in missing])
     return {index: parse_stored(found[place]) if place in found else None for index, place in places.items()}

@@ -49,6 +49,14 @@ NEAR: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A job of which nothing can be told, since a file of its record is damaged. It may run."""
+
+    job: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetJobs:
     target: str
     records: str
@@ -59,6 +67,7 @@ class TargetJobs:
     """Why the target, or the backend behind its record root, did not answer."""
     as_of: datetime | None = None
     """When it was read; None if it never was from here."""
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +167,8 @@ def read_target(
     With `settings` this machine remembers what it saw.
     """
     files, wanted = place.files, wanted or JobFilter()
-    entries = ledger.read_many_entries(files, ledger.list_jobs(files))
+    damaged: list[ledger.Damaged] = []
+    entries = ledger.read_many_entries(files, ledger.list_jobs(files), tell=damaged.append)
     silent: list[InfrastructureFailure] = []
     judged = judge_jobs(entries, place.target, place.launcher, place.host, tell=silent.append)
     ranked = sorted((status for status, _ in judged), key=lambda each: each.entry.launched_at, reverse=True)
@@ -171,9 +181,10 @@ def read_target(
     tidy([status for status in ranked if status.entry.id in chosen], place, owner=owner_name())
     if settings is not None and place.target.name != LOCAL:
         known = read_target_note(place.target, settings)
-        before = {each.job: each for each in known.jobs} if known and silent else {}
-        # A backend that does not answer takes back nothing of what it said before.
-        seen = [before.get(each.job, each) if each.state is JobState.UNKNOWN else each for each in lines]
+        before = {each.job: each for each in known.jobs} if known and (silent or damaged) else {}
+        # A backend that does not answer takes back nothing of what it said before, and neither does a damaged record.
+        seen = [before.get(each.job, each) if silent and each.state is JobState.UNKNOWN else each for each in lines]
+        seen += [before[each.job] for each in damaged if each.job in before]
         save_target(place.target, seen, settings, at=now)
     return TargetJobs(
         target=place.target.name,
@@ -182,6 +193,7 @@ def read_target(
         left_out=0 if wanted.chooses else len(ranked) - len(shown),
         problem=silent[0].message if silent else None,
         as_of=now,
+        unreadable=tuple(Unreadable(job=each.job, file=each.file) for each in damaged),
     )
 
 

@@ -48,17 +48,20 @@ class CancelsOpen(Protocol):
 
 def cancel(stack: Stack, what: Identity, *, now: datetime) -> Cancelled:
     """Cancel a task or an experiment; safe to call again. Raises `NotPossible` for a worker."""
-    match what.kind:
-        case Kind.TASK:
-            return cancel_task(stack, what.name, now=now, by=person())
-        case Kind.EXPERIMENT:
-            return cancel_experiment(stack, what.name, now=now)
-        case Kind.WORKER:
-            raise NotPossible(
-                f"`{what.name}` is a worker, and workers are stopped where they run",
-                facts=["it gives its tasks back when it gets SIGTERM, and nothing is lost if it is killed"],
-                hint="press Ctrl-C there or send it SIGTERM; `runtime queue pause` stops all of a queue",
-            )
+    check_cancellable(what)
+    if what.kind is Kind.TASK:
+        return cancel_task(stack, what.name, now=now, by=person())
+    return cancel_experiment(stack, what.name, now=now)
+
+
+def check_cancellable(what: Identity) -> None:
+    """Raise `NotPossible` for a worker."""
+    if what.kind is Kind.WORKER:
+        raise NotPossible(
+            f"`{what.name}` is a worker, and workers are stopped where they run",
+            facts=["it gives its tasks back when it gets SIGTERM, and nothing is lost if it is killed"],
+            hint="press Ctrl-C there or send it SIGTERM; `runtime queue pause` stops all of a queue",
+        )
 
 
 def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancelled:

@@ -143,18 +143,17 @@ class Place(object):
             try:
                 with io.open(path, "rb") as opened:
                     line = opened.readline()
-                places = json.loads(line.decode("utf-8"))
-            except ValueError:
+                for each, place in json.loads(line.decode("utf-8")).items():
+                    if place is None:
+                        found[each] = [os.path.join(job, "runs", each[len("runs/") :].replace("/", ".")), 0, None]
+                    else:
+                        found[each] = [path, len(line) + place[0], int(place[1])]
+            except (ValueError, TypeError, LookupError, AttributeError):
                 continue  # damaged
             except OSError as problem:
                 if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                     raise
                 continue
-            for each, place in places.items():
-                if place is None:
-                    found[each] = [os.path.join(job, "runs", each[len("runs/") :].replace("/", ".")), 0, None]
-                else:
-                    found[each] = [path, len(line) + place[0], place[1]]
         return found
 
     def _find_folded(self, name: str) -> Any:

@@ -6,7 +6,6 @@ the boot id tells a reboot from a death, and the number of the namespace whether
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host, HostUnavailable
-from runtime.jobs.ledger import job_folder
+from runtime.jobs.ledger import job_folder, read_object, read_objects
 from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
     FieldSupport,
@@ -91,7 +90,7 @@ def _served(job: str, shims: Sequence[Process], index: int | None, host: Host) -
         if attempts and "result" not in names:
             newest[f"{folder}/{run}/{attempts[-1]}/start.json"] = int(run)
     pids = {each.pid for each in shims}
-    found = {json.loads(text)["pid"]: newest[name] for name, text in host.files.read_many(newest).items()}
+    found = {start.get("pid"): newest[name] for name, start in read_objects(host.files, newest).items()}
     return {pid: served for pid, served in found.items() if pid in pids}
 
 
@@ -546,10 +545,10 @@ def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 
 
 def _read_grace_s(shim: Process, host: Host) -> float:
     try:
-        order = host.files.read(f"{job_folder(job_of(shim.line))}/order.json")
+        grace_s = read_object(host.files, f"{job_folder(job_of(shim.line))}/order.json").get("grace_s")
     except InfrastructureFailure:
-        order = None
-    return float(json.loads(order)["grace_s"]) if order else GRACE_S
+        grace_s = None
+    return float(grace_s) if isinstance(grace_s, int | float) else GRACE_S
 
 
 def _look(host: Host) -> tuple[str, list[str]]:

@@ -309,8 +309,8 @@ def _read_note(files: Files, native: str) -> dict[str, Any] | None:
     job, epoch, part = split_name(native)
     text = files.read(f"{job_folder(job)}/{note_name(epoch, part)}")
     try:
-        return dict(json.loads(text)) if text else None
-    except ValueError:
+        return {**json.loads(text)} if text else None
+    except (ValueError, TypeError):
         return None
 
 

@@ -200,6 +200,59 @@ def test_cancel_by_a_name_of_two_living_jobs_is_refused_and_of_one_is_done(run: 
     assert "`train` is the name of 3 jobs; this is the only one that has not ended" in done.err
 
 
+def test_wait_for_a_name_waits_for_its_living_jobs_on_every_target(run: Terminal) -> None:
+    add_box(run)
+    there = run("launch", "--on", "box", "--name", "train", "--", "sh", "-c", "sleep 2; exit 7").out.strip()
+    here = run.finish("true", "--name", "train")
+
+    waited = run("wait", "train", "-o", "json")
+
+    assert (waited.code, waited.json["complete"]) == (1, True)
+    assert [(each["job"], each["state"]) for each in waited.json["jobs"]] == [(there, "failed"), (here, "succeeded")]
+    assert "`train` is the name of 2 jobs on box, local; these are all of them\n" in waited.err
+    assert run("wait", "train", "--on", "local").code == 0
+
+
+def test_results_of_a_name_are_those_of_its_jobs_on_every_target(run: Terminal) -> None:
+    add_box(run)
+    here = run.finish("exit 3", "--name", "train")
+    run("launch", "--on", "box", "--name", "train", "--follow", "--", "sh", "-c", "exit 4")
+
+    rows = json.loads(run("results", "train", "-o", "json").out)
+
+    assert [row["exit_code"] for row in rows] == [3, 4]
+    assert [row["exit_code"] for row in json.loads(run("results", here, "-o", "json").out)] == [3]
+    assert [row["exit_code"] for row in json.loads(run("results", "train", "--on", "box", "-o", "json").out)] == [4]
+
+
+def test_wait_for_a_name_that_a_silent_target_has_too_is_refused_until_one_is_chosen(run: Terminal) -> None:
+    add_box(run)
+    run("launch", "--on", "box", "--name", "train", "--", "sh", "-c", "true")
+    run.finish("true", "--name", "train")
+    (run.tree.parent / "box").rename(run.tree.parent / "gone")
+
+    refused = run("wait", "train")
+
+    assert refused.code == 3
+    assert "`--on TARGET` chooses another" in refused.err
+    assert run("wait", "train", "--on", "local").code == 0
+
+
+def test_wait_for_a_name_that_a_target_out_of_reach_has_too_says_what_it_left_out(run: Terminal) -> None:
+    add_box(run)
+    there = run("launch", "--on", "box", "--name", "train", "--", "sh", "-c", "true").out.strip()
+    run.finish("true", "--name", "train")
+    (run.tree / "runtime.toml").unlink()
+
+    waited = run("wait", "train")
+
+    assert waited.code == 0
+    assert (
+        f"left out, since nothing can be asked about it here: `{there}` was launched on target `box`, which"
+        in waited.err
+    )
+
+
 def test_interrupt_by_a_name_of_two_living_jobs_is_refused(run: Terminal) -> None:
     jobs = [run.launch(f"sleep {600 + n}", "--name", "train") for n in range(2)]
 

@@ -20,6 +20,7 @@ import pytest
 
 from runtime.client.fetch import FilesDiffer
 from runtime.client.jobs.explain import JobFacts, explain
+from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import AfterView, AttemptView, read_attempts, read_target
 from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure
@@ -384,6 +385,50 @@ def test_cancel_of_an_array_asks_first_and_of_one_run_does_not(run: Terminal) ->
     wait_for(lambda: run("status", job, "-o", "json").json["totals"]["cancelled"] == 1, "the end of run 1")
     assert run("cancel", job, "--yes").code == 0
     assert run("status", job, "-o", "json").json["totals"]["cancelled"] == 2
+
+
+def test_cancel_of_several_of_which_one_is_refused_cancels_none(run: Terminal) -> None:
+    array = run.launch("sleep 600", "--seeds", "6")
+    short = run.launch("sleep 601", "--seeds", "2")
+
+    run.wait(array, "running")
+    for words in (
+        [array, short, "--index", "5"],  # the second has no run 5
+        [array, "j-ffffffffffffffffffffffff", "--yes"],
+        [array, short],  # nobody answers the question about the first
+        [short, array, "--index", "1", "--release"],
+    ):
+        refused = run("cancel", *words)
+
+        assert (refused.code, refused.out) == (2, "")
+    read = run("status", array, "-o", "json").json
+    assert read["totals"]["cancelled"] == 0
+    assert not (run.folder(array) / "cancel").exists()
+    assert not [*run.folder(array).glob("cancel.*"), *run.folder(short).glob("cancel*")]
+    done = run("cancel", array, short, array[:12], "--yes", "-o", "json")
+    assert [row["name"] for row in done.json] == [array, short]
+
+
+def test_cancel_that_fails_halfway_prints_what_was_done_and_then_the_error(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [run.launch(f"sleep {600 + number}") for number in range(3)]
+    cancel = JobHandle.cancel
+
+    def fail(job: JobHandle, **words: Any) -> list[str]:
+        if job.id == jobs[1]:
+            raise InfrastructureFailure("the target went away")
+        return [*cancel(job, **words), "a stray"]
+
+    monkeypatch.setattr(JobHandle, "cancel", fail)
+
+    said = run("cancel", *jobs, "-o", "json")
+
+    assert (said.code, [row["name"] for row in said.json]) == (3, [jobs[0]])
+    assert said.err == "left over: a stray\nerror: the target went away\n"
+    monkeypatch.undo()
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(run.data))
+    assert run("cancel", *jobs[1:]).code == 0
 
 
 def test_runs_that_wait_for_a_slot_are_pending_and_once_cancelled_stay_so(run: Terminal) -> None:
@@ -768,6 +813,7 @@ def test_cancel_of_a_run_that_nothing_holds_cannot_release_it(run: Terminal) -> 
     job = run.launch("sleep 600", "--seeds", "2")
 
     assert run("cancel", job, "--index", "1", "--release").code == 2
+    assert not (run.folder(job) / "cancel.1").exists()
 
 
 # explain
@@ -1009,6 +1055,21 @@ def test_explain_of_a_command_that_is_not_there_says_what_to_do_about_it(run: Te
         f"job `{job[:10]}` failed: it could not be prepared: cannot start no-such-program: No such file or directory"
     )
     assert said[-1] == "next: name a program that is there, or bring it with `environment`"
+
+
+def test_explain_of_a_command_that_cannot_be_started_says_why(run: Terminal) -> None:
+    plain = run.tree / "plain"
+    plain.write_text("no program")
+    said = {}
+    for name, words in {"long": ("true", "x" * 200_000), "plain": (str(plain),)}.items():
+        job = run("launch", "--on", "local", "--", *words).out.split()[0]
+        run.wait(job, "failed")
+        said[name] = run("explain", job).out.splitlines()
+
+    assert said["long"][0].endswith("it could not be prepared: cannot start true: Argument list too long")
+    assert said["long"][-1].startswith("next: its arguments or variables are longer than that machine takes")
+    assert said["plain"][0].endswith(f"cannot start {plain}: Permission denied")
+    assert said["plain"][-1] == "next: make the program executable, and one of that machine's kind"
 
 
 def test_explain_of_a_line_of_setup_that_fails_names_it_and_the_log_has_what_it_printed(run: Terminal) -> None:
@@ -1539,6 +1600,19 @@ def test_interrupt_of_one_run_as_oom_leaves_the_others(run: Terminal) -> None:
     seen = run("status", job, "-o", "json").json
     assert (seen["totals"]["succeeded"], seen["reason"]) == (1, "oom")
     assert "killed for memory" in run("explain", job).out
+
+
+def test_interrupt_of_several_runs_of_which_one_has_ended_interrupts_none(run: Terminal) -> None:
+    job = run.launch("[ {x} = 0 ] && exec sleep 600", "--grid", "x=0,1", "--max-parallel", "2")
+    wait_for((run.folder(job) / "runs/0/a0001/processes.json").exists, "the first run")
+    wait_for((run.folder(job) / "runs/1.ended").exists, "the end of the second run")
+
+    refused = run("interrupt", job, "--as", "preempt", "--index", "0-1")
+
+    assert (refused.code, refused.err.splitlines()[0]) == (2, f"error: run 1 of job `{job}` ended before")
+    time.sleep(0.5)
+    assert [each["ended_at"] for each in run("status", job, "--index", "0", "-o", "json").json["attempts"]] == [None]
+    assert run("cancel", job).code == 0
 
 
 @pytest.mark.parametrize("words", [["--as", "fire"], ["--as", "preempt", "--index", "9"], []])

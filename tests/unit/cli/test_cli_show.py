@@ -16,7 +16,16 @@ import pytest
 
 from runtime.cli import show
 from runtime.cli.printing import dress, paint
-from runtime.cli.show import Output, ProgressLines, format_ago, format_cell, print_json, print_list, render_table
+from runtime.cli.show import (
+    Output,
+    ProgressLines,
+    format_ago,
+    format_cell,
+    print_done,
+    print_json,
+    print_list,
+    render_table,
+)
 
 
 class Terminal(io.StringIO):
@@ -101,6 +110,25 @@ def test_list_as_json_is_one_array_of_whole_rows(capsys: pytest.CaptureFixture[s
         {"id": "t-1", "state": "queued", "attempts": 12345, "waited": 250.0, "at": "2026-01-01T12:00:00.000Z"},
         {"id": "t-22", "state": "queued", "attempts": 1, "waited": 0.0, "at": "2026-01-01T12:00:00.000Z"},
     ]
+
+
+@pytest.mark.parametrize("ends", [RuntimeError, KeyboardInterrupt])
+def test_what_was_done_before_an_error_is_printed_first_and_whole(
+    ends: type[BaseException], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> Iterator[Row]:
+        yield ROWS[0]
+        raise ends
+
+    for output, expected in ((Output.TEXT, "t-1\tqueued\t12345\t4m10s\n"), (Output.JSON, None)):
+        with pytest.raises(ends):
+            print_done(rows(), COLUMNS, output)
+        said = capsys.readouterr().out
+        assert said == expected if expected else [row["id"] for row in json.loads(said)] == ["t-1"]
+    screen = watch(monkeypatch, "stdout")
+    with pytest.raises(ends):
+        print_done(rows(), COLUMNS)
+    assert [line.split()[0] for line in screen.getvalue().splitlines()][1:] == ["t-1"]
 
 
 @pytest.mark.parametrize(

@@ -493,7 +493,7 @@ def test_what_failed_is_read_one_batch_ahead_of_what_is_queued_again(
 
     for command in (retry_command, queue_command):
         monkeypatch.setattr(command, "read_dead", counted)
-        monkeypatch.setattr(command, "print_list", print_rows)
+        monkeypatch.setattr(command, "print_done", print_rows)
     questions: list[str] = []
 
     def agree(question: str, *, yes: bool) -> None:

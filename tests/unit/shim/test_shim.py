@@ -356,6 +356,24 @@ def test_rank_whose_setup_fails_ends_all_ranks_as_setup_failed(job: MakeJob) -> 
     assert made.results() == {0: ("setup_failed", 1, 1)}
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["sh", "-c", "true", "x" * 200_000], "cannot start sh: Argument list too long"),
+        (["/"], "cannot start /: Permission denied"),
+    ],
+)
+def test_shim_with_a_command_that_is_there_and_cannot_be_started_ends_with_the_code_of_a_shell(
+    job: MakeJob, command: list[str], message: str
+) -> None:
+    made = job(command)
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 126, 1)}
+    assert json.loads((made.folder / "runs/0/result").read_text())["message"] == message
+
+
 def test_shim_with_a_command_that_is_not_there_ends_as_setup_failed(job: MakeJob) -> None:
     made = job(["no-such-command"])
 

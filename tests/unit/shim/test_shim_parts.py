@@ -145,7 +145,8 @@ def test_record_whose_folder_is_away_is_not_taken_for_an_empty_one(
     folder.mkdir(parents=True)
     record = FolderRecord(str(folder))
     run = Run(record, 0)
-    record.create("runs/0/result", '{"reason": "succeeded"}')
+    result = {"reason": "succeeded", "code": 0, "attempt": 1}
+    record.create("runs/0/result", json.dumps(result))
     folder.rename(tmp_path / "aside")
 
     for look in (run.result, run.attempts, lambda: record.read("order.json"), lambda: run.claim("native")):
@@ -154,7 +155,7 @@ def test_record_whose_folder_is_away_is_not_taken_for_an_empty_one(
         assert refused.value.errno == errno.ESTALE
 
     (tmp_path / "aside").rename(folder)
-    assert (run.result(), run.attempts(), record.read("order.json")) == ({"reason": "succeeded"}, [], None)
+    assert (run.result(), run.attempts(), record.read("order.json")) == (result, [], None)
 
 
 def test_outcome_waits_for_a_record_root_that_goes_away_beneath_it(
