@@ -536,12 +536,15 @@ def claim_job(record, epoch, part, native):
 
 
 def refuse_if_later(record, epoch, part):
-    """Raise `Taken` if a native job of a later epoch serves this part of the job."""
+    """Raise `Taken` if a native job of a later epoch serves this part of the job, or if the job is being removed."""
     names = record.names("owners")
     epochs = [name.partition(".")[0] for name in names if name.endswith(".%d" % part)]
     later = [each for each in epochs if each.isdecimal() and int(each) > epoch]
     if later:
         raise Taken("%s.%d" % (later[-1], part))
+    # `gc` looks at the owners after it has written this, so that one of us meets the other.
+    if record.has("removing"):
+        raise Taken("nobody, since it is being removed")
 
 
 def read_outcomes(job, names):

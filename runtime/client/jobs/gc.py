@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -406,13 +406,14 @@ def _remove_job(garbage: Garbage, place: OpenTarget, owner: str) -> list[str]:
             return left
         lock.take(patience_s=_LAUNCHED_S, wait=False)
     try:
+        claims = _list_claims(job, place)
         changed = _find_change(garbage, place)
         if changed or not lock.is_held():
             return [f"job `{job}`: {changed or 'another command is at work on it'}"]
         # First, for without the ledger nobody would look for it.
         if left := _remove_natives(garbage, place):
             return left
-        if left := clear_record(job, place, lock, owner=owner):
+        if left := clear_record(job, place, lock, owner=owner, claims=claims):
             return left
         # The lock goes with the folder: after that, a lock in it would be another's.
         lock.stop()
@@ -484,9 +485,17 @@ def _remove_natives(garbage: Garbage, place: OpenTarget) -> list[str]:
     return launcher.remove(place.target, launcher.owned(place.target, place.host, job=garbage.name), place.host)
 
 
-def clear_record(job: str, place: OpenTarget, lock: Lock, *, owner: str) -> list[str]:
+def _list_claims(job: str, place: OpenTarget) -> set[str]:
+    """Names of the claims of shims that serve the job, or did."""
+    return set(place.files.names(f"{job_folder(job)}/owners"))
+
+
+def clear_record(
+    job: str, place: OpenTarget, lock: Lock, *, owner: str, claims: Collection[str] | None = None
+) -> list[str]:
     """Remove what the record root has of a job, but for its intent, a mark that says so, and locks; returns what is left.
 
+    Nothing is removed if a shim has claimed the job and `claims`, those that were there before it was judged, lacks that.
     If this is cut off, the next launch of the job or the next `gc` goes on with it. Raises `LockLost` if one of them does.
     """
     files, folder = lock.files(), job_folder(job)
@@ -496,6 +505,9 @@ def clear_record(job: str, place: OpenTarget, lock: Lock, *, owner: str) -> list
     if silent and (left := _end_processes(job, place)):
         return left
     ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
+    if claims is not None and _list_claims(job, place) - set(claims):
+        files.remove(f"{folder}/{ledger.REMOVING}")
+        return [f"job `{job}`: it was started again"]
     open_index.drop_open(files, job)
     drop_notices(files, job)
     for name in files.names(folder):
