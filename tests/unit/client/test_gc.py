@@ -16,11 +16,14 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.config import load_settings
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs import ledger
+from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.lock import Lock
 from runtime.jobs.plan import Target, owner_name
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.platform import system
+from runtime.shim.record import FolderRecord, claim_job
+from runtime.shim.words import Taken
 from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import kill_all, processes_with, shims_with, wait_for
 
@@ -151,6 +154,29 @@ def test_retry_of_a_job_that_was_removed_meanwhile_says_so_and_leaves_nothing(
 
     assert run.folder(job).exists() is not wholly
     assert not shims_with(job)
+
+
+def test_removal_and_a_shim_that_begins_meet(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A native job that no record names claims the job after it was judged, or once its removal is marked."""
+    job = run.finish("exit 3")
+    mark, record = run.folder(job) / ledger.REMOVING, FolderRecord(str(run.folder(job)))
+    leave_mark, seen = ledger.leave_mark, list[str]()
+    with open_job(run, job) as place:
+
+        def claim(files: Files, job: str, name: str, content: bytes) -> None:
+            claim_job(record, 2, 0, "native-7")
+            leave_mark(files, job, name, content)
+            with pytest.raises(Taken, match="being removed"):
+                claim_job(record, 3, 0, "native-8")
+            seen.append(name)
+
+        monkeypatch.setattr(ledger, "leave_mark", claim)
+        left = remove(find(place), place)
+
+    assert seen == [ledger.REMOVING]
+    assert left["job"] == [f"job `{job}`: it was started again"]
+    assert run("status", job).code == 0
+    assert not mark.exists()
 
 
 def test_folder_of_a_launch_that_was_cut_off_before_its_intent_is_garbage_after_an_hour(run: Terminal) -> None:
