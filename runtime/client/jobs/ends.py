@@ -35,7 +35,7 @@ def read_ends(files: Files, statuses: Sequence[JobStatus], *, before: datetime |
 
 
 def _read_signs(files: Files, entry: LedgerEntry) -> list[datetime]:
-    """When the newest attempts of runs without a result may have ended: the counter of an attempt moves every `BEAT_S`."""
+    """When the newest attempts of runs without a result may have ended: the counter of an attempt is 1 at its start and moves every `BEAT_S`."""
     runs = f"{job_folder(entry.id)}/runs"
     left = set(open_runs(entry, cancelled=True))
     begun = [int(name) for name in files.names(runs) if name.isdecimal() and int(name) in left]
@@ -49,7 +49,7 @@ def _read_signs(files: Files, entry: LedgerEntry) -> list[datetime]:
     for name, note in notes.items():
         beat = beats.get(starts[name], b"")
         with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError, OSError):
-            found.append(datetime.fromtimestamp(note["at"] + BEAT_S * (int(beat) if beat.isdigit() else 0), UTC))
+            found.append(datetime.fromtimestamp(note["at"] + BEAT_S * (int(beat) - 1 if beat.isdigit() else 0), UTC))
     return found
 
 

@@ -240,7 +240,7 @@ def test_lost_job_whose_cancel_was_taken_back_since_somebody_looked_for_garbage_
 
 def test_job_that_left_no_result_ended_at_its_last_sign(run: Terminal) -> None:
     job = lose(run)
-    beat_of(run, job).write_text("360")
+    beat_of(run, job).write_text("361")
     began = json.loads((run.folder(job) / "runs/0/a0001/start.json").read_text())["at"]
     (run.folder(job) / "cancel").touch()
     ended = datetime.fromtimestamp(began + 3600, UTC)
@@ -256,7 +256,7 @@ def test_job_that_left_no_result_ended_at_its_last_sign(run: Terminal) -> None:
     assert left["job"] == []
 
 
-@pytest.mark.parametrize(("beat", "last"), [("2", 0), ("900", 1)])
+@pytest.mark.parametrize(("beat", "last"), [("2", 0), ("901", 1)])
 def test_array_ended_when_its_last_run_did_as_far_as_known(run: Terminal, beat: str, last: int) -> None:
     script = "[ $RUNTIME_ARRAY_INDEX = 1 ] || exit 0; exec sleep 600"
     job = run.launch(script, "--set", "array.count=2", "--set", "array.max_parallel=2")
