@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.gcs import GcsServer
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import JOB, ShimJob, make_job, processes_with, wait_for
-from tests.unit.shim.test_shim_bucket import maker
-from tests.unit.shim.test_shim_overtaken import put
+from tests.shim_support import JOB, ShimJob, processes_with, wait_for
+from tests.unit.shim.test_shim_overtaken import MakeJob, put
+from tests.unit.shim.test_shim_overtaken import job as job  # noqa: PLC0414 (a fixture)
 
 FAILED = 1
 DAMAGED = ['{"rea', "", "[]", '{"reason": "succeeded"}', "\0" * 60]
-
-MakeJob = Callable[..., ShimJob]
-
-
-@pytest.fixture(params=["folder", "bucket"])
-def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    if request.param == "folder":
-        yield lambda script, **changes: make_job(tmp_path / "lab", sys.executable, script, **changes)
-        return
-    server = GcsServer().start()
-    server.make_bucket("lab")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-    yield maker(tmp_path / "lab", sys.executable)
-    server.stop()
 
 
 @pytest.fixture
