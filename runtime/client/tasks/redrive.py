@@ -239,7 +239,7 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
             task=plan.task_id,
             experiment=plan.experiment,
             generation=plan.task.generation if plan.task else plan.generation,
-            queue=queues.get(plan.task_id),
+            queue=queues[plan.task_id] if plan.task else None,
             refused=refused,
         )
 
