@@ -27,7 +27,15 @@ from runtime.platform import system
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.queues.sqlite.holders import Presence
 from runtime.records.blobs.folder import sync
-from runtime.records.embedded import TABLES, EmbeddedFile, check_layout, explain_sqlite, look_at_file, make_tables
+from runtime.records.embedded import (
+    ENTERED,
+    TABLES,
+    EmbeddedFile,
+    check_layout,
+    explain_sqlite,
+    look_at_file,
+    make_tables,
+)
 from runtime.tasks.model import TERMINAL_STATES
 from runtime.tasks.wire import decode_stored
 from runtime.values import dataclass
@@ -37,6 +45,8 @@ PATIENCE_S: Final = 10.0
 PAGE_BYTES: Final = 4096
 _LARGEST: Final = 2**63 - 1
 _COUNTED: Final = ("tasks", "records", "notes", "objects")
+_HOLDING: Final = TABLES - {ENTERED}
+"""Tables whose rows are brought over; each recovered task gets a place anyway."""
 _WITHOUT_ROWID: Final = {"ready": "queue, rank, seq", "delayed": "due, seq", "notes": "token", "objects": "key"}
 
 
@@ -239,9 +249,9 @@ def _recover_with_sqlite3(copy: Path, target: Path) -> Path | None:
 def _bring_over(source: Path, new: sqlite3.Connection, found: _Found) -> None:
     with _reading(source) as old:
         if old is None:
-            found.unreadable |= TABLES
+            found.unreadable |= _HOLDING
             return
-        for table in sorted(TABLES):
+        for table in sorted(_HOLDING):
             width = len(new.execute(f"PRAGMA table_info({table})").fetchall())
             insert = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * width)})"
             for row in _rows(old, table, found):
@@ -265,7 +275,7 @@ def _reading(source: Path) -> Iterator[sqlite3.Connection | None]:
             names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
         except sqlite3.Error:
             names = set()
-        if names >= TABLES:
+        if names >= _HOLDING:
             break
         connection.close()
     else:
@@ -378,6 +388,7 @@ def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:
             new.execute("INSERT INTO delayed VALUES(?, ?, ?, ?)", (due[seq], seq, attempts, flags))
         else:
             new.execute("INSERT INTO ready VALUES(?, ?, ?, ?, ?)", (queue, rank, seq, attempts, flags))
+    new.execute(f"UPDATE {ENTERED} SET seq=(SELECT coalesce(max(seq), 0) FROM tasks)")
     _recount(new)
 
 

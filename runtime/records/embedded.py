@@ -5,7 +5,9 @@ order, where SQLite's own busy handler lets one writer starve, and it keeps clea
 3.7.0 to 3.51.2 risks when a WAL reset races with a writer (https://www.sqlite.org/wal.html#walresetbug). Readers
 open read-only.
 
-A task's current generation is in exactly one of `ready`, `delayed`, `leases` and (as a record) `records`.
+A task's current generation is in exactly one of `ready`, `delayed`, `leases` and (as a record) `records`, except for the
+newest tasks: a single one is put as its row alone, and enters `ready` and the counters before the next other transaction
+or reading, whosever it is. `entered` has the number of the last task that did.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from runtime.platform import system
 from runtime.records.beside import check_beside, take_names
 from runtime.records.disk import is_full, tell_free
 from runtime.records.filelock import NOTE_AFTER_S, PATIENCE_S, LockBusy, take_lock
-from runtime.tasks.model import TaskState
+from runtime.records.moves import enter_new, has_new
 
 Durability = Literal["full", "normal"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 # `ready` holds what can be claimed now and nothing else, in the order of claiming: a claim reads its first rows
 # however many tasks wait or are finished. It stands for the partial index of a state column, with one write less.
@@ -69,8 +71,13 @@ CREATE TABLE notes(
   note TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX notes_by_task ON notes(seq, generation, ended);
 CREATE TABLE objects(key TEXT PRIMARY KEY, value BLOB NOT NULL, modified REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE entered(seq INTEGER NOT NULL);
+INSERT INTO entered VALUES(0);
 """
 TABLES: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", _SCHEMA))
+ENTERED: Final = "entered"
+"""The table that files of layout 1 lack, and get when they are opened."""
+_SINCE_1 = f"CREATE TABLE {ENTERED}(seq INTEGER NOT NULL);INSERT INTO {ENTERED} SELECT coalesce(max(seq), 0) FROM tasks;"
 
 # A record's row id joins the task's number and the generation, so that records are appended in order under one
 # integer key.
@@ -111,7 +118,6 @@ class EmbeddedFile:
         self._reader: sqlite3.Connection | None = None
         self._readings = 0
         """Calls that read from it now."""
-        self._temporary: tuple[str, ...] = ()
         self._is_durable = True
         """The writer's commits wait for the disk."""
         self._name = str(path)
@@ -148,6 +154,8 @@ class EmbeddedFile:
                 self._make_durable(connection, self.durability == "full" if durable is None else durable)
                 connection.execute("BEGIN IMMEDIATE")
                 try:
+                    if has_new(connection):
+                        enter_new(connection, self._clock.now().timestamp())
                     yield connection
                     connection.execute("COMMIT")
                 except BaseException:
@@ -184,7 +192,12 @@ class EmbeddedFile:
             self._readings += 1
             try:
                 self._ensure_same()
-                yield self._reader or self._open_reader()
+                connection = self._reader or self._open_reader()
+                # In a transaction of this thread all had entered before, and nobody has put one since.
+                if has_new(connection) and not (self._writer and self._writer.in_transaction):
+                    with self.transaction():
+                        pass
+                yield connection
             except sqlite3.DatabaseError as problem:
                 raise explain_sqlite(self.path, problem) from problem
             finally:
@@ -261,13 +274,6 @@ class EmbeddedFile:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def add_temporary(self, statements: Sequence[str]) -> None:
-        """Make temporary views and triggers, in the present connection and in each later one."""
-        with self.transaction() as connection:
-            for statement in statements:
-                connection.execute(statement)
-            self._temporary += tuple(statements)
-
     def expect(self, *, durable: bool) -> None:
         """Prepare the durability of the next transaction while nobody waits: a change takes a statement."""
         with self._mutex:
@@ -315,10 +321,7 @@ class EmbeddedFile:
             connection.execute("PRAGMA journal_mode=WAL")
             check_beside(self._name)  # SQLite removes the logs of an empty file, and makes them again
             connection.execute("PRAGMA synchronous=FULL")
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                make_tables(connection)
-            for statement in self._temporary:
-                connection.execute(statement)
+            make_tables(connection)
         except Untrusted:
             _never_closed.append(connection)  # closing would write another user's log into the file
             raise
@@ -472,13 +475,13 @@ def check_layout(path: Path, connection: sqlite3.Connection) -> None:
             facts=[f"it is a SQLite database with other tables: {', '.join(sorted(tables)[:5])}"],
             hint="move it away, or set another RUNTIME_DATA_DIR",
         )
-    if version not in (0, SCHEMA_VERSION):
+    if version not in (0, 1, SCHEMA_VERSION):
         raise NotPossible(
             f"the task file `{path}` has layout {version}",
             facts=[f"this release reads layout {SCHEMA_VERSION}"],
             hint="use the release that made it, or another RUNTIME_DATA_DIR",
         )
-    if version and (missing := TABLES - tables):
+    if version and (missing := TABLES - tables - ({ENTERED} if version == 1 else set())):
         raise damaged(path, f"it lacks the table `{min(missing)}`")
 
 
@@ -501,7 +504,11 @@ def examine_file(path: Path, *, patience_s: float) -> bool:
 
 
 def make_tables(connection: sqlite3.Connection) -> None:
-    connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+    """Make the tables of an empty file, and those that a file of an older release lacks."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    made = {0: _SCHEMA, 1: _SINCE_1}.get(version)
+    if made:
+        connection.executescript(f"BEGIN;{made}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -548,48 +555,3 @@ def filesystem_kind(path: Path) -> str | None:
         if depth >= best and target.is_relative_to(mount_point):
             best, kind = depth, tail.split()[0]
     return kind
-
-
-# The moves that queue and records share; each within a transaction of the caller's.
-
-
-def list_queues(connection: sqlite3.Connection) -> list[str]:
-    """List the queues of a file that were ever put into or paused."""
-    return [name for (name,) in connection.execute("SELECT name FROM queues")]
-
-
-def queue_number(connection: sqlite3.Connection, name: str) -> int:
-    row = connection.execute("SELECT id FROM queues WHERE name=?", (name,)).fetchone()
-    if row is None:
-        row = connection.execute("INSERT INTO queues(name) VALUES(?) RETURNING id", (name,)).fetchone()
-    return int(row[0])
-
-
-def experiment_number(connection: sqlite3.Connection, name: str, queue: int, created: float) -> int:
-    row = connection.execute("SELECT id FROM experiments WHERE name=?", (name,)).fetchone()
-    if row is None:
-        row = connection.execute(
-            "INSERT INTO experiments(name, queue, created) VALUES(?, ?, ?) RETURNING id", (name, queue, created)
-        ).fetchone()
-    return int(row[0])
-
-
-def take_out(connection: sqlite3.Connection, seq: int) -> TaskState | None:
-    """Remove a task from the queued or leased ones; returns its state before, None for a terminal one."""
-    if connection.execute("DELETE FROM leases WHERE seq=?", (seq,)).rowcount:
-        return TaskState.LEASED
-    row = connection.execute("SELECT queue, rank FROM tasks WHERE seq=?", (seq,)).fetchone()
-    if row is None:
-        return None
-    if connection.execute("DELETE FROM ready WHERE queue=? AND rank=? AND seq=?", (*row, seq)).rowcount:
-        return TaskState.QUEUED
-    if connection.execute("DELETE FROM delayed WHERE seq=?", (seq,)).rowcount:
-        return TaskState.QUEUED
-    return None
-
-
-def count(connection: sqlite3.Connection, experiment: int, **changes: int) -> None:
-    """Add to an experiment's counters, which change in the transaction that moves the tasks."""
-    parts = [f"{name}={name}+{change}" for name, change in changes.items() if change]
-    if parts:
-        connection.execute(f"UPDATE experiments SET {','.join(parts)} WHERE id=?", (experiment,))

@@ -31,7 +31,8 @@ class TreeWatch:
     """From `open` or `of_files`. To `close` it in a forked child leaves the parent's watch alone."""
 
     def __init__(self, fd: int, listed: dict[int, set[bytes]], *, only_listed: bool) -> None:
-        self._fd = fd
+        self.fd = fd
+        """Readable after a change; -1 once it is closed."""
         self._listed = listed
         """By watch: the names of files that are in the tree."""
         self._only_listed = only_listed
@@ -99,7 +100,7 @@ class TreeWatch:
         quiet = True
         # The poll comes first: a read of nothing raises an exception, which takes four times as long.
         while self._poll.poll(0):
-            quiet = not self._concerns(os.read(self._fd, 65536)) and quiet
+            quiet = not self._concerns(os.read(self.fd, 65536)) and quiet
         return quiet
 
     def _concerns(self, data: bytes) -> bool:
@@ -115,7 +116,8 @@ class TreeWatch:
         return False
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self.fd = self.fd, -1
+        os.close(fd)
 
 
 def _find_empty(root: Path, folders: dict[str, set[bytes]]) -> list[str]:

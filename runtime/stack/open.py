@@ -114,7 +114,7 @@ class OpenStack:
         """Return the known queues of the file if `queue` is none of them; None if it is, or does not lie in a file."""
         if queue.traits.kind != "sqlite" or queue.name == DEFAULT_QUEUE:
             return None
-        from runtime.records.embedded import list_queues
+        from runtime.records.moves import list_queues
         from runtime.records.sqlite import SqliteRecords
 
         known = {DEFAULT_QUEUE}

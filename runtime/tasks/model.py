@@ -229,12 +229,21 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
         if entry is None or key is not None:
             basis = canonical_json({"key": key})
         else:
-            basis = f'{{"entry":{_canonical_entry(entry)}}}'
-        digest = hex_digest(f"{experiment}\0{basis}".encode())
+            return spelled_id(experiment, _canonical_entry(entry))
+        return _hashed_id(experiment, basis)
     except (TypeError, ValueError, RecursionError) as problem:
         # The check's own error is more exact.
         check_text("key", key) if key is not None else check_entry(entry)
         raise InvalidTask("entry", f"is no JSON: {explain_json(problem)}") from None
+
+
+def spelled_id(experiment: str, entry: str) -> str:
+    """`task_id` of a task without a key, whose entry is spelled as canonical JSON."""
+    return _hashed_id(experiment, f'{{"entry":{entry}}}')
+
+
+def _hashed_id(experiment: str, basis: str) -> str:
+    digest = hex_digest(f"{experiment}\0{basis}".encode())
     return f"t-{digest[:16]}{experiment_digest(experiment)}"
 
 
@@ -272,9 +281,14 @@ def _canonical_entry(entry: Entry) -> str:
     """`canonical_json(entry_fields(entry))`; of a function's fields the order is known."""
     if not isinstance(entry, FunctionEntry):
         return canonical_json(entry_fields(entry))
-    args = f'"args":{canonical_json(entry.args)},' if entry.args else ""
-    kwargs = f',"kwargs":{canonical_json(dict(entry.kwargs))}' if entry.kwargs else ""
-    return f'{{{args}"function":{quote_json(entry.function)}{kwargs}}}'
+    args = canonical_json(entry.args) if entry.args else ""
+    return spell_entry(entry.function, args, canonical_json(dict(entry.kwargs)) if entry.kwargs else "")
+
+
+def spell_entry(function: str, args: str, kwargs: str) -> str:
+    """The canonical JSON of a function's entry from that of its arguments; an empty text stands for none."""
+    first, last = f'"args":{args},' if args else "", f',"kwargs":{kwargs}' if kwargs else ""
+    return f'{{{first}"function":{quote_json(function)}{last}}}'
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:

@@ -109,13 +109,25 @@ def encode_task(task: Task) -> str:
     if not isinstance(entry, FunctionEntry) or not _is_usual(task):
         return plain_json(task_fields(task))
     # Most tasks, at half the cost: a text that has been spelled for the task before is not spelled again.
-    args = f',"args":{plain_json(entry.args)}' if entry.args else ""
-    kwargs = f',"kwargs":{plain_json(dict(entry.kwargs))}' if entry.kwargs else ""
-    return (
-        f'{{"schema":{SCHEMA},"id":"{task.id}","experiment":{quote_json(task.experiment)},'
-        f'"function":{quote_json(entry.function)}{args}{kwargs}'
-        f"{_spell_code(task.snapshot, task.folder, task.submitted_by)}{_spell_time(task.submitted_at)}}}"
-    )
+    before = spell_head(task.experiment, entry.function)
+    args = plain_json(entry.args) if entry.args else ""
+    kwargs = plain_json(dict(entry.kwargs)) if entry.kwargs else ""
+    behind = spell_code(task.snapshot, task.folder, task.submitted_by)
+    return spell_call(task.id, before, args, kwargs, behind, _spell_time(task.submitted_at))
+
+
+def spell_call(identity: str, before: str, args: str, kwargs: str, behind: str, at: str) -> str:
+    """The JSON of a function's task from that of its parts; an empty text stands for none."""
+    if args:
+        args = f',"args":{args}'
+    if kwargs:
+        kwargs = f',"kwargs":{kwargs}'
+    return f'{{"schema":{SCHEMA},"id":"{identity}",{before}{args}{kwargs}{behind}{at}}}'
+
+
+@functools.lru_cache(maxsize=256)
+def spell_head(experiment: str, function: str) -> str:
+    return f'"experiment":{plain_json(experiment)},"function":{plain_json(function)}'
 
 
 def _is_usual(task: Task) -> bool:
@@ -140,7 +152,7 @@ def _is_usual(task: Task) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _spell_code(snapshot: str | None, folder: str | None, submitted_by: str | None) -> str:
+def spell_code(snapshot: str | None, folder: str | None, submitted_by: str | None) -> str:
     fields = {"snapshot": snapshot, "folder": folder, "submitted_by": submitted_by}
     return "".join(f',"{name}":{plain_json(text)}' for name, text in fields.items() if text is not None)
 

@@ -63,7 +63,7 @@ _WATCH = tuple(
 )
 """Triggers that tell what a transaction does."""
 IN_ORDER = """
-SELECT t.id, (SELECT count(*) FROM ready WHERE seq=t.seq), (SELECT count(*) FROM delayed WHERE seq=t.seq),
+SELECT t.id, t.seq>(SELECT seq FROM entered), (SELECT count(*) FROM ready WHERE seq=t.seq), (SELECT count(*) FROM delayed WHERE seq=t.seq),
   (SELECT count(*) FROM leases WHERE seq=t.seq), (SELECT count(*) FROM records WHERE rid=(t.seq << 20 | t.generation))
 FROM tasks t"""
 """Each task's number of places; one is right."""

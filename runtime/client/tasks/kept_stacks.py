@@ -11,11 +11,13 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.client.tasks.code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
+from runtime.client.tasks.repeated import RepeatedCall
 from runtime.config import files_looked_at, no_working_folder
 from runtime.platform import system
 from runtime.queues.sqlite.queue import SqliteQueue
@@ -24,22 +26,28 @@ from runtime.terminal import Log
 
 if TYPE_CHECKING:
     from runtime.snapshots.watch import TreeWatch
+    from runtime.tasks.model import Task
 
 MOST: Final = 4
 """Most stacks kept at a time, and most folders of code for each; the oldest makes room for another."""
+MOST_CALLS: Final = 32
+"""Most functions of which each stack keeps how they are submitted."""
 SETTLED_NS: Final = 2_000_000_000
 """A settings file that was written shortly before it was read may change again with the same stamp."""
 PLAIN_LOOKS: Final = 3
 """Looks before the settings files are watched: a watch costs as much as many looks, and a process may submit only twice."""
 _VARIABLES: Final = (
     *("RUNTIME_STACK", "RUNTIME_OUTPUTS", "RUNTIME_QUEUE", "RUNTIME_DATA_DIR", "RUNTIME_DURABILITY"),
-    *("RUNTIME_SNAPSHOT_ID", "RUNTIME_SNAPSHOT_DIR", "RUNTIME_GOOGLE_API"),
+    *("RUNTIME_SNAPSHOT_ID", "RUNTIME_SNAPSHOT_DIR", "RUNTIME_ENVIRONMENT_ID", "RUNTIME_GOOGLE_API"),
     *("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"),
+    *("LOGNAME", "USER", "LNAME", "USERNAME"),
 )
 _RAW: Final = tuple(map(os.fsencode, _VARIABLES))
 look_up_variable: Final[Callable[[bytes], bytes | None]] = getattr(os.environb, "_data", os.environb).get
 """`os.environb.get` on the dictionary behind it, which is five times faster: each call looks up twenty variables."""
 _Key = tuple[str | bytes | None, ...]
+Manner = tuple[FunctionType, str | None, bool | None]
+"""How a function is submitted without options: the function, its experiment, and `snapshot`, which is None or False."""
 
 
 class KeptStack:
@@ -49,6 +57,8 @@ class KeptStack:
         self.stack = stack
         self.queue = stack.queue()
         self._codes: dict[tuple[Path | bool | None, Path | None], CodeInHand] = {}
+        self._calls: dict[Manner, RepeatedCall | None] = {}
+        """None for what was submitted once: what is never repeated costs no more than that."""
         self._stamps = {path: _stamp(path) for path in files_looked_at(stack.settings)}
         self._watch: TreeWatch | None = None
         """The watch of the settings files and the queue's file, which are read after a notice and every `LOOK_EVERY_S`."""
@@ -93,6 +103,30 @@ class KeptStack:
             code = self._codes[wanted, start] = CodeInHand(wanted, start)
         return code.take(records, settings)
 
+    def find_call(self, manner: Manner) -> RepeatedCall | None:
+        call = self._calls.get(manner)
+        return call if call is not None and call.is_current(manner[0]) else None
+
+    def keep_call(self, manner: Manner, start: Path | None, task: Task, said: Mapping[str, Any]) -> None:
+        """From its second time on, keep what the next such call has in common with this one, which submitted that task.
+
+        `start` is the folder that its code was looked for from.
+        """
+        if manner not in self._calls:
+            if len(self._calls) >= MOST_CALLS:
+                self._calls.pop(next(iter(self._calls)))
+            self._calls[manner] = None
+            return
+        function, _, snapshot = manner
+        code = None if snapshot is False else self._codes.get((snapshot, start))
+        watched = [] if code is None else [code.watched]
+        watched.append(self._watch and (self._watch, self._looked_at + LOOK_EVERY_S))
+        found = [each for each in watched if each is not None]
+        if not isinstance(self.queue, SqliteQueue) or len(found) < len(watched) or (code is None and snapshot is None):
+            return
+        watches, until = [watch for watch, _ in found], min(until for _, until in found)
+        self._calls[manner] = RepeatedCall(function, task, self.queue, watches, until, said)
+
     def close(self) -> None:
         _all.discard(self)
         self._close_watches()
@@ -129,10 +163,9 @@ class borrow_stack:  # noqa: N801 - a context manager, read as a call
 
     def __enter__(self) -> KeptStack:
         try:
-            here = os.getcwd()  # noqa: PTH109 - each call asks
+            self._key = _key_of(*self._asked)
         except OSError as problem:
             raise no_working_folder(problem) from problem
-        self._key = (*self._asked, here, *map(look_up_variable, _RAW))
         kept = _kept.pop(self._key, None)
         if kept is not None and not kept.is_current:
             kept.close()
@@ -141,13 +174,49 @@ class borrow_stack:  # noqa: N801 - a context manager, read as a call
         return self._kept
 
     def __exit__(self, kind: object, problem: object, trace: object) -> None:
-        kept = self._kept
-        if kind is None and kept not in _all:
-            return  # This process was forked meanwhile.
-        if kind is not None or not kept.may_be_kept or _kept.setdefault(self._key, kept) is not kept:
-            kept.close()
-        elif len(_kept) > MOST:
-            _close_these(list(_kept)[:-MOST])
+        if kind is None:
+            _keep(self._key, self._kept)
+        else:
+            self._kept.close()
+
+
+def put_again(
+    name: str | None, queue: str | None, manner: Manner, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[RepeatedCall, str] | None:
+    """Put a task as calls of the same manner put theirs, and return the call and the task's id.
+
+    None, with nothing done, if that takes another look at the stack, the code or the arguments, or if the task is known.
+    """
+    try:
+        key = _key_of(name, queue)
+    except OSError:
+        return None
+    kept = _kept.pop(key, None)
+    if kept is None:
+        return None
+    try:
+        call = kept.find_call(manner)
+        identity = None if call is None else call.put(args, kwargs)
+    except BaseException:
+        kept.close()
+        raise
+    _keep(key, kept)
+    return None if call is None or identity is None else (call, identity)
+
+
+def _key_of(name: str | None, queue: str | None) -> _Key:
+    """What decides which stack is opened, and as whom. Raises `OSError` if the working directory is gone."""
+    return (name, queue, os.getcwd(), *map(look_up_variable, _RAW))  # noqa: PTH109 - each call asks
+
+
+def _keep(key: _Key, kept: KeptStack) -> None:
+    """Keep a stack for the next call, unless this process was forked since it was borrowed."""
+    if kept not in _all:
+        return
+    if not kept.may_be_kept or _kept.setdefault(key, kept) is not kept:
+        kept.close()
+    elif len(_kept) > MOST:
+        _close_these(list(_kept)[:-MOST])
 
 
 def _open(name: str | None, queue: str | None) -> KeptStack:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from runtime.client.tasks.code import take_code
 from runtime.client.tasks.environment import take_packages
-from runtime.client.tasks.kept_stacks import KeptStack
+from runtime.client.tasks.kept_stacks import KeptStack, Manner, put_again
 from runtime.client.tasks.make import (
     LISTS,
     TaskOptions,
@@ -50,7 +51,14 @@ from runtime.platform import system
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_new_experiment
+from runtime.tasks.model import (
+    DEFAULT_MAX_FAILURES,
+    NO_OUTPUTS,
+    NO_PRIORITY,
+    Resources,
+    Task,
+    check_new_experiment,
+)
 from runtime.terminal import Log
 from runtime.units import Span, count_noun, read_span
 from runtime.values import dataclass, field, replace
@@ -64,6 +72,7 @@ PARALLEL: Final = 32
 """Requests to a bucket at once, to look for outputs that exist."""
 
 _CheckSecrets: TypeAlias = Callable[[Sequence[str]], None]
+_NAMES: Final = (str, type(None))
 _compared: set[str] = set()
 """Record stores whose clock this process has compared with its own."""
 
@@ -207,6 +216,25 @@ def submit(
     Calling it again with the same work submits nothing twice; tasks that are known keep the code they were submitted
     with.
     """
+    manner: Manner | None = None
+    if (
+        type(work) is FunctionType
+        and (snapshot is None or snapshot is False)
+        and key is timeout is expires is delay is resources is secrets is capture is reuse is None
+        and notify is notify_on is environment is image is progress is None
+        and max_failures is DEFAULT_MAX_FAILURES
+        and priority is NO_PRIORITY
+        and outputs is with_packages is mounts is NO_OUTPUTS
+        and not skip_existing
+        and type(experiment) in _NAMES
+        and type(queue) in _NAMES
+        and type(stack) in _NAMES
+        and type(args) in LISTS
+    ):
+        manner = work, experiment, snapshot
+        if (again := put_again(stack, queue, manner, args, kwargs)) is not None:  # type: ignore[arg-type]
+            call, identity = again
+            return Submission(new=1, tasks=((identity, 1),), **call.said)
     now = system.now()
     if type(args) not in LISTS:
         check_argument("args", args)
@@ -294,7 +322,8 @@ def submit(
             "pickles": packed is not None,
         }
         if target.records.holds_tasks and not skip_existing and said["single"]:
-            done = _submit_one(make_one(work, terms, args, kwargs), target, check_secrets, said)
+            made = make_one(work, terms, args, kwargs)
+            done = _submit_one(made, target, check_secrets, said)
             if progress:
                 progress(1)
         else:
@@ -312,6 +341,8 @@ def submit(
             hearers.watch(target, experiment, new=bool(done.new or done.resumed))
         if done.new:
             _say_skew(target.records)
+            if manner is not None and kept is not None and packed is None:
+                kept.keep_call(manner, start, made, {"experiment": experiment, "queue": target.name, **said})
         return done
 
 

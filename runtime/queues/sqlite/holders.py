@@ -24,7 +24,8 @@ from runtime.queues.base import DEFAULT_LEASE, Running
 from runtime.queues.sqlite.rows import SUSPECT, read_task, requeue
 from runtime.reasons import EndReason
 from runtime.records.base import AttemptStore
-from runtime.records.embedded import EmbeddedFile, count
+from runtime.records.embedded import EmbeddedFile
+from runtime.records.moves import count
 from runtime.records.filelock import take_lock
 from runtime.records.sqlite import insert_note
 from runtime.tasks.history import EndedNote

@@ -23,7 +23,8 @@ from runtime.queues.sqlite import rows
 from runtime.queues.sqlite.holders import Holders, Presence, WakePipes
 from runtime.queues.sqlite.rows import ALONE, SUSPECT
 from runtime.records.base import RecordExists, RecordStore, is_unwritten
-from runtime.records.embedded import Durability, EmbeddedFile, count, experiment_number, take_out
+from runtime.records.embedded import Durability, EmbeddedFile
+from runtime.records.moves import count, experiment_number, take_out
 from runtime.records.orders import pause_order, resume_order
 from runtime.records.sqlite import SqliteRecords, find_record, insert_note, insert_record
 from runtime.tasks.history import Lease, Release, Settlement
@@ -32,16 +33,8 @@ from runtime.tasks.wire import decode_stored, encode_task
 from runtime.terminal import Log
 from runtime.values import replace
 
-# One statement that puts one task, and so a transaction of its own. Both belong to a connection and are in no file.
-_PUT_VIEW = (
-    "CREATE TEMP VIEW IF NOT EXISTS put_one AS SELECT id, experiment, queue, rank, body FROM tasks",
-    """CREATE TEMP TRIGGER IF NOT EXISTS put_one_everywhere INSTEAD OF INSERT ON put_one BEGIN
-    INSERT INTO tasks(id, experiment, generation, queue, rank, body)
-      VALUES(new.id, new.experiment, 1, new.queue, new.rank, new.body);
-    INSERT INTO ready VALUES(new.queue, new.rank, last_insert_rowid(), 0, 0);
-    UPDATE experiments SET queued=queued+1 WHERE id=new.experiment; END""",
-)
-_PUT_ONE = "INSERT INTO put_one VALUES(?, ?, ?, ?, ?)"
+# One statement, and so a transaction of its own: all else that a task needs is done when it enters.
+_PUT_ONE = "INSERT INTO tasks(id, experiment, generation, queue, rank, body) VALUES(?, ?, 1, ?, ?, ?)"
 _NEXT = (
     "SELECT r.rank, r.seq, r.tries, r.flags, t.experiment, t.generation, t.body FROM queues q "
     "JOIN ready r ON r.queue=q.id JOIN tasks t USING(seq) "
@@ -83,7 +76,6 @@ class SqliteQueue:
         self._fused = self._row.fused
         self._is_woken = False
         self._experiments: dict[str, int] = {}
-        self._has_view = False
         self._wakes = WakePipes(file.workers_folder)
         self._presence: Presence | None = None
         self._holders = Holders(file, records, self._clock, fused=self._fused, wake=self._wakes.wake)
@@ -127,27 +119,27 @@ class SqliteQueue:
 
     def _put_plain(self, task: Task) -> base.PutResult | None:
         """Put the usual single task at half the cost; None if it is not one."""
-        experiment, queue = self._experiments.get(task.experiment), self._row.known
-        if (
-            experiment is None
-            or queue is None
-            or task.generation > 1
-            or task.not_before
-            or self._file.durability != "full"
-        ):
+        if task.generation > 1 or task.not_before:
             return None
-        if not self._has_view:
-            self._file.add_temporary(_PUT_VIEW)
-            self._has_view = True
-        row = (task.id, experiment, queue, -task.priority, encode_task(task))
+        is_new = self.put_spelled(task.id, task.experiment, encode_task(task), rank=-task.priority)
+        return None if is_new is None else _NEW if is_new else _KNOWN
+
+    def put_spelled(self, identity: str, experiment: str, body: str, *, rank: int = 0) -> bool | None:
+        """Put the first generation of one task, to be run at once, by its JSON; returns whether it is new.
+
+        None, with nothing done, for the first task of its experiment or queue from this process.
+        """
+        number, queue = self._experiments.get(experiment), self._row.known
+        if number is None or queue is None or self._file.durability != "full":
+            return None
         try:
-            self._file.execute(_PUT_ONE, row)
+            self._file.execute(_PUT_ONE, (identity, number, queue, rank, body))
         except sqlite3.IntegrityError as problem:
             if problem.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_UNIQUE:
                 raise
-            return _KNOWN
+            return False
         self._wakes.wake()
-        return _NEW
+        return True
 
     # lease, renew, settle, release
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from runtime.errors import InvalidTask
 from runtime.records.base import RecordStore
-from runtime.records.embedded import EmbeddedFile, count, queue_number, record_id, take_out
+from runtime.records.embedded import EmbeddedFile, record_id
+from runtime.records.moves import count, enter_new, queue_number, take_out
 from runtime.records.orders import Control, Order, person
 from runtime.records.sqlite import SqliteRecords, raw_text
 from runtime.tasks.history import InvalidMessage, Record
@@ -27,21 +28,8 @@ _ADD = "INSERT OR IGNORE INTO tasks(id, experiment, generation, queue, rank, due
 
 
 def add_tasks(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], now: float) -> int:
-    last = connection.execute("SELECT coalesce(max(seq), 0) FROM tasks").fetchone()[0]
     new = connection.executemany(_ADD, rows).rowcount
-    added: Iterable[tuple[int, int]] = [(rows[0][1], new)]
-    if len({row[1] for row in rows}) > 1:
-        added = connection.execute(
-            "SELECT experiment, count(*) FROM tasks WHERE seq>? GROUP BY experiment", (last,)
-        ).fetchall()
-    for experiment, tasks in added:
-        count(connection, experiment, queued=tasks)
-    if {row[5] for row in rows} != {None}:
-        connection.execute("INSERT INTO delayed SELECT due, seq, 0, 0 FROM tasks WHERE seq>? AND due>?", (last, now))
-    connection.execute(
-        "INSERT INTO ready SELECT queue, rank, seq, 0, 0 FROM tasks WHERE seq>? AND (due IS NULL OR due<=?)",
-        (last, now),
-    )
+    enter_new(connection, now)
     return new
 
 
@@ -51,21 +39,20 @@ def begin_generation(connection: sqlite3.Connection, task: Task, experiment: int
     due = task.not_before.timestamp() if task.not_before else None
     values = (experiment, task.generation, queue, -task.priority, due, encode_task(task))
     if row is None:
-        seq = connection.execute(f"{_ADD} RETURNING seq", (task.id, *values)).fetchone()[0]
-    else:
-        seq, known, before = row
-        if known >= task.generation:
-            return False
-        state = take_out(connection, seq)
-        if state is None:
-            ended = connection.execute("SELECT state FROM records WHERE rid=?", (record_id(seq, known),)).fetchone()
-            state = ended and ended[0]
-        if state is not None:
-            count(connection, before, **{state: -1})
-        connection.execute(
-            "UPDATE tasks SET experiment=?, generation=?, queue=?, rank=?, due=?, body=? WHERE seq=?",
-            (*values, seq),
-        )
+        add_tasks(connection, [(task.id, *values)], now)
+        return True
+    seq, known, before = row
+    if known >= task.generation:
+        return False
+    state = take_out(connection, seq)
+    if state is None:
+        ended = connection.execute("SELECT state FROM records WHERE rid=?", (record_id(seq, known),)).fetchone()
+        state = ended and ended[0]
+    if state is not None:
+        count(connection, before, **{state: -1})
+    connection.execute(
+        "UPDATE tasks SET experiment=?, generation=?, queue=?, rank=?, due=?, body=? WHERE seq=?", (*values, seq)
+    )
     requeue(connection, seq, queue, -task.priority, due, now, tries=0, flags=0)
     count(connection, experiment, queued=1)
     return True

@@ -83,7 +83,7 @@ def check_counters(path: Path) -> None:
     """Check that each task is in exactly one place, and that the counters are right."""
     connection = sqlite3.connect(path)
     places = connection.execute(
-        "SELECT t.id, (SELECT count(*) FROM ready r WHERE r.seq=t.seq) + (SELECT count(*) FROM delayed d WHERE "
+        "SELECT t.id, (t.seq > (SELECT seq FROM entered)) + (SELECT count(*) FROM ready r WHERE r.seq=t.seq) + (SELECT count(*) FROM delayed d WHERE "
         "d.seq=t.seq) + (SELECT count(*) FROM leases l WHERE l.seq=t.seq) + (SELECT count(*) FROM records c WHERE "
         "c.rid=(t.seq << 20 | t.generation)) FROM tasks t"
     ).fetchall()
