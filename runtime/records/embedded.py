@@ -20,7 +20,7 @@ import sqlite3
 import stat
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -169,14 +169,18 @@ class EmbeddedFile:
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
-    def execute(self, statement: str, values: Sequence[object]) -> None:
-        """Run one statement as a write transaction of its own, with an fsync; it is cheaper than `transaction`."""
+    def execute(self, statement: str, values: Sequence[object], *, announce: Callable[[], None]) -> None:
+        """Run one statement as a write transaction of its own, with an fsync; it is cheaper than `transaction`.
+
+        `announce` is called with the lock held: who hears of it and wants the lock gets it after the commit, and is awake by then.
+        """
         with self._mutex:
             self._lock(self.patience_s)
             try:
                 self._ensure_same()
                 connection = self._writer or self._open_writer()
                 self._make_durable(connection, True)
+                announce()
                 connection.execute(statement, values)
             except sqlite3.DatabaseError as problem:
                 if type(problem) not in _THE_FILE:

@@ -133,12 +133,11 @@ class SqliteQueue:
         if number is None or queue is None or self._file.durability != "full":
             return None
         try:
-            self._file.execute(_PUT_ONE, (identity, number, queue, rank, body))
+            self._file.execute(_PUT_ONE, (identity, number, queue, rank, body), announce=self._wakes.wake)
         except sqlite3.IntegrityError as problem:
             if problem.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_UNIQUE:
                 raise
             return False
-        self._wakes.wake()
         return True
 
     # lease, renew, settle, release
