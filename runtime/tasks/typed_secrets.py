@@ -20,11 +20,15 @@ SECRETS_HINT: Final = (
     "name a secret of the stack with `--secret`, and let the work read its variable; if it is no secret, give the argument "
     "another name"
 )
+NUMBERS: Final = frozenset({int, float, bool, type(None)})
+"""Types of arguments that are no secrets, unless they have a name."""
 
 
 def refuse_secrets(entry: Entry, *, line: int | None = None) -> None:
     """Raise `InvalidTask` for an argument that looks like a secret; its value is not repeated."""
     if isinstance(entry, FunctionEntry):
+        if not entry.kwargs and NUMBERS.issuperset(map(type, entry.args)):
+            return
         field, found = "kwargs", find_secret(entry.kwargs)
         if found is None and entry.args:
             field, found = "args", find_secret(entry.args) or _find_in_options(entry.args)

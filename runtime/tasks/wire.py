@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import json.encoder
+import operator
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -19,7 +20,10 @@ from runtime.tasks.model import (
     DEFAULT_MAX_FAILURES,
     ENTRY_FIELDS,
     FIELDS,
+    FIRST_GENERATION,
     LIMITS,
+    NO_OUTPUTS,
+    NO_PRIORITY,
     NO_RESOURCES,
     NOTHING,
     SCHEMA,
@@ -106,7 +110,7 @@ def task_fields(task: Task) -> dict[str, Any]:
 def encode_task(task: Task) -> str:
     """The JSON of `task_fields(task)`."""
     entry = task.entry
-    if not isinstance(entry, FunctionEntry) or not _is_usual(task):
+    if not isinstance(entry, FunctionEntry) or _rare_fields(task) != _USUAL:
         return plain_json(task_fields(task))
     # Most tasks, at half the cost: a text that has been spelled for the task before is not spelled again.
     before = spell_head(task.experiment, entry.function)
@@ -130,25 +134,15 @@ def spell_head(experiment: str, function: str) -> str:
     return f'"experiment":{plain_json(experiment)},"function":{plain_json(function)}'
 
 
-def _is_usual(task: Task) -> bool:
-    """Whether the task has no other fields than its entry, its code, and its time and author of submission."""
-    return (
-        task.max_failures == DEFAULT_MAX_FAILURES
-        and task.key is None
-        and task.generation == 1
-        and task.timeout is None
-        and task.resources is NO_RESOURCES
-        and task.environment is None
-        and task.container is None
-        and task.secrets is None
-        and task.artifacts is NO_ARTIFACTS
-        and task.notify is NO_SINKS
-        and task.not_before is None
-        and task.expires_at is None
-        and not task.outputs
-        and not task.priority
-        and not task.extra
-    )
+_rare_fields: Final = operator.attrgetter(
+    *("max_failures", "key", "generation", "timeout", "resources", "environment", "container", "secrets", "artifacts"),
+    *("notify", "not_before", "expires_at", "outputs", "priority", "extra"),
+)
+"""The fields of a task beside its entry, its code, and its time and author of submission."""
+_USUAL: Final = (
+    *(DEFAULT_MAX_FAILURES, None, FIRST_GENERATION, None, NO_RESOURCES, None, None, None, NO_ARTIFACTS),
+    *(NO_SINKS, None, None, NO_OUTPUTS, NO_PRIORITY, NOTHING),
+)
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from runtime.platform import system
 from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.tasks.model import FunctionEntry, Task, canonical_json, is_plain, plain_json, quote_json, spell_entry, spelled_id
-from runtime.tasks.typed_secrets import refuse_secrets
+from runtime.tasks.typed_secrets import NUMBERS, refuse_secrets
 from runtime.tasks.wire import spell_call, spell_code, spell_head
 from runtime.units import format_time
 
@@ -75,8 +75,7 @@ class RepeatedCall:
             if type(kwargs) is not dict or not all(map(is_plain, (*kwargs, *kwargs.values()))):
                 return None
             sorted_kwargs, more = canonical_json(kwargs), plain_json(kwargs)
-        if kwargs or '"' in spelled:
-            # The names of keyword arguments and the texts may be those of secrets; numbers are none.
+        if kwargs or not NUMBERS.issuperset(map(type, args)):
             refuse_secrets(FunctionEntry(self._function, tuple(args), kwargs or {}))
         identity = spelled_id(self._experiment, spell_entry(self._function, spelled, sorted_kwargs))
         at = f',"submitted_at":"{format_time(system.now())}"'
