@@ -10,7 +10,6 @@ import itertools
 import operator
 import sys
 import time
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -342,6 +341,8 @@ def _width(text: str) -> int:
     """Count the terminal columns of `text`: two for East Asian wide characters, none for combining ones."""
     if text.isascii():
         return len(text)
+    import unicodedata  # a thirtieth of a command's start, and most say nothing beyond ASCII
+
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from runtime.errors import RequestRefused
 from runtime.secret_signs import drop_secret_arguments, has_known_form
-from runtime.snapshots.snapshot import SnapshotRules, ask_git, read_diffs, read_git_state, start_git, survey
+from runtime.snapshots.git import GitHead, ask_git, read_diffs, read_git_head, start_git
+from runtime.snapshots.snapshot import SnapshotRules, survey
 
 MOST_DIFF_BYTES: Final = 256 << 10
 """Limit for the diffs of all repositories together."""
@@ -38,9 +39,10 @@ def own_argv() -> list[str]:
     return kept
 
 
-def read_repositories(folder: Path, names: Collection[str]) -> list[dict[str, Any]]:
+def read_repositories(folder: Path, names: Collection[str], around: GitHead | None = None) -> list[dict[str, Any]]:
     """Return the state of the repository around `folder`, and of those inside it, which has the files `names`.
 
+    `around` is what `read_git_head` says of `folder`, if that is known.
     `folder` in a record is relative. `diff` and `staged_diff` show the files of the snapshot alone, as `read_git_state` does;
     `dirty` is true if any file differs from the commit, or is not tracked.
     """
@@ -49,20 +51,20 @@ def read_repositories(folder: Path, names: Collection[str]) -> list[dict[str, An
         here = folder / place
         if not _has_git(here):
             continue
-        # All at once.
-        status = start_git(here, "status", "--porcelain", "--ignore-submodules", "--", ".")
         remote = start_git(here, "config", "--get", "remote.origin.url")
-        state, dirty, url = read_git_state(here, ()), bool(status()), remote()
-        if state is None:
+        head = (around if place == "." else None) or read_git_head(here)
+        url = remote()
+        if head is None:
             continue
         record: dict[str, Any] = {
             "folder": place,
-            "commit": state.commit,
-            "branch": None if state.branch is None else _plain(state.branch),
-            "dirty": dirty,
+            "commit": head.commit,
+            "branch": None if head.branch is None else _plain(head.branch),
+            "dirty": head.dirty,
             "remote": remove_credentials(_plain(os.fsdecode(url or b"")).strip()) or None,
         }
-        for name, diff in zip(("diff", "staged_diff"), read_diffs(here, files) if dirty else ("", ""), strict=True):
+        diffs = read_diffs(here, files) if head.changed else ("", "")
+        for name, diff in zip(("diff", "staged_diff"), diffs, strict=True):
             record[name] = cut_text(diff, left)
             left -= min(left, len(diff.encode("utf-8", "replace")))
         found.append(record)

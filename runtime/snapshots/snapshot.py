@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import os
-import re
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.shim.folders import MOST_PARTS
 from runtime.snapshots.cache import Seen, SnapshotCache
-from runtime.snapshots.secret_files import find_secret_files, find_secrets
+from runtime.snapshots.git import ask_git
+from runtime.snapshots.secret_files import find_secret_files
 from runtime.units import format_size
 from runtime.values import dataclass, field
 
@@ -37,22 +35,6 @@ MAX_SNAPSHOT_BYTES: Final = 100 * 1024 * 1024
 LONGEST_LOOK_S: Final = 60.0
 """Time limit for listing the names of a tree."""
 _PREFIX: Final = "sha256:"
-LONGEST_DIFF: Final = 1_000_000
-_DIFF: Final = (
-    # Names are no patterns, and relative to the folder as those of the snapshot. Without external drivers and filters,
-    # which are the user's programs and may write, and without the old bytes of binary files.
-    *("--literal-pathspecs", "diff", "--relative", "--no-ext-diff", "--no-textconv", "--no-color"),
-    # A rename would name the old file, and a deleted file, or one that became a link, would show only its old content.
-    *("--no-renames", "--diff-filter=dt", "--ignore-submodules"),
-)
-_NAMES_AT_ONCE: Final = 256 * 1024
-"""Letters of names in the arguments of one call; systems take 1 MiB or more, variables included."""
-_OF_HOOKS: Final = (
-    # Variables that git sets for its hooks and aliases; they would lead it to another repository than the folder's.
-    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"),
-    # Git refuses these together with literal names.
-    *("GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS"),
-)
 _READS: Final = 5
 """Times that a file is read if it keeps changing."""
 _BLOCK: Final = 512
@@ -83,18 +65,6 @@ class TreeFile(NamedTuple):
     name: str
     """Relative to the tree's root, with `/`."""
     status: os.stat_result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GitState:
-    """Position of the tree in its history, for people; the content id vouches for the bytes."""
-
-    commit: str | None
-    """None before the first commit."""
-    branch: str | None
-    """None on a detached head."""
-    diff: str
-    """Diff against the commit of the files that the snapshot has; empty for a clean tree. See `read_git_state`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,70 +221,6 @@ def survey(folder: Path, rules: SnapshotRules) -> list[TreeFile]:
     return files
 
 
-def read_git_state(folder: Path, names: Collection[str]) -> GitState | None:
-    """Read commit, branch and diff of the work tree around `folder`; None outside of a work tree.
-
-    The diff is kept with the job, so it shows the snapshot's files, `names`, and no name or line of any other: a file that
-    was left out, deleted or renamed, or that lies outside of `folder`. Files are left out of it, too, if the diff would show
-    a secret that was removed from them.
-    """
-    # Both at once.
-    where = start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
-    changed = start_git(folder, *_DIFF, "--name-only", "-z", "HEAD", "--", ".")
-    said, listed = where(), changed()
-    if said is not None:
-        _, commit, name = said.splitlines()
-        branch: bytes | None = name.removeprefix(b"refs/heads/") if name != b"HEAD" else None
-    elif ask_git(folder, "rev-parse", "--is-inside-work-tree") is None:
-        return None
-    else:
-        commit, branch = b"", ask_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
-    known = set(names)
-    shown = [name for name in map(os.fsdecode, (listed or b"").split(b"\0")) if name in known]
-    return GitState(
-        commit=os.fsdecode(commit) or None,
-        branch=os.fsdecode(branch).strip() if branch else None,
-        diff=_read_diff(folder, shown, "HEAD"),
-    )
-
-
-def read_diffs(folder: Path, names: Collection[str]) -> tuple[str, str]:
-    """Return the changes that are not staged and those that are, as `git diff` and `git diff --staged` show them.
-
-    As in `read_git_state`, they show `names` alone.
-    """
-
-    def read(*against: str) -> str:
-        listed = ask_git(folder, *_DIFF, "--name-only", "-z", *against, "--", ".") or b""
-        known = set(names)
-        return _read_diff(folder, [name for name in map(os.fsdecode, listed.split(b"\0")) if name in known], *against)
-
-    return read(), read("--cached")
-
-
-def _read_diff(folder: Path, names: Sequence[str], *against: str) -> str:
-    """Return the diff of these files, up to `LONGEST_DIFF`."""
-    diff, left = "", list(names)
-    while left and len(diff) < LONGEST_DIFF:
-        letters = itertools.accumulate(len(os.fsencode(name)) for name in left)
-        count = max(1, sum(1 for each in letters if each <= _NAMES_AT_ONCE))
-        shown = ask_git(folder, *_DIFF, *against, "--", *left[:count]) or b""
-        del left[:count]
-        text = shown.decode("utf-8", "replace")[: LONGEST_DIFF - len(diff)]
-        # Every line of a file begins with a space, `+`, `-`, `@` or a backslash.
-        files = re.split(r"^(?=diff --git )", text, flags=re.MULTILINE)
-        diff += "".join(each for each in files if not _removes_secret(each))
-    return diff
-
-
-def _removes_secret(diff: str) -> bool:
-    # With the lines around, since only the body of a key changes when it is replaced.
-    before, after = (
-        find_secrets("".join(re.findall(rf"^[ {sign}](.*\n?)", diff, flags=re.MULTILINE))) for sign in "-+"
-    )
-    return not before <= after
-
-
 def _list_below(
     folder: str, prefix: str, ignored: Callable[[str], bool] | None, patience: _Patience
 ) -> Iterator[tuple[str, os.stat_result]]:
@@ -427,41 +333,6 @@ def _matcher(lines: str) -> Callable[[str], bool]:
 
     spec: Any = pathspec.GitIgnoreSpec.from_lines(lines.splitlines())
     return lambda name: bool(spec.match_file(name))
-
-
-def ask_git(folder: Path, *args: str, patience: _Patience | None = None) -> bytes | None:
-    """Return what git prints; None if it refuses or is not installed. Git takes no lock and writes nothing."""
-    return start_git(folder, *args, patience=patience)()
-
-
-def start_git(folder: Path, *args: str, patience: _Patience | None = None) -> Callable[[], bytes | None]:
-    """Start git, and return a function that waits for its output as `ask_git` does."""
-    try:
-        asked = subprocess.Popen(
-            ["git", "-C", str(folder), *args],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={
-                **{name: text for name, text in os.environ.items() if name not in _OF_HOOKS},
-                "GIT_OPTIONAL_LOCKS": "0",
-            },
-        )
-    except OSError:
-        return lambda: None
-
-    def answer() -> bytes | None:
-        with asked:
-            try:
-                said, _ = asked.communicate(timeout=patience.left_s if patience else None)
-            except BaseException as problem:
-                asked.kill()
-                if patience and isinstance(problem, subprocess.TimeoutExpired):
-                    patience.check()
-                raise
-        return said if asked.returncode == 0 else None
-
-    return answer
 
 
 def _check_size(folder: Path, files: Sequence[TreeFile], total: int, max_bytes: int) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.client.jobs import returned
 from runtime.client.jobs.known import read_place
 from runtime.client.jobs.targets import OpenTarget, find_target, list_usable_targets, make_context, open_target
 from runtime.config import Settings, load_settings
@@ -145,6 +144,8 @@ class JobHandle(OpenTarget):
         Raises what the function raised, with its traceback as the cause; `CallFailed` for a run that ended otherwise or that
         runs a command; `TimeoutError`. Only the job's owner can load values.
         """
+        from runtime.client.jobs import returned  # with pickle, which no launch needs
+
         entry, outcomes = self._await_own(timeout)
         every = index is None and self._is_array(entry)
         ran = sorted(outcomes) if every else [entry.first_index if index is None else ledger.check_index(entry, index)]
@@ -156,6 +157,8 @@ class JobHandle(OpenTarget):
 
     def exception(self, timeout: Span | None = None, *, index: int | None = None) -> BaseException | None:
         """Wait for the end and return what `result` would raise of a run, the first by default; None if it has a value."""
+        from runtime.client.jobs import returned
+
         entry, outcomes = self._await_own(timeout)
         outcome = outcomes[entry.first_index if index is None else ledger.check_index(entry, index)]
         stored = returned.read_stored(self.files, self.id, {outcome.index: outcome})[outcome.index]
@@ -163,6 +166,8 @@ class JobHandle(OpenTarget):
 
     def _await_own(self, timeout: Span | None) -> tuple[LedgerEntry, dict[int, Outcome]]:
         """Wait for the end; returns how each run ended, by its index. Raises `NotPossible` for another user's job."""
+        from runtime.client.jobs import returned
+
         returned.check_own(self.entry())
         self.wait(timeout=timeout)
         status = self.status(indices=True)

@@ -37,8 +37,9 @@ from runtime.launchers.base import ChecksHost
 from runtime.launchers.standing import GONE, LIVES, UNSEEN, judge_job
 from runtime.platform import system
 from runtime.shim.program import build_shim
+from runtime.snapshots.git import GitState, read_git_head, read_git_state
 from runtime.snapshots.origin import own_argv, read_repositories, without_secrets
-from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
+from runtime.snapshots.snapshot import Snapshot
 from runtime.units import count_noun, format_time
 from runtime.values import dataclass, replace
 
@@ -339,7 +340,9 @@ def _read_git(code: Path, prepared: Prepared) -> tuple[GitState | None, list[dic
     assert prepared.snapshot is not None
     names = prepared.snapshot.names
     rules = code_rules(prepared.plan.spec, prepared.context.settings, prepared.target)
-    return read_git_state(code, names), read_repositories(code, without_secrets(names, rules))
+    head = read_git_head(code)
+    state = None if head is None else read_git_state(code, names, head)
+    return state, read_repositories(code, without_secrets(names, rules), head)
 
 
 def _write_down(

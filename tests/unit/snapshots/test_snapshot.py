@@ -18,13 +18,14 @@ from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.records import open_records
 from runtime.records.store import BlobRecords
 from runtime.shim.tree import unpack
+from runtime.snapshots import git as state
 from runtime.snapshots import snapshot
+from runtime.snapshots.git import read_git_state
 from runtime.snapshots.snapshot import (
     IGNORE_FILE,
     SnapshotRules,
     fetch_snapshot,
     make_snapshot,
-    read_git_state,
     survey,
     take_snapshot,
 )
@@ -440,14 +441,14 @@ def test_git_state_is_the_same_in_spite_of_the_users_settings_of_git(tmp_path: P
 def test_git_state_of_a_long_diff_is_cut_and_of_many_files_read_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "_NAMES_AT_ONCE", 12)
+    monkeypatch.setattr(state, "_NAMES_AT_ONCE", 12)
     names = [f"f{number}.py" for number in range(9)]
     tree = make_repository(tmp_path / "tree", dict.fromkeys(names, "1\n"))
     for name in names:
         (tree / name).write_text("2\n")
 
     whole = read_git_state(tree, names)
-    monkeypatch.setattr(snapshot, "LONGEST_DIFF", 300)
+    monkeypatch.setattr(state, "LONGEST_DIFF", 300)
     cut = read_git_state(tree, names)
 
     assert whole is not None
