@@ -92,7 +92,7 @@ def fill_command(command: Sequence[str], params: Mapping[str, Any], index: int) 
             )
         return match[0]
 
-    return tuple(_BRACES.sub(fill, word) for word in command)
+    return tuple(re.sub(_BRACES, fill, word) for word in command)
 
 
-_BRACES = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_BRACES = r"\{([A-Za-z_][A-Za-z0-9_]*)\}"

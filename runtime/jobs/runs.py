@@ -159,7 +159,7 @@ class LogReader:
 
     def _find_gap(self) -> int | None:
         """How many bytes are left out after the beginning; None for a whole log."""
-        found = GAP.fullmatch(self._files.read_from(self._name, self._head, len(render_gap(0))))
+        found = re.fullmatch(GAP, self._files.read_from(self._name, self._head, len(render_gap(0))))
         return int(found[1]) if found else None
 
 

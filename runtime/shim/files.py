@@ -176,13 +176,13 @@ def list_names(path):
 SNAPSHOT = "snapshot.tar"
 VALUE, METRICS, METRICS_SUM = "value", "metrics.jsonl", "metrics.json"
 """Files of an attempt: what its function returned or raised, the numbers that it reported, and their sum."""
-OF_RANK = re.compile(r"metrics\.rank[0-9]+\.jsonl")
+OF_RANK = r"metrics\.rank[0-9]+\.jsonl"
 """Files with the numbers of other ranks than the first."""
 
 
 def is_result(name):
     """Whether an attempt's file of this name is kept, however long it is."""
-    return name in (VALUE, METRICS, METRICS_SUM) or OF_RANK.fullmatch(name) is not None
+    return name in (VALUE, METRICS, METRICS_SUM) or re.fullmatch(OF_RANK, name) is not None
 
 
 CONTAINERS = "containers.json"

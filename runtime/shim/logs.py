@@ -34,7 +34,7 @@ def render_gap(left_out: int) -> bytes:
     return b"\n[shim: %16d bytes are left out here, as the log outgrew its limit]\n" % left_out
 
 
-GAP = re.compile(re.escape(render_gap(0)).replace(re.escape(b"%16d" % 0), b" *([0-9]+)"))
+GAP = re.escape(render_gap(0)).replace(re.escape(b"%16d" % 0), b" *([0-9]+)")
 
 
 class Log(object):

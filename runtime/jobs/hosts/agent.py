@@ -6,7 +6,7 @@ installed. Requests are lines of JSON on standard input. Answers are lines on st
 a login shell does no harm.
 """
 
-import base64
+import binascii
 import errno
 import hashlib
 import io
@@ -545,7 +545,7 @@ def wait(pid: int, seconds: float) -> bool:
 def pack(value: Any) -> Any:
     """Encode a value whose bytes JSON cannot hold."""
     if isinstance(value, bytes):
-        return {"b64": base64.b64encode(value).decode("ascii")}
+        return {"b64": binascii.b2a_base64(value, newline=False).decode("ascii")}
     if isinstance(value, dict):
         return {"map": {key: pack(item) for key, item in value.items()}}
     if isinstance(value, (list, tuple)):
@@ -556,7 +556,7 @@ def pack(value: Any) -> Any:
 def unpack(value: Any) -> Any:
     if isinstance(value, dict):
         if "b64" in value:
-            return base64.b64decode(value["b64"])
+            return binascii.a2b_base64(value["b64"])
         return {key: unpack(item) for key, item in value["map"].items()}
     if isinstance(value, list):
         return [unpack(item) for item in value]

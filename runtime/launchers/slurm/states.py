@@ -238,7 +238,7 @@ class Layout:
         return (index - self.offset) // self.each if inside else None
 
 
-_NAME = re.compile(r"j-[0-9a-f]+\.[0-9a-f]{8}\.\d+(?:\.(\d+)x(\d+)x(\d+))?(?:\.e\d+)?")
+_NAME = r"j-[0-9a-f]+\.[0-9a-f]{8}\.\d+(?:\.(\d+)x(\d+)x(\d+))?(?:\.e\d+)?"
 
 
 def native_name(job: str, root: str, part: int, layout: Layout | None) -> str:
@@ -256,7 +256,7 @@ def _mark_of(root: str) -> str:
 
 def read_layout(name: str) -> Layout | None:
     """The layout in an array's name that `native_name` made; None for any other name."""
-    match = _NAME.fullmatch(name)
+    match = re.fullmatch(_NAME, name)
     return Layout(int(match[1]), int(match[2]), int(match[3])) if match and match[1] is not None else None
 
 
@@ -269,7 +269,7 @@ def to_owned(text: str, root: str, owner: str | None, job: str | None) -> list[O
     for line in text.splitlines():
         number, _, rest = line.partition("|")
         state, submitted, user, name, comment = [*rest.split("|", 4), "", "", "", ""][:5]
-        if not (number.isdecimal() and submitted.isdecimal() and _NAME.fullmatch(name)) or state in ENDED:
+        if not (number.isdecimal() and submitted.isdecimal() and re.fullmatch(_NAME, name)) or state in ENDED:
             continue
         ours, place, *_ = name.split(".")
         whose = comment.removeprefix(MARK) if comment.startswith(MARK) else user
