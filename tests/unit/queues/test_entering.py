@@ -1,0 +1,181 @@
+"""Single tasks, which are put as one row of the task file, and enter its other tables with the next transaction or reading."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import StoreBroken
+from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
+from runtime.records.embedded import EmbeddedFile
+from runtime.records.sqlite import SqliteRecords
+from runtime.tasks.model import Task, TaskState
+from tests.conformance.queue_pairs import TTL, succeeded, tasks
+from tests.unit.queues.test_queue_sqlite import check_counters
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tasks.db"
+
+
+def ask(path: Path, question: str) -> list[tuple[Any, ...]]:
+    """Look into the file as it is, without a connection of ours."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(question).fetchall()
+
+
+def put_singly(path: Path, count: int = 3) -> tuple[SqliteQueue, SqliteRecords, list[Task]]:
+    """Put tasks one by one; the first two number the experiment and the queue, and the others are put as their rows alone."""
+    queue, records = open_sqlite(path)
+    made = tasks(count)
+    for each in made:
+        assert queue.put([each]).new == 1
+    assert ask(path, "SELECT seq FROM entered") == [(2,)]
+    return queue, records, made
+
+
+def test_single_put_writes_its_row_alone_and_is_known_at_once(path: Path) -> None:
+    queue, _, made = put_singly(path)
+
+    assert ask(path, "SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM ready), queued FROM experiments") == [
+        (3, 2, 2)
+    ]
+    assert (queue.put([made[2]]).new, queue.put([made[2]]).known) == (0, 1)
+    check_counters(path)
+
+
+READERS: dict[str, Callable[[SqliteQueue, SqliteRecords, list[Task]], object]] = {
+    "totals": lambda queue, records, made: records.totals(made[0].experiment).counts[TaskState.QUEUED],
+    "peek": lambda queue, records, made: len(queue.peek(10)),
+    "depth": lambda queue, records, made: queue.depth().ready,
+    "place in the line": lambda queue, records, made: queue.find_waiting(made[2].id).ahead + 1,  # type: ignore[union-attr, operator]
+    "lease": lambda queue, records, made: len(queue.lease(10, worker="w-a", ttl=TTL)),
+    "purge": lambda queue, records, made: queue.purge(),
+    "cancel": lambda queue, records, made: queue.cancel_open(made[0].experiment),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "another opening"])
+def test_every_reader_sees_what_was_put_just_before(path: Path, reader: str, elsewhere: bool) -> None:
+    queue, records, made = put_singly(path)
+    if elsewhere:
+        queue, records = open_sqlite(path)
+
+    assert READERS[reader](queue, records, made) == 3
+
+    check_counters(path)
+
+
+def test_tasks_are_leased_in_the_order_of_their_puts_whichever_way_they_were_put(path: Path) -> None:
+    queue, records, made = put_singly(path, 6)
+    more = tasks(12)[6:]
+    queue.put(more[:3])
+    for each in more[3:]:
+        queue.put([each])
+
+    leases = queue.lease(20, worker="w-a", ttl=TTL)
+    queue.settle([succeeded(lease) for lease in leases])
+
+    assert [lease.task.id for lease in leases] == [task.id for task in [*made, *more]]
+    assert records.totals(made[0].experiment).counts[TaskState.SUCCEEDED] == 12
+    check_counters(path)
+
+
+def test_rolled_back_transaction_leaves_the_tasks_to_the_next_one(path: Path) -> None:
+    queue, records, made = put_singly(path)
+    with pytest.raises(ZeroDivisionError), queue._file.transaction():
+        raise ZeroDivisionError
+    assert ask(path, "SELECT seq FROM entered") == [(2,)]
+
+    assert records.totals(made[0].experiment).counts[TaskState.QUEUED] == 3
+
+
+def test_reading_in_a_transaction_of_the_same_thread_begins_no_other(path: Path) -> None:
+    queue, records, made = put_singly(path)
+    with queue._file.transaction():
+        assert records.find_task(made[2].id) is not None
+
+    assert records.find_task(made[2].id).state is TaskState.QUEUED  # type: ignore[union-attr]
+
+
+def test_reader_waits_for_a_writer_and_then_tells_the_truth(path: Path) -> None:
+    _, records, made = put_singly(path)
+    other = EmbeddedFile(path)
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with other.locked(patience_s=240):
+            inside.set()
+            leave.wait(240)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    inside.wait(240)
+    threading.Timer(0.05, leave.set).start()
+
+    assert records.totals(made[0].experiment).counts[TaskState.QUEUED] == 3
+
+    holder.join()
+    other.close()
+
+
+def test_workers_are_woken_with_the_lock_held_before_the_commit(path: Path) -> None:
+    queue, _, _ = put_singly(path)
+    seen: list[object] = []
+
+    def announce() -> None:
+        fd = os.open(f"{path}-lock", os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            seen.append("locked")
+        os.close(fd)
+        seen.append(len(ask(path, "SELECT 1 FROM tasks")))
+
+    queue._wakes.wake = announce  # type: ignore[method-assign]
+    queue.put([tasks(4)[3]])
+
+    assert seen == ["locked", 3]
+    assert len(ask(path, "SELECT 1 FROM tasks")) == 4
+
+
+def make_older(path: Path) -> None:
+    """Turn a file into one of layout 1, in which every task has entered."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TABLE entered; PRAGMA user_version=1;")
+
+
+def test_file_of_the_older_layout_is_brought_up_with_all_its_tasks(path: Path) -> None:
+    queue, records, made = put_singly(path)
+    (lease,) = queue.lease(1, worker="w-a", ttl=TTL)
+    queue.settle([succeeded(lease)])
+    queue.close()
+    make_older(path)
+
+    queue, records = open_sqlite(path)
+    for each in tasks(5):
+        queue.put([each])
+
+    counts = records.totals(made[0].experiment).counts
+    assert (counts[TaskState.QUEUED], counts[TaskState.SUCCEEDED]) == (4, 1)
+    assert ask(path, "PRAGMA user_version") == [(2,)]
+    check_counters(path)
+
+
+def test_file_of_this_layout_without_its_table_is_damaged(path: Path) -> None:
+    put_singly(path)[0].close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE entered")
+
+    with pytest.raises(StoreBroken, match="lacks the table `entered`"):
+        open_sqlite(path)[0].peek(1)
