@@ -29,6 +29,7 @@ from runtime.queues.sqlite.holders import Presence
 from runtime.records.blobs.folder import sync
 from runtime.records.embedded import (
     ENTERED,
+    RENAMED,
     TABLES,
     EmbeddedFile,
     check_layout,
@@ -47,7 +48,7 @@ _LARGEST: Final = 2**63 - 1
 _COUNTED: Final = ("tasks", "records", "notes", "objects")
 _HOLDING: Final = TABLES - {ENTERED}
 """Tables whose rows are brought over; each recovered task gets a place anyway."""
-_WITHOUT_ROWID: Final = {"ready": "queue, rank, seq", "delayed": "due, seq", "notes": "token", "objects": "key"}
+_WITHOUT_ROWID: Final = {"claimable": "queue, rank, seq", "deferred": "due, seq", "notes": "token", "objects": "key"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,7 @@ class _Found:
         for table in _COUNTED:
             self.counts[table] = new.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         self.counts["waiting"] = new.execute(
-            "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM delayed)"
+            "SELECT (SELECT count(*) FROM claimable) + (SELECT count(*) FROM deferred)"
         ).fetchone()[0]
         self.ids = {row[0] for row in new.execute("SELECT id FROM tasks")}
 
@@ -273,6 +274,9 @@ def _reading(source: Path) -> Iterator[sqlite3.Connection | None]:
         connection.text_factory = lambda data: data.decode(errors="replace")
         try:
             names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+            for before in RENAMED.keys() & names:
+                connection.execute(f"ALTER TABLE {before} RENAME TO {RENAMED[before]}")
+                names.add(RENAMED[before])
         except sqlite3.Error:
             names = set()
         if names >= _HOLDING:
@@ -373,10 +377,10 @@ def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:
         found.left_out += new.execute(condition).rowcount
     _name_missing(new)
     tries = {seq: (tries, flags) for seq, tries, flags in new.execute("SELECT seq, tries, flags FROM leases")}
-    tries |= {seq: (tries, flags) for seq, tries, flags in new.execute("SELECT seq, tries, flags FROM delayed")}
-    tries |= {seq: (tries, flags) for seq, tries, flags in new.execute("SELECT seq, tries, flags FROM ready")}
-    due = dict(new.execute("SELECT seq, due FROM delayed").fetchall())
-    for table in ("leases", "holders", "ready", "delayed"):
+    tries |= {seq: (tries, flags) for seq, tries, flags in new.execute("SELECT seq, tries, flags FROM deferred")}
+    tries |= {seq: (tries, flags) for seq, tries, flags in new.execute("SELECT seq, tries, flags FROM claimable")}
+    due = dict(new.execute("SELECT seq, due FROM deferred").fetchall())
+    for table in ("leases", "holders", "claimable", "deferred"):
         new.execute(f"DELETE FROM {table}")
     open_tasks = new.execute(
         "SELECT seq, queue, rank FROM tasks t WHERE NOT EXISTS "
@@ -385,9 +389,9 @@ def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:
     for seq, queue, rank in open_tasks:
         attempts, flags = tries.get(seq, (0, 0))
         if seq in due:
-            new.execute("INSERT INTO delayed VALUES(?, ?, ?, ?)", (due[seq], seq, attempts, flags))
+            new.execute("INSERT INTO deferred VALUES(?, ?, ?, ?)", (due[seq], seq, attempts, flags))
         else:
-            new.execute("INSERT INTO ready VALUES(?, ?, ?, ?, ?)", (queue, rank, seq, attempts, flags))
+            new.execute("INSERT INTO claimable VALUES(?, ?, ?, ?, ?)", (queue, rank, seq, attempts, flags))
     new.execute(f"UPDATE {ENTERED} SET seq=(SELECT coalesce(max(seq), 0) FROM tasks)")
     _recount(new)
 

@@ -5,8 +5,8 @@ order, where SQLite's own busy handler lets one writer starve, and it keeps clea
 3.7.0 to 3.51.2 risks when a WAL reset races with a writer (https://www.sqlite.org/wal.html#walresetbug). Readers
 open read-only.
 
-A task's current generation is in exactly one of `ready`, `delayed`, `leases` and (as a record) `records`, except for the
-newest tasks: a single one is put as its row alone, and enters `ready` and the counters before the next other transaction
+A task's current generation is in exactly one of `claimable`, `deferred`, `leases` and (as a record) `records`, except for the
+newest tasks: a single one is put as its row alone, and enters `claimable` and the counters before the next other transaction
 or reading, whosever it is. `entered` has the number of the last task that did.
 """
 
@@ -32,13 +32,13 @@ from runtime.platform import system
 from runtime.records.beside import check_beside, take_names
 from runtime.records.disk import is_full, tell_free
 from runtime.records.filelock import NOTE_AFTER_S, PATIENCE_S, LockBusy, take_lock
-from runtime.records.moves import enter_new, has_new
+from runtime.records.moves import enter_new, has_new, show_new
 
 Durability = Literal["full", "normal"]
 
 SCHEMA_VERSION: Final = 2
 
-# `ready` holds what can be claimed now and nothing else, in the order of claiming: a claim reads its first rows
+# `claimable` holds what can be claimed now and nothing else, in the order of claiming: a claim reads its first rows
 # however many tasks wait or are finished. It stands for the partial index of a state column, with one write less.
 _SCHEMA = """
 CREATE TABLE queues(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, paused INTEGER NOT NULL DEFAULT 0);
@@ -49,13 +49,13 @@ CREATE TABLE experiments(
 CREATE TABLE tasks(
   seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, experiment INTEGER NOT NULL, generation INTEGER NOT NULL,
   queue INTEGER NOT NULL, rank INTEGER NOT NULL, due REAL, body TEXT NOT NULL);
-CREATE TABLE ready(
+CREATE TABLE claimable(
   queue INTEGER NOT NULL, rank INTEGER NOT NULL, seq INTEGER NOT NULL, tries INTEGER NOT NULL,
   flags INTEGER NOT NULL, PRIMARY KEY(queue, rank, seq)) WITHOUT ROWID;
-CREATE TABLE delayed(
+CREATE TABLE deferred(
   due REAL NOT NULL, seq INTEGER NOT NULL, tries INTEGER NOT NULL, flags INTEGER NOT NULL,
   PRIMARY KEY(due, seq)) WITHOUT ROWID;
-CREATE UNIQUE INDEX delayed_seq ON delayed(seq);
+CREATE UNIQUE INDEX delayed_seq ON deferred(seq);
 CREATE TABLE holders(
   id INTEGER PRIMARY KEY, worker TEXT NOT NULL UNIQUE, boot TEXT NOT NULL, deadline REAL NOT NULL);
 CREATE TABLE leases(
@@ -77,7 +77,13 @@ INSERT INTO entered VALUES(0);
 TABLES: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", _SCHEMA))
 ENTERED: Final = "entered"
 """The table that files of layout 1 lack, and get when they are opened."""
-_SINCE_1 = f"CREATE TABLE {ENTERED}(seq INTEGER NOT NULL);INSERT INTO {ENTERED} SELECT coalesce(max(seq), 0) FROM tasks;"
+RENAMED: Final = {"ready": "claimable", "delayed": "deferred"}
+"""Tables that had other names in layout 1. A process of that release which has the file open fails without them, and says so;
+with them it would go on without what it does not know of, and tasks would run twice."""
+_SINCE_1 = (
+    f"CREATE TABLE {ENTERED}(seq INTEGER NOT NULL);INSERT INTO {ENTERED} SELECT coalesce(max(seq), 0) FROM tasks;"
+    + "".join(f"ALTER TABLE {before} RENAME TO {after};" for before, after in RENAMED.items())
+)
 
 # A record's row id joins the task's number and the generation, so that records are appended in order under one
 # integer key.
@@ -96,6 +102,10 @@ def record_id(seq: int, generation: int) -> int:
 def split_record_id(rid: int) -> tuple[int, int]:
     """The task's number and the generation."""
     return rid >> _GENERATION_BITS, rid & ((1 << _GENERATION_BITS) - 1)
+
+
+READ_PATIENCE_S: Final = 0.5
+"""How long a reader waits for the lock to have new tasks enter, before it looks at them where they are."""
 
 
 class EmbeddedFile:
@@ -141,13 +151,14 @@ class EmbeddedFile:
             _files.add(self)
 
     @contextmanager
-    def transaction(self, *, durable: bool | None = None) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, durable: bool | None = None, patient: bool = True) -> Iterator[sqlite3.Connection]:
         """One write transaction under the file's lock; rolled back whole if the body raises.
 
-        `durable` overrides the file's durability: commit with an fsync, or without one.
+        `durable` overrides the file's durability: commit with an fsync, or without one. One that is not `patient` waits for
+        the lock for `READ_PATIENCE_S` at most.
         """
         with self._mutex:
-            self._lock(self.patience_s)
+            self._lock(self.patience_s if patient else READ_PATIENCE_S)
             try:
                 self._ensure_same()
                 connection = self._writer or self._open_writer()
@@ -199,8 +210,11 @@ class EmbeddedFile:
                 connection = self._reader or self._open_reader()
                 # In a transaction of this thread all had entered before, and nobody has put one since.
                 if has_new(connection) and not (self._writer and self._writer.in_transaction):
-                    with self.transaction():
-                        pass
+                    try:
+                        with self.transaction(durable=False, patient=False):
+                            pass
+                    except StoreUnavailable:
+                        show_new(connection)
                 yield connection
             except sqlite3.DatabaseError as problem:
                 raise explain_sqlite(self.path, problem) from problem
@@ -485,8 +499,11 @@ def check_layout(path: Path, connection: sqlite3.Connection) -> None:
             facts=[f"this release reads layout {SCHEMA_VERSION}"],
             hint="use the release that made it, or another RUNTIME_DATA_DIR",
         )
-    if version and (missing := TABLES - tables - ({ENTERED} if version == 1 else set())):
+    wanted = TABLES if version == SCHEMA_VERSION else TABLES - {ENTERED, *RENAMED.values()} | RENAMED.keys()
+    if version and (missing := wanted - tables):
         raise damaged(path, f"it lacks the table `{min(missing)}`")
+    if version == SCHEMA_VERSION and len(connection.execute(f"SELECT seq FROM {ENTERED}").fetchall()) != 1:
+        raise damaged(path, f"its table `{ENTERED}` has not one row")
 
 
 def examine_file(path: Path, *, patience_s: float) -> bool:

@@ -7,11 +7,26 @@ import sqlite3
 from runtime.tasks.model import TaskState
 
 _IS_NEW = "SELECT EXISTS(SELECT 1 FROM tasks WHERE seq>(SELECT seq FROM entered))"
+# Names without a schema find these before the tables.
+_AS_ENTERED = (
+    "PRAGMA temp_store=MEMORY",
+    "CREATE TEMP VIEW IF NOT EXISTS claimable AS SELECT * FROM main.claimable UNION ALL "
+    "SELECT queue, rank, seq, 0, 0 FROM main.tasks WHERE seq>(SELECT seq FROM main.entered)",
+    "CREATE TEMP VIEW IF NOT EXISTS experiments AS SELECT id, name, queue, created, queued+(SELECT count(*) FROM "
+    "main.tasks t WHERE t.seq>(SELECT seq FROM main.entered) AND t.experiment=e.id) AS queued, "
+    "leased, succeeded, failed, cancelled, expired FROM main.experiments e",
+)
 
 
 def has_new(connection: sqlite3.Connection) -> bool:
     """Whether tasks were put that `enter_new` has not seen."""
     return bool(connection.execute(_IS_NEW).fetchone()[0])
+
+
+def show_new(connection: sqlite3.Connection) -> None:
+    """Have a connection that only reads see new tasks where they will enter. Slower, and needs no lock and no space."""
+    for view in _AS_ENTERED:
+        connection.execute(view)
 
 
 def enter_new(connection: sqlite3.Connection, now: float) -> None:
@@ -23,9 +38,9 @@ def enter_new(connection: sqlite3.Connection, now: float) -> None:
     added = connection.execute("SELECT experiment, count(*) FROM tasks WHERE seq>? GROUP BY 1", (last,)).fetchall()
     for experiment, tasks in added:
         count(connection, experiment, queued=tasks)
-    connection.execute("INSERT INTO delayed SELECT due, seq, 0, 0 FROM tasks WHERE seq>? AND due>?", (last, now))
+    connection.execute("INSERT INTO deferred SELECT due, seq, 0, 0 FROM tasks WHERE seq>? AND due>?", (last, now))
     connection.execute(
-        "INSERT INTO ready SELECT queue, rank, seq, 0, 0 FROM tasks WHERE seq>? AND (due IS NULL OR due<=?)",
+        "INSERT INTO claimable SELECT queue, rank, seq, 0, 0 FROM tasks WHERE seq>? AND (due IS NULL OR due<=?)",
         (last, now),
     )
     connection.execute("UPDATE entered SET seq=(SELECT max(seq) FROM tasks)")
@@ -59,9 +74,9 @@ def take_out(connection: sqlite3.Connection, seq: int) -> TaskState | None:
     row = connection.execute("SELECT queue, rank FROM tasks WHERE seq=?", (seq,)).fetchone()
     if row is None:
         return None
-    if connection.execute("DELETE FROM ready WHERE queue=? AND rank=? AND seq=?", (*row, seq)).rowcount:
+    if connection.execute("DELETE FROM claimable WHERE queue=? AND rank=? AND seq=?", (*row, seq)).rowcount:
         return TaskState.QUEUED
-    if connection.execute("DELETE FROM delayed WHERE seq=?", (seq,)).rowcount:
+    if connection.execute("DELETE FROM deferred WHERE seq=?", (seq,)).rowcount:
         return TaskState.QUEUED
     return None
 

@@ -63,7 +63,7 @@ _WATCH = tuple(
 )
 """Triggers that tell what a transaction does."""
 IN_ORDER = """
-SELECT t.id, t.seq>(SELECT seq FROM entered), (SELECT count(*) FROM ready WHERE seq=t.seq), (SELECT count(*) FROM delayed WHERE seq=t.seq),
+SELECT t.id, t.seq>(SELECT seq FROM entered), (SELECT count(*) FROM claimable WHERE seq=t.seq), (SELECT count(*) FROM deferred WHERE seq=t.seq),
   (SELECT count(*) FROM leases WHERE seq=t.seq), (SELECT count(*) FROM records WHERE rid=(t.seq << 20 | t.generation))
 FROM tasks t"""
 """Each task's number of places; one is right."""
@@ -275,26 +275,27 @@ class SimulatedFile(EmbeddedFile):
         super()._lock(patience_s)
 
     @contextmanager
-    def transaction(self, *, durable: bool | None = None) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, durable: bool | None = None, patient: bool = True) -> Iterator[sqlite3.Connection]:
         world = self.kernel.world
         who = _caller() if world.trace is not None else ""
         with self._mutex:
             self._seen.clear()
-            with super().transaction(durable=durable) as connection, self._alone():
+            with super().transaction(durable=durable, patient=patient) as connection, self._alone():
                 yield connection
                 self._fill(who)
             world.note(who)
             self._committed()
         self.kernel.leave(self.process)
 
-    def execute(self, statement: str, values: Sequence[object]) -> None:
+    def execute(self, statement: str, values: Sequence[object], *, announce: Callable[[], None]) -> None:
         with self._mutex:
             self._seen.clear()
             try:
                 self._fill("put one")
             except sqlite3.OperationalError as problem:
+                announce()
                 raise explain_sqlite(self.path, problem) from problem
-            super().execute(statement, values)
+            super().execute(statement, values, announce=announce)
             self.kernel.world.note("put one")
             self._committed()
         self.kernel.leave(self.process)

@@ -72,7 +72,7 @@ class RepeatedCall:
             return None
         spelled, sorted_kwargs, more = canonical_json(args) if args else "", "", ""
         if kwargs:
-            if type(kwargs) is not dict or not all(map(is_plain, (*kwargs, *kwargs.values()))):
+            if type(kwargs) is not dict or not all(map(is_plain, kwargs.values())) or not all(map(_is_name, kwargs)):
                 return None
             sorted_kwargs, more = canonical_json(kwargs), plain_json(kwargs)
         if kwargs or not NUMBERS.issuperset(map(type, args)):
@@ -81,3 +81,7 @@ class RepeatedCall:
         at = f',"submitted_at":"{format_time(system.now())}"'
         body = spell_call(identity, self._before, spelled, more, self._behind, at)
         return identity if self._queue.put_spelled(identity, self._experiment, body) else None
+
+
+def _is_name(name: object) -> bool:
+    return type(name) is str and name != "" and name.isascii()

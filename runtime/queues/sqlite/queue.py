@@ -37,10 +37,10 @@ from runtime.values import replace
 _PUT_ONE = "INSERT INTO tasks(id, experiment, generation, queue, rank, body) VALUES(?, ?, 1, ?, ?, ?)"
 _NEXT = (
     "SELECT r.rank, r.seq, r.tries, r.flags, t.experiment, t.generation, t.body FROM queues q "
-    "JOIN ready r ON r.queue=q.id JOIN tasks t USING(seq) "
+    "JOIN claimable r ON r.queue=q.id JOIN tasks t USING(seq) "
     "WHERE q.id=? AND NOT q.paused ORDER BY r.rank, r.seq LIMIT ?"
 )
-_TAKE = "DELETE FROM ready WHERE queue=? AND rank=? AND seq=?"
+_TAKE = "DELETE FROM claimable WHERE queue=? AND rank=? AND seq=?"
 _HOLD = "INSERT INTO leases(seq, holder, token, tries, flags, leased) VALUES(?, ?, ?, ?, ?, ?)"
 _END = "DELETE FROM leases WHERE seq=? AND token=?"
 
@@ -162,7 +162,7 @@ class SqliteQueue:
         self._holders.lease_s = ttl.total_seconds()
         # A look without the lock is cheap for an idle worker. A woken worker mostly finds tasks, and the look would cost
         # as much as the claim.
-        if not self._is_woken or self._row.known is None:
+        if not self._is_woken:
             with self._file.reading() as connection:
                 if not rows.is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     self._file.expect(durable=False)
@@ -373,8 +373,8 @@ class SqliteQueue:
     def depth(self) -> base.Depth:
         with self._file.reading() as connection:
             ready, delayed, leased = connection.execute(
-                "SELECT (SELECT count(*) FROM ready WHERE queue=q.id), "
-                "(SELECT count(*) FROM delayed d JOIN tasks t USING(seq) WHERE t.queue=q.id), "
+                "SELECT (SELECT count(*) FROM claimable WHERE queue=q.id), "
+                "(SELECT count(*) FROM deferred d JOIN tasks t USING(seq) WHERE t.queue=q.id), "
                 "(SELECT count(*) FROM leases l JOIN tasks t USING(seq) WHERE t.queue=q.id) "
                 "FROM (SELECT coalesce((SELECT id FROM queues WHERE name=?), -1) AS id) q",
                 (self.name,),
@@ -384,7 +384,7 @@ class SqliteQueue:
     def peek(self, n: int) -> list[Task]:
         with self._file.reading() as connection:
             found = connection.execute(
-                "SELECT t.id, t.body, t.generation FROM ready r JOIN tasks t USING(seq) JOIN queues q ON q.id=r.queue "
+                "SELECT t.id, t.body, t.generation FROM claimable r JOIN tasks t USING(seq) JOIN queues q ON q.id=r.queue "
                 "WHERE q.name=? ORDER BY r.rank, r.seq LIMIT ?",
                 (self.name, n),
             ).fetchall()
@@ -401,8 +401,8 @@ class SqliteQueue:
     def find_waiting(self, task_id: str) -> base.Waiting | None:
         with self._file.reading() as connection:
             row = connection.execute(
-                "SELECT t.queue, t.rank, t.seq, d.due, r.seq FROM tasks t LEFT JOIN delayed d USING(seq) "
-                "LEFT JOIN ready r ON r.queue=t.queue AND r.rank=t.rank AND r.seq=t.seq WHERE t.id=?",
+                "SELECT t.queue, t.rank, t.seq, d.due, r.seq FROM tasks t LEFT JOIN deferred d USING(seq) "
+                "LEFT JOIN claimable r ON r.queue=t.queue AND r.rank=t.rank AND r.seq=t.seq WHERE t.id=?",
                 (task_id,),
             ).fetchone()
             if row is None or (row[3] is None and row[4] is None):
@@ -410,7 +410,7 @@ class SqliteQueue:
             queue, rank, seq, due, _ = row
             where = "queue=?" if due is not None else "queue=? AND (rank<? OR rank=? AND seq<?)"
             values = (queue,) if due is not None else (queue, rank, rank, seq)
-            ahead = connection.execute(f"SELECT count(*) FROM ready WHERE {where}", values).fetchone()[0]
+            ahead = connection.execute(f"SELECT count(*) FROM claimable WHERE {where}", values).fetchone()[0]
         return base.Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
 
     def pause(self) -> None:

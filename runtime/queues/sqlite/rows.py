@@ -70,9 +70,9 @@ def requeue(
     flags: int,
 ) -> None:
     if due is not None and due > now:
-        connection.execute("INSERT INTO delayed VALUES(?, ?, ?, ?)", (due, seq, tries, flags))
+        connection.execute("INSERT INTO deferred VALUES(?, ?, ?, ?)", (due, seq, tries, flags))
     else:
-        connection.execute("INSERT INTO ready VALUES(?, ?, ?, ?, ?)", (queue, rank, seq, tries, flags))
+        connection.execute("INSERT INTO claimable VALUES(?, ?, ?, ?, ?)", (queue, rank, seq, tries, flags))
 
 
 def is_generation(connection: sqlite3.Connection, seq: int, generation: int) -> bool:
@@ -89,8 +89,8 @@ def find_holder(connection: sqlite3.Connection, seq: int) -> str | None:
 
 def is_any_ready(connection: sqlite3.Connection, queue: str, now: float) -> bool:
     row = connection.execute(
-        "SELECT EXISTS(SELECT 1 FROM ready r WHERE r.queue=q.id), q.paused, "
-        "(SELECT min(due) FROM delayed) FROM queues q WHERE q.name=?",
+        "SELECT EXISTS(SELECT 1 FROM claimable r WHERE r.queue=q.id), q.paused, "
+        "(SELECT min(due) FROM deferred) FROM queues q WHERE q.name=?",
         (queue,),
     ).fetchone()
     if row is None or row[1]:
@@ -101,7 +101,7 @@ def is_any_ready(connection: sqlite3.Connection, queue: str, now: float) -> bool
 def next_due(connection: sqlite3.Connection, queue: str) -> float | None:
     """When the next delayed task of this queue is due. Those of others in the file are no reason to stay."""
     row = connection.execute(
-        "SELECT d.due FROM delayed d CROSS JOIN tasks t ON t.seq=d.seq "
+        "SELECT d.due FROM deferred d CROSS JOIN tasks t ON t.seq=d.seq "
         "WHERE t.queue=(SELECT id FROM queues WHERE name=?) ORDER BY d.due LIMIT 1",
         (queue,),
     ).fetchone()
@@ -131,14 +131,14 @@ def read_task(connection: sqlite3.Connection, seq: int, generation: int, body: A
 def bring_up_due(connection: sqlite3.Connection, now: float) -> None:
     """Make delayed tasks that are due claimable."""
     due = connection.execute(
-        "SELECT d.due, d.seq, d.tries, d.flags, t.queue, t.rank FROM delayed d JOIN tasks t USING(seq) "
+        "SELECT d.due, d.seq, d.tries, d.flags, t.queue, t.rank FROM deferred d JOIN tasks t USING(seq) "
         "WHERE d.due<=? LIMIT 1000",
         (now,),
     ).fetchall()
     if due:
-        connection.executemany("DELETE FROM delayed WHERE due=? AND seq=?", [row[:2] for row in due])
+        connection.executemany("DELETE FROM deferred WHERE due=? AND seq=?", [row[:2] for row in due])
         connection.executemany(
-            "INSERT INTO ready VALUES(?, ?, ?, ?, ?)",
+            "INSERT INTO claimable VALUES(?, ?, ?, ?, ?)",
             [(queue, rank, seq, tries, flags) for _, seq, tries, flags, queue, rank in due],
         )
 
@@ -151,7 +151,7 @@ def cancel_rows(connection: sqlite3.Connection, where: str, value: object, *, no
     connection.execute("DELETE FROM cancelling")
     connection.execute(
         "INSERT INTO cancelling SELECT t.seq, t.experiment, w.leased FROM "
-        "(SELECT seq, 0 AS leased FROM ready UNION ALL SELECT seq, 0 FROM delayed UNION ALL SELECT seq, 1 FROM leases) "
+        "(SELECT seq, 0 AS leased FROM claimable UNION ALL SELECT seq, 0 FROM deferred UNION ALL SELECT seq, 1 FROM leases) "
         f"w JOIN tasks t USING(seq) WHERE {where}",
         (value,),
     )
@@ -163,9 +163,9 @@ def cancel_rows(connection: sqlite3.Connection, where: str, value: object, *, no
         (now, f"cancelled by {person()}"),
     )
     connection.execute(
-        "DELETE FROM ready WHERE (queue, rank, seq) IN (SELECT queue, rank, seq FROM cancelling JOIN tasks USING(seq))"
+        "DELETE FROM claimable WHERE (queue, rank, seq) IN (SELECT queue, rank, seq FROM cancelling JOIN tasks USING(seq))"
     )
-    connection.execute("DELETE FROM delayed WHERE seq IN (SELECT seq FROM cancelling)")
+    connection.execute("DELETE FROM deferred WHERE seq IN (SELECT seq FROM cancelling)")
     connection.execute("DELETE FROM leases WHERE seq IN (SELECT seq FROM cancelling)")
     changes = connection.execute("SELECT experiment, count(*), sum(leased) FROM cancelling GROUP BY experiment")
     ended = 0
@@ -178,8 +178,8 @@ def cancel_rows(connection: sqlite3.Connection, where: str, value: object, *, no
 def list_open(connection: sqlite3.Connection, queue: str, after: int) -> list[tuple[int, int, Task]]:
     """Queued and leased tasks in the order of their numbers: number, experiment's number and task."""
     rows = connection.execute(
-        "SELECT t.seq, t.generation, t.experiment, t.body FROM (SELECT seq FROM ready UNION ALL "
-        "SELECT seq FROM delayed UNION ALL SELECT seq FROM leases) w JOIN tasks t USING(seq) "
+        "SELECT t.seq, t.generation, t.experiment, t.body FROM (SELECT seq FROM claimable UNION ALL "
+        "SELECT seq FROM deferred UNION ALL SELECT seq FROM leases) w JOIN tasks t USING(seq) "
         "JOIN queues q ON q.id=t.queue WHERE q.name=? AND t.seq>? ORDER BY t.seq LIMIT 500",
         (queue, after),
     ).fetchall()
@@ -191,7 +191,7 @@ def list_open(connection: sqlite3.Connection, queue: str, after: int) -> list[tu
 def list_notifying(connection: sqlite3.Connection, experiment: str, after: int) -> list[tuple[int, Task]]:
     """Queued and leased tasks of an experiment that may have sinks, in the order of their numbers."""
     rows = connection.execute(
-        "SELECT t.seq, t.generation, t.body FROM (SELECT seq FROM ready UNION ALL SELECT seq FROM delayed UNION ALL "
+        "SELECT t.seq, t.generation, t.body FROM (SELECT seq FROM claimable UNION ALL SELECT seq FROM deferred UNION ALL "
         "SELECT seq FROM leases) w JOIN tasks t USING(seq) WHERE t.experiment=(SELECT id FROM experiments WHERE name=?) "
         "AND t.seq>? AND instr(t.body, 'notify') ORDER BY t.seq LIMIT 500",
         (experiment, after),

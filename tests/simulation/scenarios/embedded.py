@@ -274,6 +274,13 @@ class OneHost(Town):
 
         return start(lives, at_s)
 
+    def submit_singly(self, stack: Any, experiment: str, count: int) -> None:
+        """Submit tasks one by one; from the third on each is put as its row alone."""
+        for number in range(count):
+            task = sample_task(f"single-{number}", experiment=experiment, submitted_at=system.now())
+            submit_tasks([task], stack.queue(), experiment=experiment)
+            self.laws.acknowledged[task.id, task.generation] = task, self.world.now
+
     def submit_delayed(self, stack: Any, experiment: str) -> None:
         """Submit one task that is due later."""
         due = system.now() + timedelta(seconds=20)
@@ -333,7 +340,7 @@ class OneHost(Town):
         """Have people and workers do what both scenarios have. All faults end after `heal_s`."""
         world = self.world
         self.person("submitter", lambda stack: self.submit(stack, "e1", 3, max_failures=2), mortal=mortal)
-        self.person("other", lambda stack: self.submit(stack, "e2", 2))
+        self.person("other", lambda stack: self.submit_singly(stack, "e2", 4))
         self.person("planner", lambda stack: self.submit_delayed(stack, "e1"), mortal=mortal)
 
         def cancel(stack: Any) -> None:

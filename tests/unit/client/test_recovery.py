@@ -123,7 +123,7 @@ def states(path: Path) -> dict[str, str]:
     connection = sqlite3.connect(path)
     found = connection.execute(
         "SELECT t.id, coalesce((SELECT state FROM records r WHERE r.rid=(t.seq << 20 | t.generation)), 'queued'), "
-        "(SELECT count(*) FROM ready r WHERE r.seq=t.seq) + (SELECT count(*) FROM delayed d WHERE d.seq=t.seq) + "
+        "(SELECT count(*) FROM claimable r WHERE r.seq=t.seq) + (SELECT count(*) FROM deferred d WHERE d.seq=t.seq) + "
         "(SELECT count(*) FROM records c WHERE c.rid=(t.seq << 20 | t.generation)) FROM tasks t"
     ).fetchall()
     counters = connection.execute(

@@ -106,7 +106,7 @@ VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2), max_leaves=3
 )
 NUMBERS = itertools.count()
-NAMES = st.sampled_from(["lr", "seed", "api_key", "b", "a", "ä", "pass word"])
+NAMES = st.sampled_from(["lr", "seed", "api_key", "b", "a", "ä", "pass word"] * 2 + ["", 1, None, True, 1.5])
 
 
 @settings(
@@ -121,8 +121,8 @@ def test_any_arguments_give_the_same_task_or_the_same_error_either_way(
     def outcome(queue: str) -> Any:
         try:
             done = submit(project.module.train, args=args, kwargs=kwargs, queue=queue, snapshot=None if code else False)
-        except RuntimeFailure as problem:
-            return type(problem), problem.render()
+        except (RuntimeFailure, TypeError) as problem:
+            return type(problem), str(problem)
         body = project.bodies("data/local.db" if queue == "q" else "long.db")[done.tasks[0][0]]  # type: ignore[index]
         body.pop("submitted_at")
         return done.tasks, list(body.items())

@@ -8,17 +8,21 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.errors import StoreBroken
+from runtime.client.recovery import recover
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
+from runtime.records import embedded
 from runtime.records.embedded import EmbeddedFile
 from runtime.records.sqlite import SqliteRecords
 from runtime.tasks.model import Task, TaskState
 from tests.conformance.queue_pairs import TTL, succeeded, tasks
+from tests.services_support import wait_until
 from tests.unit.queues.test_queue_sqlite import check_counters
 
 
@@ -46,7 +50,7 @@ def put_singly(path: Path, count: int = 3) -> tuple[SqliteQueue, SqliteRecords, 
 def test_single_put_writes_its_row_alone_and_is_known_at_once(path: Path) -> None:
     queue, _, made = put_singly(path)
 
-    assert ask(path, "SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM ready), queued FROM experiments") == [
+    assert ask(path, "SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM claimable), queued FROM experiments") == [
         (3, 2, 2)
     ]
     assert (queue.put([made[2]]).new, queue.put([made[2]]).known) == (0, 1)
@@ -149,10 +153,36 @@ def test_workers_are_woken_with_the_lock_held_before_the_commit(path: Path) -> N
     assert len(ask(path, "SELECT 1 FROM tasks")) == 4
 
 
+LOOKS = {name: READERS[name] for name in ("totals", "peek", "depth", "place in the line")}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_look_needs_no_lock_and_no_space(path: Path, look: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, records, made = put_singly(path)
+    other = EmbeddedFile(path)
+    monkeypatch.setattr(embedded, "READ_PATIENCE_S", 0.01)
+    with other.locked(patience_s=240):
+        assert LOOKS[look](queue, records, made) == 3
+    assert ask(path, "SELECT seq FROM entered") == [(2,)]
+    queue.put([tasks(4)[3]])
+
+    def refuse(*_: object) -> None:
+        problem = sqlite3.OperationalError("database or disk is full")
+        problem.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise problem
+
+    monkeypatch.setattr(embedded, "enter_new", refuse)
+    assert LOOKS[look](queue, records, made) == (4 if look != "place in the line" else 3)
+    other.close()
+
+
 def make_older(path: Path) -> None:
     """Turn a file into one of layout 1, in which every task has entered."""
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP TABLE entered; PRAGMA user_version=1;")
+        connection.executescript(
+            "DROP TABLE entered; ALTER TABLE claimable RENAME TO ready; ALTER TABLE deferred RENAME TO delayed;"
+            "PRAGMA user_version=1;"
+        )
 
 
 def test_file_of_the_older_layout_is_brought_up_with_all_its_tasks(path: Path) -> None:
@@ -172,10 +202,60 @@ def test_file_of_the_older_layout_is_brought_up_with_all_its_tasks(path: Path) -
     check_counters(path)
 
 
-def test_file_of_this_layout_without_its_table_is_damaged(path: Path) -> None:
+def test_process_of_the_older_release_that_has_the_file_open_cannot_go_on(path: Path) -> None:
     put_singly(path)[0].close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP TABLE entered")
+    make_older(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as older:
+        older.execute("SELECT count(*) FROM ready").fetchone()
+        open_sqlite(path)[0].put(tasks(1))
 
-    with pytest.raises(StoreBroken, match="lacks the table `entered`"):
+        for statement in ("INSERT INTO ready VALUES(1, 0, 9, 0, 0)", "INSERT INTO delayed VALUES(1.0, 9, 0, 0)"):
+            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+                older.execute(statement)
+
+
+@pytest.mark.parametrize("damage", ["DROP TABLE entered", "DELETE FROM entered", "INSERT INTO entered VALUES(0)"])
+def test_file_of_this_layout_without_the_number_is_damaged_and_recovered(path: Path, damage: str) -> None:
+    put_singly(path)[0].close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(damage)
+
+    with pytest.raises(StoreBroken, match="its? (table|lacks the table) `entered`"):
         open_sqlite(path)[0].peek(1)
+
+    assert recover(path, now=datetime.now(UTC)).tasks == 3  # type: ignore[union-attr]
+    assert len(open_sqlite(path)[0].peek(9)) == 3
+    check_counters(path)
+
+
+def test_damaged_file_of_the_older_layout_is_recovered(path: Path) -> None:
+    queue = put_singly(path)[0]
+    assert len(queue.peek(9)) == 3
+    queue.close()
+    make_older(path)
+    with path.open("r+b") as file:
+        file.write(b"\0" * 100)
+
+    assert recover(path, now=datetime.now(UTC)).waiting == 3  # type: ignore[union-attr]
+    check_counters(path)
+
+
+def test_worker_that_is_woken_looks_with_the_lock_from_its_first_lease_on(path: Path) -> None:
+    idle = open_sqlite(path)[0]
+    idle.join("w-a")
+    fd = idle.wake_descriptor()
+    assert idle.lease(1, worker="w-a", ttl=TTL) == []
+    queue, _, _ = put_singly(path)
+    assert fd is not None
+    idle.drain_wakes()
+
+    def take() -> list[object]:
+        idle.drain_wakes()
+        return [*idle.lease(1, worker="w-a", ttl=TTL)]
+
+    found: list[object] = []
+    queue._wakes.wake = lambda: threading.Thread(target=lambda: found.extend(take())).start()  # type: ignore[method-assign]
+    idle.purge()
+    queue.put([tasks(4)[3]])
+
+    assert wait_until(lambda: bool(found))

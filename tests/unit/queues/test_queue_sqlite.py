@@ -83,7 +83,7 @@ def check_counters(path: Path) -> None:
     """Check that each task is in exactly one place, and that the counters are right."""
     connection = sqlite3.connect(path)
     places = connection.execute(
-        "SELECT t.id, (t.seq > (SELECT seq FROM entered)) + (SELECT count(*) FROM ready r WHERE r.seq=t.seq) + (SELECT count(*) FROM delayed d WHERE "
+        "SELECT t.id, (t.seq > (SELECT seq FROM entered)) + (SELECT count(*) FROM claimable r WHERE r.seq=t.seq) + (SELECT count(*) FROM deferred d WHERE "
         "d.seq=t.seq) + (SELECT count(*) FROM leases l WHERE l.seq=t.seq) + (SELECT count(*) FROM records c WHERE "
         "c.rid=(t.seq << 20 | t.generation)) FROM tasks t"
     ).fetchall()
@@ -91,7 +91,7 @@ def check_counters(path: Path) -> None:
     counted = connection.execute("SELECT sum(queued), sum(leased), sum(succeeded), sum(failed) FROM experiments")
     queued, leased, won, lost = counted.fetchone()
     rows = connection.execute(
-        "SELECT (SELECT count(*) FROM ready)+(SELECT count(*) FROM delayed), (SELECT count(*) FROM leases), "
+        "SELECT (SELECT count(*) FROM claimable)+(SELECT count(*) FROM deferred), (SELECT count(*) FROM leases), "
         "(SELECT count(*) FROM records c JOIN tasks t ON c.rid=(t.seq << 20 | t.generation) WHERE state='succeeded'), "
         "(SELECT count(*) FROM records c JOIN tasks t ON c.rid=(t.seq << 20 | t.generation) WHERE state='failed')"
     ).fetchone()

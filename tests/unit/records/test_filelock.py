@@ -71,7 +71,7 @@ def _hold(file: EmbeddedFile) -> None:
         pass
 
 
-@pytest.mark.parametrize("call", [lambda file: file.execute("SELECT 1", ()), _read, _hold])
+@pytest.mark.parametrize("call", [lambda file: file.execute("SELECT 1", (), announce=list), _read, _hold])
 def test_every_way_to_the_lock_gives_it_up(tmp_path: Path, holder: int, call: Callable[[EmbeddedFile], None]) -> None:
     file = EmbeddedFile(tmp_path / "db", clock=Hasty())
 
