@@ -8,14 +8,11 @@ from runtime.tasks.model import TaskState
 
 _IS_NEW = "SELECT EXISTS(SELECT 1 FROM tasks WHERE seq>(SELECT seq FROM entered))"
 # Names without a schema find these before the tables.
-_AS_ENTERED = (
-    "PRAGMA temp_store=MEMORY",
-    "CREATE TEMP VIEW IF NOT EXISTS claimable AS SELECT * FROM main.claimable UNION ALL "
-    "SELECT queue, rank, seq, 0, 0 FROM main.tasks WHERE seq>(SELECT seq FROM main.entered)",
-    "CREATE TEMP VIEW IF NOT EXISTS experiments AS SELECT id, name, queue, created, queued+(SELECT count(*) FROM "
-    "main.tasks t WHERE t.seq>(SELECT seq FROM main.entered) AND t.experiment=e.id) AS queued, "
-    "leased, succeeded, failed, cancelled, expired FROM main.experiments e",
-)
+_CLAIMABLE = """CREATE TEMP VIEW IF NOT EXISTS claimable AS SELECT * FROM main.claimable UNION ALL
+SELECT queue, rank, seq, 0, 0 FROM main.tasks WHERE seq>(SELECT seq FROM main.entered)"""
+_COUNTED = """CREATE TEMP VIEW IF NOT EXISTS experiments AS SELECT id, name, queue, created,
+queued+(SELECT count(*) FROM main.tasks t WHERE t.seq>(SELECT seq FROM main.entered) AND t.experiment=e.id) AS queued,
+leased, succeeded, failed, cancelled, expired FROM main.experiments e"""
 
 
 def has_new(connection: sqlite3.Connection) -> bool:
@@ -25,8 +22,8 @@ def has_new(connection: sqlite3.Connection) -> bool:
 
 def show_new(connection: sqlite3.Connection) -> None:
     """Have a connection that only reads see new tasks where they will enter. Slower, and needs no lock and no space."""
-    for view in _AS_ENTERED:
-        connection.execute(view)
+    for statement in ("PRAGMA temp_store=MEMORY", _CLAIMABLE, _COUNTED):
+        connection.execute(statement)
 
 
 def enter_new(connection: sqlite3.Connection, now: float) -> None:

@@ -22,8 +22,8 @@ from runtime.records.beside import check_beside
 from runtime.records.blobs import BlobInfo
 from runtime.records.codec import ENDED, encode_order, encode_text, unreadable_record
 from runtime.records.embedded import EmbeddedFile, record_id, split_record_id
-from runtime.records.moves import count, take_out
 from runtime.records.layout import order_key
+from runtime.records.moves import count, take_out
 from runtime.records.orders import Control, Order, control_of, merge
 from runtime.records.results import BlobResults
 from runtime.records.store import BlobRecords

@@ -44,7 +44,6 @@ from runtime.tasks.model import (
     make_task,
     no_seconds,
     plain_json,
-    quote_json,
     show_value,
     task_id,
 )

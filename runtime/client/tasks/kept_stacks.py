@@ -119,12 +119,11 @@ class KeptStack:
             return
         function, _, snapshot = manner
         code = None if snapshot is False else self._codes.get((snapshot, start))
-        watched = [] if code is None else [code.watched]
-        watched.append(self._watch and (self._watch, self._looked_at + LOOK_EVERY_S))
-        found = [each for each in watched if each is not None]
-        if not isinstance(self.queue, SqliteQueue) or len(found) < len(watched) or (code is None and snapshot is None):
+        of_code = None if code is None else code.watched
+        if self._watch is None or not isinstance(self.queue, SqliteQueue) or (of_code is None and snapshot is None):
             return
-        watches, until = [watch for watch, _ in found], min(until for _, until in found)
+        watched = [(self._watch, self._looked_at + LOOK_EVERY_S), *([of_code] if of_code else [])]
+        watches, until = [watch for watch, _ in watched], min(until for _, until in watched)
         self._calls[manner] = RepeatedCall(function, task, self.queue, watches, until, said)
 
     def close(self) -> None:

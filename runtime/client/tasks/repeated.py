@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.platform import system
 from runtime.queues.sqlite.queue import SqliteQueue
-from runtime.tasks.model import FunctionEntry, Task, canonical_json, is_plain, plain_json, quote_json, spell_entry, spelled_id
+from runtime.tasks.model import (
+    FunctionEntry,
+    Task,
+    canonical_json,
+    is_plain,
+    plain_json,
+    spell_entry,
+    spelled_id,
+)
 from runtime.tasks.typed_secrets import NUMBERS, refuse_secrets
 from runtime.tasks.wire import spell_call, spell_code, spell_head
 from runtime.units import format_time
@@ -27,7 +35,19 @@ if TYPE_CHECKING:
 class RepeatedCall:
     """A function at the top of a module, submitted without options, and the stack and code that it was submitted with."""
 
-    __slots__ = ("_before", "_behind", "_code", "_experiment", "_function", "_module", "_poll", "_queue", "_until", "_watches", "said")
+    __slots__ = (
+        "_before",
+        "_behind",
+        "_code",
+        "_experiment",
+        "_function",
+        "_module",
+        "_poll",
+        "_queue",
+        "_until",
+        "_watches",
+        "said",
+    )
 
     def __init__(
         self,

@@ -220,11 +220,24 @@ def submit(
     if (
         type(work) is FunctionType
         and (snapshot is None or snapshot is False)
-        and key is timeout is expires is delay is resources is secrets is capture is reuse is None
-        and notify is notify_on is environment is image is progress is None
+        and key is None
+        and timeout is None
+        and expires is None
+        and delay is None
+        and resources is None
+        and secrets is None
+        and capture is None
+        and reuse is None
+        and notify is None
+        and notify_on is None
+        and environment is None
+        and image is None
+        and progress is None
         and max_failures is DEFAULT_MAX_FAILURES
         and priority is NO_PRIORITY
-        and outputs is with_packages is mounts is NO_OUTPUTS
+        and outputs is NO_OUTPUTS
+        and with_packages is NO_OUTPUTS
+        and mounts is NO_OUTPUTS
         and not skip_existing
         and type(experiment) in _NAMES
         and type(queue) in _NAMES
@@ -321,6 +334,7 @@ def submit(
             "single": is_one(work),
             "pickles": packed is not None,
         }
+        made = None
         if target.records.holds_tasks and not skip_existing and said["single"]:
             made = make_one(work, terms, args, kwargs)
             done = _submit_one(made, target, check_secrets, said)
@@ -341,7 +355,7 @@ def submit(
             hearers.watch(target, experiment, new=bool(done.new or done.resumed))
         if done.new:
             _say_skew(target.records)
-            if manner is not None and kept is not None and packed is None:
+            if manner is not None and kept is not None and packed is None and made is not None:
                 kept.keep_call(manner, start, made, {"experiment": experiment, "queue": target.name, **said})
         return done
 

@@ -25,8 +25,8 @@ from runtime.queues.sqlite.rows import SUSPECT, read_task, requeue
 from runtime.reasons import EndReason
 from runtime.records.base import AttemptStore
 from runtime.records.embedded import EmbeddedFile
-from runtime.records.moves import count
 from runtime.records.filelock import take_lock
+from runtime.records.moves import count
 from runtime.records.sqlite import insert_note
 from runtime.tasks.history import EndedNote
 from runtime.tasks.model import TOKEN_CHARS

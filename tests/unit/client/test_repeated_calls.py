@@ -100,7 +100,9 @@ def test_later_calls_are_put_the_short_way_and_their_tasks_are_those_of_the_long
     assert list(mine.items()) == list(theirs.items())
 
 
-TEXTS = st.text(max_size=8) | st.sampled_from(["--token=abc123abc", "--lr", 'a"b\\', "ghp_" + "a1" * 18, "\x7f", "ä", "\0"])
+TEXTS = st.text(max_size=8) | st.sampled_from(
+    ["--token=abc123abc", "--lr", 'a"b\\', "ghp_" + "a1" * 18, "\x7f", "ä", "\0"]
+)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2), max_leaves=3
@@ -149,9 +151,7 @@ def reload(project: Project) -> None:
 
 
 @pytest.mark.parametrize("change", [replace_in_module, reload])
-def test_function_that_its_module_has_no_longer_is_packed(
-    project: Project, change: Callable[[Project], None]
-) -> None:
+def test_function_that_its_module_has_no_longer_is_packed(project: Project, change: Callable[[Project], None]) -> None:
     warm_up(project)
     before = project.module.train
     change(project)
@@ -227,7 +227,15 @@ def test_after_a_while_a_call_looks_at_everything_again(project: Project, monkey
 
 @pytest.mark.parametrize(
     "options",
-    [{"key": "k"}, {"timeout": 5}, {"priority": True}, {"max_failures": 1}, {"delay": 60}, {"secrets": []}, {"outputs": []}],
+    [
+        {"key": "k"},
+        {"timeout": 5},
+        {"priority": True},
+        {"max_failures": 1},
+        {"delay": 60},
+        {"secrets": []},
+        {"outputs": []},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_options_are_never_left_out(project: Project, options: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import StoreBroken
 from runtime.client.recovery import recover
+from runtime.errors import StoreBroken
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.records import embedded
 from runtime.records.embedded import EmbeddedFile
@@ -50,9 +50,9 @@ def put_singly(path: Path, count: int = 3) -> tuple[SqliteQueue, SqliteRecords, 
 def test_single_put_writes_its_row_alone_and_is_known_at_once(path: Path) -> None:
     queue, _, made = put_singly(path)
 
-    assert ask(path, "SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM claimable), queued FROM experiments") == [
-        (3, 2, 2)
-    ]
+    assert ask(
+        path, "SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM claimable), queued FROM experiments"
+    ) == [(3, 2, 2)]
     assert (queue.put([made[2]]).new, queue.put([made[2]]).known) == (0, 1)
     check_counters(path)
 
@@ -220,7 +220,7 @@ def test_file_of_this_layout_without_the_number_is_damaged_and_recovered(path: P
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(damage)
 
-    with pytest.raises(StoreBroken, match="its? (table|lacks the table) `entered`"):
+    with pytest.raises(StoreBroken, match=r"its? (table|lacks the table) `entered`"):
         open_sqlite(path)[0].peek(1)
 
     assert recover(path, now=datetime.now(UTC)).tasks == 3  # type: ignore[union-attr]

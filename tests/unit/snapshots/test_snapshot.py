@@ -19,7 +19,6 @@ from runtime.records import open_records
 from runtime.records.store import BlobRecords
 from runtime.shim.tree import unpack
 from runtime.snapshots import git as state
-from runtime.snapshots import snapshot
 from runtime.snapshots.git import read_git_state
 from runtime.snapshots.snapshot import (
     IGNORE_FILE,
