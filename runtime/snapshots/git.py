@@ -67,19 +67,34 @@ class GitState:
 
 
 def read_git_head(folder: Path) -> GitHead | None:
-    """Read where the work tree around `folder` stands, with one process; None outside of a work tree."""
+    """Read where the work tree around `folder` stands, with one process as a rule; None outside of a work tree."""
     said = ask_git(folder, "status", "--porcelain=v2", "--branch", "--ignore-submodules", "--", ".")
     if said is None:
-        return None
-    lines = said.splitlines()
+        return _read_head_alone(folder)
+    lines = said.split(b"\n")
     facts = dict(line[2:].split(b" ", 1) for line in lines if line.startswith(b"# ") and b" " in line[2:])
     commit, branch = facts.get(b"branch.oid", b"(initial)"), facts.get(b"branch.head", b"(detached)")
     return GitHead(
         commit=None if commit == b"(initial)" else os.fsdecode(commit),
-        branch=None if branch == b"(detached)" else os.fsdecode(branch),
-        dirty=any(not line.startswith(b"#") for line in lines),
+        # A branch may have such a name, too, and a head may stand on a reference that is no branch.
+        branch=_read_branch(folder) if branch.startswith(b"(") else os.fsdecode(branch),
+        dirty=any(line and not line.startswith(b"#") for line in lines),
         changed=any(line.startswith((b"1 ", b"2 ", b"u ")) for line in lines),
     )
+
+
+def _read_head_alone(folder: Path) -> GitHead | None:
+    """The same if git cannot compare the tree with its commit, for want of a filter, say. Then it counts as changed."""
+    if ask_git(folder, "rev-parse", "--git-dir") is None:
+        return None
+    commit = ask_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+    branch = _read_branch(folder)
+    return GitHead(commit=os.fsdecode(commit).strip() if commit else None, branch=branch, dirty=True, changed=True)
+
+
+def _read_branch(folder: Path) -> str | None:
+    name = ask_git(folder, "symbolic-ref", "--quiet", "HEAD")
+    return os.fsdecode(name).rstrip("\n").removeprefix("refs/heads/") if name else None
 
 
 def read_git_state(folder: Path, names: Collection[str], head: GitHead | None = None) -> GitState | None:

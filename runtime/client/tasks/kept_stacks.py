@@ -124,7 +124,8 @@ class KeptStack:
             return
         watched = [(self._watch, self._looked_at + LOOK_EVERY_S), *([of_code] if of_code else [])]
         watches, until = [watch for watch, _ in watched], min(until for _, until in watched)
-        self._calls[manner] = RepeatedCall(function, task, self.queue, watches, until, said)
+        call = RepeatedCall(function, task, self.queue, watches, until, said)
+        self._calls[manner] = call if call.makes(task) else None
 
     def close(self) -> None:
         _all.discard(self)

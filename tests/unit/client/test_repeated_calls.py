@@ -116,9 +116,13 @@ NAMES = st.sampled_from(["lr", "seed", "api_key", "b", "a", "ä", "pass word"] *
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(args=st.lists(VALUES, max_size=3), kwargs=st.dictionaries(NAMES, VALUES, max_size=3), code=st.booleans())
+@given(
+    args=st.lists(VALUES, max_size=3),
+    kwargs=st.dictionaries(NAMES, VALUES, max_size=3) | st.sampled_from([None, [], (), 0, "", False, b"", range(0)]),
+    code=st.booleans(),
+)
 def test_any_arguments_give_the_same_task_or_the_same_error_either_way(
-    project: Project, args: list[Any], kwargs: dict[str, Any], code: bool
+    project: Project, args: list[Any], kwargs: Any, code: bool
 ) -> None:
     def outcome(queue: str) -> Any:
         try:
@@ -172,6 +176,74 @@ def test_function_that_became_a_generator_is_refused(project: Project) -> None:
 
     with pytest.raises(RuntimeFailure, match="generator"):
         project.submit(7)
+
+
+def rename(project: Project) -> None:
+    project.module.train.__qualname__ = "Trainer.train"
+
+
+def move(project: Project) -> None:
+    sys.modules["moved"] = project.module
+    project.module.train.__module__ = "moved"
+
+
+def shadow(project: Project) -> None:
+    class Odd(ModuleType):
+        @property
+        def train(self) -> object:
+            return None
+
+    odd = Odd("repeated_calls")
+    odd.__dict__.update(vars(project.module))
+    sys.modules["repeated_calls"] = odd
+
+
+def hide(project: Project) -> None:
+    class Bare:
+        __slots__ = ()
+
+    sys.modules["repeated_calls"] = Bare()  # type: ignore[assignment]
+
+
+def reassign_file(project: Project) -> None:
+    project.module.__file__ = str(project.folder.parent / "elsewhere" / "repeated_calls.py")
+    (project.folder.parent / "elsewhere").mkdir()
+
+
+@pytest.mark.parametrize("change", [rename, move, shadow, hide, reassign_file])
+def test_function_or_module_that_was_changed_goes_the_long_way(
+    project: Project, change: Callable[[Project], None]
+) -> None:
+    warm_up(project)
+    train = project.module.train
+    change(project)
+
+    submit(train, args=[1])
+
+    assert project.short == []
+    sys.modules.pop("moved", None)
+
+
+def test_function_under_another_name_than_its_own_keeps_its_id(project: Project) -> None:
+    (project.folder / "repeated_calls.py").write_text(
+        "class A:\n    @staticmethod\n    def train(*args):\n        return 1\n\n\ntrain = A.train\n"
+    )
+    importlib.reload(project.module)
+
+    for number in range(6):
+        project.submit(number)
+
+    assert {body["function"] for body in project.bodies().values()} == {"repeated_calls:A.train"}
+
+
+def test_tasks_keep_the_environment_of_the_project(project: Project) -> None:
+    (project.folder / "requirements.txt").write_text("six==1.16.0\n")
+    (project.folder / "runtime.toml").write_text('environment = "requirements.txt"\n')
+
+    done = [project.submit(number) for number in range(6)]
+
+    assert {body["environment"] for body in project.bodies().values()} == {done[0].environment}
+    assert project.short == []
 
 
 def test_code_that_was_edited_just_before_goes_with_the_task(project: Project) -> None:

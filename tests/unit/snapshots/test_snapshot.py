@@ -19,7 +19,7 @@ from runtime.records import open_records
 from runtime.records.store import BlobRecords
 from runtime.shim.tree import unpack
 from runtime.snapshots import git as state
-from runtime.snapshots.git import read_git_state
+from runtime.snapshots.git import GitHead, read_git_head, read_git_state
 from runtime.snapshots.snapshot import (
     IGNORE_FILE,
     SnapshotRules,
@@ -316,6 +316,42 @@ def test_git_state_says_commit_branch_and_diff(tmp_path: Path) -> None:
     assert found.branch == "main"
     assert "-1\n+2\n" in found.diff
     assert read_git_state(tmp_path, ["main.py"]) is None
+
+
+def test_head_is_told_where_git_cannot_compare_the_tree_with_it(tmp_path: Path) -> None:
+    tree = make_repository(tmp_path / "tree", {"main.py": "1\n"})
+    commit = git(tree, "rev-parse", "HEAD").strip()
+    (tree / ".gitattributes").write_text("*.py filter=missing\n")
+    git(tree, "config", "filter.missing.required", "true")
+    (tree / "main.py").write_text("changed = 1\n")
+
+    head = read_git_head(tree)
+
+    assert head == GitHead(commit=commit, branch="main", dirty=True, changed=True)
+
+
+def test_head_off_every_branch_has_none_and_a_branch_of_that_name_has_it(tmp_path: Path) -> None:
+    tree = make_repository(tmp_path / "tree", {"main.py": "1\n"})
+    git(tree, "checkout", "--quiet", "-b", "(detached)")
+    named = read_git_head(tree)
+    git(tree, "update-ref", "refs/odd/place", "HEAD")
+    git(tree, "symbolic-ref", "HEAD", "refs/odd/place")
+    odd = read_git_head(tree)
+    git(tree, "checkout", "--quiet", "--detach")
+    detached = read_git_head(tree)
+
+    assert named is not None and odd is not None and detached is not None
+    assert (named.branch, odd.branch, detached.branch) == ("(detached)", "refs/odd/place", None)
+
+
+def test_untracked_files_alone_make_a_tree_dirty_and_not_changed(tmp_path: Path) -> None:
+    tree = make_repository(tmp_path / "tree", {"main.py": "1\n"})
+    clean = read_git_head(tree)
+    (tree / "untracked").write_text("1")
+    dirty = read_git_head(tree)
+
+    assert clean is not None and dirty is not None
+    assert (clean.dirty, clean.changed, dirty.dirty, dirty.changed) == (False, False, True, False)
 
 
 def test_git_state_before_the_first_commit_and_on_a_detached_head(tmp_path: Path) -> None:
