@@ -340,8 +340,7 @@ def test_head_off_every_branch_has_none_and_a_branch_of_that_name_has_it(tmp_pat
     git(tree, "checkout", "--quiet", "--detach")
     detached = read_git_head(tree)
 
-    assert named is not None and odd is not None and detached is not None
-    assert (named.branch, odd.branch, detached.branch) == ("(detached)", "refs/odd/place", None)
+    assert [head and head.branch for head in (named, odd, detached)] == ["(detached)", "refs/odd/place", None]
 
 
 def test_untracked_files_alone_make_a_tree_dirty_and_not_changed(tmp_path: Path) -> None:
@@ -350,8 +349,7 @@ def test_untracked_files_alone_make_a_tree_dirty_and_not_changed(tmp_path: Path)
     (tree / "untracked").write_text("1")
     dirty = read_git_head(tree)
 
-    assert clean is not None and dirty is not None
-    assert (clean.dirty, clean.changed, dirty.dirty, dirty.changed) == (False, False, True, False)
+    assert [head and (head.dirty, head.changed) for head in (clean, dirty)] == [(False, False), (True, False)]
 
 
 def test_git_state_before_the_first_commit_and_on_a_detached_head(tmp_path: Path) -> None:
