@@ -106,6 +106,8 @@ def split_record_id(rid: int) -> tuple[int, int]:
 
 READ_PATIENCE_S: Final = 0.5
 """How long a reader waits for the lock to have new tasks enter, before it looks at them where they are."""
+SHOWN_S: Final = 5.0
+"""How long it leaves it at that then, so that one that asks often does not wait each time."""
 
 
 class EmbeddedFile:
@@ -128,6 +130,8 @@ class EmbeddedFile:
         self._reader: sqlite3.Connection | None = None
         self._readings = 0
         """Calls that read from it now."""
+        self._shown_until = 0.0
+        """Until when the reader shows new tasks without a try to have them enter."""
         self._is_durable = True
         """The writer's commits wait for the disk."""
         self._name = str(path)
@@ -210,16 +214,22 @@ class EmbeddedFile:
                 connection = self._reader or self._open_reader()
                 # In a transaction of this thread all had entered before, and nobody has put one since.
                 if has_new(connection) and not (self._writer and self._writer.in_transaction):
-                    try:
-                        with self.transaction(durable=False, patient=False):
-                            pass
-                    except StoreUnavailable:
-                        show_new(connection)
+                    self._have_new_enter(connection)
                 yield connection
             except sqlite3.DatabaseError as problem:
                 raise explain_sqlite(self.path, problem) from problem
             finally:
                 self._readings -= 1
+
+    def _have_new_enter(self, reader: sqlite3.Connection) -> None:
+        if system.monotonic() < self._shown_until:
+            return
+        try:
+            with self.transaction(durable=False, patient=False):
+                pass
+        except StoreUnavailable:
+            show_new(reader)
+            self._shown_until = system.monotonic() + SHOWN_S
 
     @contextmanager
     def locked(self, *, patience_s: float) -> Iterator[None]:
@@ -365,7 +375,7 @@ class EmbeddedFile:
         )
         connection.text_factory = _as_text
         connection.execute("PRAGMA cache_size=-512")
-        self._reader = connection
+        self._reader, self._shown_until = connection, 0.0
         return connection
 
 
