@@ -1,4 +1,4 @@
-"""Worker, submission and job of an earlier version beside those of this one: one queue, one folder, one ledger."""
+"""Tasks and jobs of an earlier version, taken over by this one: one queue, one folder, one ledger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EARLIER = "d215118be694"
-"""The version before the modules moved into rows. Wire formats, records and ledgers are unchanged since."""
+"""The version before the modules moved into rows. Wire formats, records and ledgers are unchanged since; task files have another layout."""
 TASKS = 12
 
 
@@ -73,36 +72,33 @@ def make_stack(folder: Path, records: str) -> dict[str, str]:
     return {"RUNTIME_OUTPUTS": str(folder / "contract.json"), "RUNTIME_DATA_DIR": str(folder / "data")}
 
 
-def end_workers(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
-    said = [worker.communicate(timeout=PATIENCE_S)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * len(workers), said
-    return said
-
-
 @pytest.mark.parametrize("records", ["file", "folder"])
-def test_workers_of_two_releases_share_a_queue_and_each_task_is_recorded_once(
+def test_this_release_runs_the_tasks_of_an_earlier_one_whose_workers_are_kept_out(
     earlier: Path, tmp_path: Path, records: str
 ) -> None:
     environ = make_stack(tmp_path, records)
     (tmp_path / "runtime.toml").write_text("")
     old, new = (Checkout(source, tmp_path, environ) for source in (earlier, ROOT))
-    running, both = tmp_path / "running", tmp_path / "both"
-    running.mkdir()
-    # A worker runs one attempt at a time. The first attempts wait until two run, so both workers take part.
-    body = f"touch {running}/$$; until [ -e {both} ]; do [ $(ls {running} | wc -l) -lt 2 ] || touch {both}; sleep 0.05; done"
-    for release, name in ((old, "old"), (new, "new")):
-        release.run(
-            "submit", "--experiment", name, "--grid", f"n=0:{TASKS // 2}", "--", "sh", "-c", body + "; echo {n}"
-        )
+    runs = tmp_path / "runs"
+    words = ["--grid", f"n=0:{TASKS // 2}", "--", "sh", "-c", f"echo {{n}}-$RUNTIME_TASK_ID >> {runs}"]
+    old.run("submit", "--experiment", "old", *words)
+    old_worker = old.start("worker", "--max-tasks", "1")
+    said_before = old_worker.communicate(timeout=PATIENCE_S)[1]
+    assert old_worker.returncode == 0, said_before
+    new.run("submit", "--experiment", "new", *words)
+    refused = old.start("submit", "--experiment", "more", *words)
+    refusal = refused.communicate(timeout=PATIENCE_S)[1]
+    worker = new.start("worker", "--idle-timeout", "5s")
+    said = worker.communicate(timeout=PATIENCE_S)[1]
 
-    workers = [release.start("worker", "--idle-timeout", "5s", "--look-ahead", "0") for release in (old, new)]
-    said = end_workers(workers)
-
-    for release in (old, new):
-        for name in ("old", "new"):
-            totals = release.read("status", name, "--exact")["totals"]
-            assert {state: count for state, count in totals.items() if count} == {"succeeded": TASKS // 2}, said
-    assert both.exists()
+    assert worker.returncode == 0, said
+    assert refused.returncode != 0
+    assert "layout 2" in refusal
+    for name in ("old", "new"):
+        totals = new.read("status", name, "--exact")["totals"]
+        assert {state: count for state, count in totals.items() if count} == {"succeeded": TASKS // 2}, said
+    ran = runs.read_text().split()
+    assert len(ran) == len(set(ran)) == TASKS
 
 
 def test_jobs_of_two_releases_are_followed_by_each_other(earlier: Path, tmp_path: Path) -> None:
