@@ -31,7 +31,8 @@ from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
 from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
-from runtime.tasks.model import Task, TaskState, hex_digest, make_encoder
+from runtime.tasks.model import Task, TaskState, hex_digest
+from runtime.tasks.spelling import make_encoder
 from runtime.tasks.wire import parse_task, task_fields
 from runtime.units import format_time, parse_time
 from runtime.values import replace

@@ -6,11 +6,9 @@ A task is immutable once submitted. Fields that this release does not know are k
 from __future__ import annotations
 
 import functools
-import json
-import json.encoder
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -20,6 +18,7 @@ from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.platform import system
 from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
 from runtime.tasks.sinks import NO_SINKS, TaskSink, check_sinks
+from runtime.tasks.spelling import canonical_json, plain_json, quote_json
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -245,36 +244,6 @@ def spelled_id(experiment: str, entry: str) -> str:
 def _hashed_id(experiment: str, basis: str) -> str:
     digest = hex_digest(f"{experiment}\0{basis}".encode())
     return f"t-{digest[:16]}{experiment_digest(experiment)}"
-
-
-def make_encoder(*, sort_keys: bool, allow_nan: bool = False) -> Callable[[object], str]:
-    """`JSONEncoder.encode` at a third of its cost: the standard one makes the encoder in C again for each call."""
-    whole = json.JSONEncoder(sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=allow_nan)
-    make: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
-    if make is None:
-        return whole.encode
-    markers, indent, skip_keys = None, None, False
-    spell = make(
-        markers, whole.default, json.encoder.encode_basestring, indent, ":", ",", sort_keys, skip_keys, allow_nan
-    )
-
-    def encode(value: object) -> str:
-        try:
-            return "".join(spell(value, 0))
-        except RecursionError:
-            # Raises if the value contains itself; the encoder above would need markers for that.
-            return whole.encode(value)
-
-    return encode
-
-
-canonical_json: Final = make_encoder(sort_keys=True)
-"""The one spelling of a JSON value that hashes are taken of."""
-
-
-plain_json: Final = make_encoder(sort_keys=False)
-quote_json: Final = functools.lru_cache(maxsize=256)(plain_json)
-"""For text that many tasks have in common."""
 
 
 def _canonical_entry(entry: Entry) -> str:

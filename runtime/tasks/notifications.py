@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from runtime.tasks.history import Record, Settlement
-from runtime.tasks.model import Task, TaskState, canonical_json, experiment_digest, hex_digest
+from runtime.tasks.model import Task, TaskState, experiment_digest, hex_digest
 from runtime.tasks.sinks import TaskSink, sink_fields
+from runtime.tasks.spelling import canonical_json
 from runtime.units import count_noun, format_time
 from runtime.values import dataclass
 

@@ -43,11 +43,11 @@ from runtime.tasks.model import (
     is_id,
     make_task,
     no_seconds,
-    plain_json,
     show_value,
     task_id,
 )
 from runtime.tasks.sinks import NO_SINKS, read_sinks, sink_fields
+from runtime.tasks.spelling import plain_json
 from runtime.units import format_time, parse_size, parse_time
 
 

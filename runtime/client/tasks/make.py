@@ -27,7 +27,6 @@ from runtime.tasks.model import (
     Task,
     Terms,
     WorkflowEntry,
-    canonical_json,
     check_terms,
     check_text,
     check_texts,
@@ -35,6 +34,7 @@ from runtime.tasks.model import (
     make_task,
     task_id,
 )
+from runtime.tasks.spelling import canonical_json
 from runtime.tasks.typed_secrets import refuse_secrets
 from runtime.tasks.wire import parse_resources, parse_task
 from runtime.units import Span, to_span

@@ -19,12 +19,11 @@ from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.tasks.model import (
     FunctionEntry,
     Task,
-    canonical_json,
     is_plain,
-    plain_json,
     spell_entry,
     spelled_id,
 )
+from runtime.tasks.spelling import canonical_json, plain_json
 from runtime.tasks.typed_secrets import NUMBERS, refuse_secrets
 from runtime.tasks.wire import encode_task, spell_call, spell_code, spell_head
 from runtime.units import format_time

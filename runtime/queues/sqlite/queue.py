@@ -87,8 +87,10 @@ class SqliteQueue:
     def put(self, tasks: Sequence[Task]) -> base.PutResult:
         if not tasks:
             return base.PutResult(0, 0)
-        if len(tasks) == 1 and (result := self._put_plain(tasks[0])) is not None:
-            return result
+        if len(tasks) == 1 and (one := tasks[0]).generation == 1 and not one.not_before:
+            is_new = self.put_spelled(one.id, one.experiment, encode_task(one), rank=-one.priority)
+            if is_new is not None:
+                return _NEW if is_new else _KNOWN
         now = self._clock.now().timestamp()
         found: dict[str, int] = {}
         with self._file.transaction(durable=True) as connection:
@@ -116,13 +118,6 @@ class SqliteQueue:
         if new:
             self._wakes.wake()
         return base.PutResult(new, len(tasks) - new, frozenset(before))
-
-    def _put_plain(self, task: Task) -> base.PutResult | None:
-        """Put the usual single task at half the cost; None if it is not one."""
-        if task.generation > 1 or task.not_before:
-            return None
-        is_new = self.put_spelled(task.id, task.experiment, encode_task(task), rank=-task.priority)
-        return None if is_new is None else _NEW if is_new else _KNOWN
 
     def put_spelled(self, identity: str, experiment: str, body: str, *, rank: int = 0) -> bool | None:
         """Put the first generation of one task, to be run at once, by its JSON; returns whether it is new.

@@ -22,12 +22,12 @@ from runtime.tasks.model import (
     TaskState,
     Terms,
     WorkflowEntry,
-    canonical_json,
     entry_fields,
     experiment_digest,
     next_generation,
     task_id,
 )
+from runtime.tasks.spelling import canonical_json
 from runtime.tasks.wire import decode_stored, decode_task, encode_task, parse_task, task_fields
 from runtime.testing import sample_task
 from runtime.units import divide, format_time
