@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -333,13 +334,22 @@ def test_functions_that_are_never_repeated_are_forgotten(project: Project) -> No
 
 
 def test_closed_watch_is_never_asked(project: Project) -> None:
+    # Below the folder of the settings, whose own watch would notice a change there.
+    (project.folder / "inner").mkdir()
+    (project.folder / "inner" / "a.py").write_text("# old\n")
     warm_up(project)
     (kept,) = kept_stacks._kept.values()
+    ours, theirs = os.pipe()
     for code in kept._codes.values():
+        assert code._watch is not None
+        number = code._watch.fd
         code.close()
-    (project.folder / "beside.py").write_text("# new\n")
+        os.dup2(ours, number)  # a file that says nothing has its number now
+    (project.folder / "inner" / "a.py").write_text("# new\n")
 
     done = project.submit(1)
 
     assert project.short == []
     assert done.snapshot == project.submit(2).snapshot
+    for descriptor in (ours, theirs, number):
+        os.close(descriptor)

@@ -20,9 +20,9 @@ from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.records import embedded
 from runtime.records.embedded import EmbeddedFile
 from runtime.records.sqlite import SqliteRecords
+from runtime.tasks.history import Lease
 from runtime.tasks.model import Task, TaskState
 from tests.conformance.queue_pairs import TTL, succeeded, tasks
-from tests.services_support import wait_until
 from tests.unit.queues.test_queue_sqlite import check_counters
 
 
@@ -247,20 +247,23 @@ def test_damaged_file_of_the_older_layout_is_recovered(path: Path) -> None:
 
 def test_worker_that_is_woken_looks_with_the_lock_from_its_first_lease_on(path: Path) -> None:
     idle = open_sqlite(path)[0]
-    idle.join("w-a")
-    fd = idle.wake_descriptor()
     assert idle.lease(1, worker="w-a", ttl=TTL) == []
     queue, _, _ = put_singly(path)
-    assert fd is not None
-    idle.drain_wakes()
+    assert len(queue.lease(9, worker="w-b", ttl=TTL)) == 3
+    found: list[Lease] = []
 
-    def take() -> list[object]:
+    def look() -> None:
         idle.drain_wakes()
-        return [*idle.lease(1, worker="w-a", ttl=TTL)]
+        found.extend(idle.lease(1, worker="w-a", ttl=TTL))
 
-    found: list[object] = []
-    queue._wakes.wake = lambda: threading.Thread(target=lambda: found.extend(take())).start()  # type: ignore[method-assign]
-    idle.purge()
+    looking = threading.Thread(target=look)
+
+    def announce() -> None:
+        looking.start()
+        looking.join(0.2)  # without the lock it would be done by then, and would have seen nothing
+
+    queue._wakes.wake = announce  # type: ignore[method-assign]
     queue.put([tasks(4)[3]])
+    looking.join()
 
-    assert wait_until(lambda: bool(found))
+    assert [lease.task.id for lease in found] == [tasks(4)[3].id]
