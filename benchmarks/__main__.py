@@ -83,7 +83,7 @@ class Run:
 
     @property
     def filesystem(self) -> str:
-        from runtime.records.embedded import filesystem_kind
+        from runtime.records.sqlite_file import filesystem_kind
 
         return filesystem_kind(self._scratch) or "a file system that the system does not name"
 

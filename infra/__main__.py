@@ -18,7 +18,7 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 
 from runtime.errors import RuntimeFailure
-from runtime.terminal import clean
+from runtime.sanitize import clean
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 from runtime.errors import RequestRefused, RuntimeFailure, UnknownName
-from runtime.terminal import clean, clean_json
+from runtime.sanitize import clean, clean_json
 
 PROGRAM: Final = "python -m infra"
 

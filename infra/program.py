@@ -19,7 +19,7 @@ from infra.components.ray_head import RayHead, RayHeadArgs, SecretVariable
 from infra.components.records import Records, RecordsArgs, name_bucket
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
-from infra.components.site import Key, Site, as_member
+from infra.components.shared import Key, Site, as_member
 from infra.components.workspace import Workspace, WorkspaceArgs
 from infra.naming import Names, labels
 from infra.settings.model import KubernetesSettings, Role, Settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final, Protocol
 
-from runtime.platform import system
+from runtime.system import system
 from runtime.units import format_duration
 
 SKEW: Final = timedelta(seconds=30)

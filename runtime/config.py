@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
-from runtime.owners import check_own, check_size, check_trusted, read_file, write_private
+from runtime.file_trust import check_own, check_size, check_trusted, read_file, write_private
 from runtime.values import dataclass, field, fields
 
 APP: Final = "research-runtime"

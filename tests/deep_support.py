@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.shim.folders import remove_folder
+from runtime.shim.tree_walk import remove_folder
 
 LEVELS = 3000
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runtime.cli.main import main
-from runtime.jobs import order
+from runtime.jobs import run_config
 from tests.shim_support import processes_with, signal_all, wait_for
 
 
@@ -50,7 +50,7 @@ def as_somebody_else(root: Path, *, hidden: str, shown: str = "") -> Iterator[No
 
 def launch_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launch all later jobs of this machine as versions without folding did."""
-    make = order.make_order
+    make = run_config.make_order
     monkeypatch.setattr("runtime.launchers.processes.base.make_order", lambda *a, **k: {**make(*a, **k), "fold": False})
 
 

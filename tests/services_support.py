@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from runtime.platform import system
+from runtime.system import system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

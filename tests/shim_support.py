@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runtime.shim.bundle import build_shim, list_shipped
 from runtime.shim.compiled import keep_code, name_folder
 from runtime.shim.processes import Asked
-from runtime.shim.program import build_shim, list_shipped
 from tests.services_support import PATIENCE_S, wait_until
 
 

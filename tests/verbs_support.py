@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from runtime.end_reasons import EndReason
 from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
-from runtime.reasons import EndReason
 from runtime.records.base import RecordStore, WorkerSeen
 from runtime.records.memory import MemoryRecords
 from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement, StartedMark, mark_of
@@ -21,7 +21,7 @@ TTL = timedelta(seconds=30)
 
 
 class Bench:
-    """Satisfies `runtime.client.tasks.standing.Stack`."""
+    """Satisfies `runtime.client.tasks.task_facts.Stack`."""
 
     name = "bench"
     default_queue = "default"

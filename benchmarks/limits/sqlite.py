@@ -155,8 +155,8 @@ def contention_ours(folder: Path, *, n: int) -> dict[str, float]:
 def _claims(path: Path) -> list[float]:
     from datetime import UTC, datetime, timedelta
 
+    from runtime.end_reasons import EndReason
     from runtime.queues.sqlite.queue import open_sqlite
-    from runtime.reasons import EndReason
     from runtime.tasks.history import Record, Settlement
     from runtime.tasks.model import TaskState
 
@@ -191,8 +191,8 @@ def drain_ours(folder: Path, *, n: int, claim: int = 1, durability: str = "full"
     from datetime import UTC, datetime, timedelta
 
     from benchmarks.peers.ours import make_task
+    from runtime.end_reasons import EndReason
     from runtime.queues.sqlite.queue import open_sqlite
-    from runtime.reasons import EndReason
     from runtime.tasks.history import Record, Settlement
     from runtime.tasks.model import TaskState
 

@@ -20,7 +20,7 @@ def work(topic: str, subscription: str) -> None:
 def loop(topic: str, subscription: str) -> None:
     import select
 
-    from runtime.reasons import EndReason
+    from runtime.end_reasons import EndReason
     from runtime.tasks.history import Record, Settlement
     from runtime.tasks.model import FunctionEntry, TaskState
 

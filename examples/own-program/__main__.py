@@ -8,7 +8,7 @@ import pulumi_gcp
 
 from infra.components.queue import Queue, QueueArgs
 from infra.components.records import Records, RecordsArgs
-from infra.components.site import Site
+from infra.components.shared import Site
 from infra.naming import Names, labels
 from infra.settings.model import QueueSettings, RecordsSettings
 

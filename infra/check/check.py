@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import pulumi
 
-from infra.check.host_project import list_host_needs
-from infra.check.key_owner import list_key_needs
+from infra.check.kms_setup import list_key_needs
 from infra.check.ranges import Place, find_place, find_range_notes, find_range_problems
 from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, is_grant, record
+from infra.check.shared_vpc_setup import list_host_needs
 from infra.check.validate import find_input_problems
 from infra.gcp.outputs import compute
 from infra.gcp.prices import AS_OF, Cost, find_costs, find_pool_costs, minimum_month, traffic_per_tib

@@ -28,7 +28,7 @@ from infra.cli import Parser, say, say_json
 from infra.gcp.prices import monthly_total
 from infra.settings.files import find_project_folder, find_stack_file, list_stacks
 from runtime.errors import RequestRefused, UnknownName
-from runtime.terminal import clean
+from runtime.sanitize import clean
 
 EXAMPLES: Final = """examples:
   python -m infra check --all                      every stack in a line, then what is wrong

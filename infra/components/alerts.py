@@ -15,7 +15,7 @@ import pulumi
 from pulumi_gcp import billing, monitoring
 
 from infra.components.apis import Apis
-from infra.components.site import Part, Site
+from infra.components.shared import Part, Site
 from infra.settings.model import AlertSettings, BudgetSettings
 from infra.settings.read import ensure_valid
 

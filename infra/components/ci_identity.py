@@ -17,7 +17,7 @@ import pulumi
 from pulumi_gcp import iam, projects, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.site import Part, Site, as_member, shown_title
+from infra.components.shared import Part, Site, as_member, shown_title
 from infra.settings.model import CiSettings
 from infra.settings.read import ensure_valid
 

@@ -11,7 +11,7 @@ import pulumi
 from pulumi_gcp import projects
 
 from infra.components.apis import Apis
-from infra.components.site import Part, Site, as_member, shown_title
+from infra.components.shared import Part, Site, as_member, shown_title
 from infra.settings.model import AccessSettings, Role
 from infra.settings.read import ensure_valid
 

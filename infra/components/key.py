@@ -10,7 +10,7 @@ import pulumi
 from pulumi_gcp import kms
 
 from infra.components.apis import Apis
-from infra.components.site import Part, Site
+from infra.components.shared import Part, Site
 
 ROLE: Final = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
 

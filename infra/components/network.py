@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 
 from infra.components.apis import Apis
-from infra.components.site import Part, Site
+from infra.components.shared import Part, Site
 from infra.settings.model import NetworkSettings
 from infra.settings.read import ensure_valid
 

@@ -10,7 +10,7 @@ import pulumi
 from pulumi_gcp import projects, pubsub
 
 from infra.components.apis import Apis
-from infra.components.site import Members, Part, Site
+from infra.components.shared import Members, Part, Site
 from infra.settings.model import QueueSettings
 from infra.settings.read import ensure_valid
 

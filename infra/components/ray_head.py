@@ -14,9 +14,9 @@ import pulumi
 from pulumi_gcp import artifactregistry, compute, projects, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.site import Members, Part, Site, as_member
+from infra.components.shared import Members, Part, Site, as_member
 from infra.gcp.machines import disk_types, maintenance
-from infra.machine.machine import digest
+from infra.machine.head_agent import digest
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
 from infra.render.firewalls import list_openings

@@ -9,7 +9,7 @@ import pulumi
 from pulumi_gcp import artifactregistry
 
 from infra.components.apis import Apis
-from infra.components.site import Members, Part, Site
+from infra.components.shared import Members, Part, Site
 from infra.settings.model import RegistrySettings
 from infra.settings.read import ensure_valid
 

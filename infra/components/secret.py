@@ -9,7 +9,7 @@ import pulumi
 from pulumi_gcp import secretmanager
 
 from infra.components.apis import Apis
-from infra.components.site import Members, Part, Site
+from infra.components.shared import Members, Part, Site
 from infra.settings.model import SecretSettings
 from infra.settings.read import ensure_valid
 

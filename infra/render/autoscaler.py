@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from infra.machine.machine import PUBLIC_KEY_MARK
+from infra.machine.head_agent import PUBLIC_KEY_MARK
 from infra.render import units
 from infra.render.cluster import HEAD_TYPE, Cluster, chips_per_host, cpus_per_host, memory_per_host, partial_url
 from infra.render.startup import node_metadata

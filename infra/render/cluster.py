@@ -10,7 +10,7 @@ from typing import Final
 from infra.gcp.catalog import TpuHost, find_tpu_host
 from infra.settings.model import ContainerSettings, MachineSettings, PoolSettings
 from runtime.errors import InvalidValue
-from runtime.tpus import find_shape
+from runtime.tpu_shapes import find_shape
 
 HEAD_TYPE: Final = "ray_head"
 """Ray's node type of the head; no pool can have this name."""

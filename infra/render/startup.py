@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
-from infra.machine.machine import AUTOSCALER_KEY, MANIFEST_KEY
+from infra.machine.head_agent import AUTOSCALER_KEY, MANIFEST_KEY
 from infra.render import units
 from infra.render.cluster import PORTS, Cluster, cpus_per_host
 from infra.settings.model import MachineSettings, PoolSettings
@@ -39,7 +39,7 @@ class InstalledFile:
 
 def render_machine() -> str:
     """Return the source of the program that heads and nodes run."""
-    return resources.files("infra.machine").joinpath("machine.py").read_text(encoding="utf-8")
+    return resources.files("infra.machine").joinpath("head_agent.py").read_text(encoding="utf-8")
 
 
 def render_settings(cluster: Cluster) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 from infra.settings.model import NAMESPACE
 from runtime.errors import RequestRefused, UnknownName
-from runtime.owners import check_trusted
+from runtime.file_trust import check_trusted
 
 PROJECT_FILE = "Pulumi.yaml"
 

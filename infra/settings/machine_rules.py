@@ -14,7 +14,7 @@ from infra.settings.model import ContainerSettings, MachineSettings
 from infra.settings.problems import find_misformed, find_repeated, wrong
 from runtime.outputs import is_free_variable
 from runtime.schema import Problem, join, suggest
-from runtime.secret_signs import find_secret_in_shell, has_known_form, is_secret
+from runtime.secret_detection import find_secret_in_shell, has_known_form, is_secret
 
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _ONE_LINE: Final = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029]*")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.printing import note, say
-from runtime.cli.show import Columns, Output, print_json, print_list, progress
+from runtime.cli.console import note, say
+from runtime.cli.output import Columns, Output, print_json, print_list, progress
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.units import count_noun, format_size, format_time
 
@@ -74,7 +74,7 @@ def list_(
       runtime artifacts list sweep -o json | jq -r '.[] | [.task, .tag, .version] | @tsv'
     """
     from runtime.client.artifacts import list_artifacts
-    from runtime.client.identify import recall_last
+    from runtime.client.resolve_id import recall_last
     from runtime.stack.open import open_stack
 
     if named := _open_job(what, on, stack):
@@ -121,7 +121,7 @@ def get(
       runtime artifacts get t-3f2a model results/model
     """
     from runtime.client.artifacts import find_artifact, get_artifact
-    from runtime.client.identify import recall_last
+    from runtime.client.resolve_id import recall_last
     from runtime.stack.open import open_stack
 
     if to == "":

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
+from runtime.cli.console import note
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, confirm, note_skew, print_done
-from runtime.client.identify import Kind, identify, recall_last
+from runtime.cli.output import Columns, Output, confirm, note_skew, print_done
+from runtime.client.resolve_id import Kind, identify, recall_last
 from runtime.client.tasks.cancel import Cancelled, check_cancellable
 from runtime.client.tasks.cancel import cancel as cancel_one
 from runtime.errors import NotPossible, RequestRefused
@@ -142,10 +142,10 @@ def _cancel_jobs(
 def _choose(job: JobHandle, index: Sequence[str], *, release: bool, others: bool) -> _Chosen:
     """Look at a job, and raise whatever forbids to cancel it."""
     from runtime.client.jobs.handle import check_owner
+    from runtime.end_reasons import EndReason
     from runtime.jobs.indices import choose_indices
     from runtime.launchers.base import Releases, find_keeper
-    from runtime.launchers.standing import GONE
-    from runtime.reasons import EndReason
+    from runtime.launchers.job_status import GONE
 
     status, _ = job.look()
     check_owner(status.entry, others=others, verb="cancel")

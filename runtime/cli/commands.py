@@ -22,7 +22,7 @@ imports none of the command modules. A command module exposes one of
 - or `app = new_app("help")`, for a group such as `runtime queue …` with `@app.command()` for each verb in it.
 
 A command returns None or its exit code, raises a `RuntimeFailure` with an explanation, prints data to stdout and
-everything else to stderr (`runtime.cli.printing` and `show`). Two commands bypass this tree: `--version`, and `worker`, for which
+everything else to stderr (`runtime.cli.console` and `output`). Two commands bypass this tree: `--version`, and `worker`, for which
 `runtime.cli.worker` has `main(argv) -> int` and `build_parser()`.
 """
 
@@ -39,8 +39,8 @@ from typer._click import exceptions as click_exceptions  # the usage errors have
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
-from runtime.cli.printing import say_block
-from runtime.cli.show import Output
+from runtime.cli.console import say_block
+from runtime.cli.output import Output
 from runtime.errors import NotPossible, RequestRefused, UnknownName
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from typer import Argument
 
-from runtime.cli.printing import write_text
+from runtime.cli.console import write_text
 
 if TYPE_CHECKING:
     from typer import _click
@@ -81,7 +81,7 @@ def _completer(kinds: list[Callable[[Settings, str], Iterator[str]]]) -> Callabl
 
 
 def _find_jobs(settings: Settings, word: str) -> Iterator[str]:
-    from runtime.client.jobs.known import list_names
+    from runtime.client.jobs.job_cache import list_names
 
     known = list_names(settings)
     yield "last"
@@ -92,7 +92,7 @@ def _find_jobs(settings: Settings, word: str) -> Iterator[str]:
 
 
 def _find_experiments(settings: Settings, word: str) -> Iterator[str]:
-    from runtime.client.identify import list_remembered
+    from runtime.client.resolve_id import list_remembered
 
     yield "last"
     yield from list_remembered(settings.data_dir)
@@ -105,7 +105,7 @@ def _read_local(settings: Settings) -> Iterator[str]:
     import sqlite3
     from urllib.parse import quote
 
-    from runtime.owners import is_ours
+    from runtime.file_trust import is_ours
 
     path = settings.data_dir / "local.db"
     if not is_ours(str(path)):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import new_app
-from runtime.cli.printing import note, write_text
+from runtime.cli.console import note, write_text
 from runtime.errors import NotPossible
 
 app = new_app("Make job files and stack files of what you launched with before.")

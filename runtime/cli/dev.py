@@ -13,16 +13,16 @@ from typer import Option
 
 from runtime.cli import job_options
 from runtime.cli.commands import OutputOption
+from runtime.cli.console import ask, note, write_log
 from runtime.cli.launch import STDIN, TIMED_OUT, build_request, print_dry_run, read_gpus
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.printing import ask, note, write_log
-from runtime.cli.show import Output, describe_state
+from runtime.cli.output import Output, describe_state
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
 from runtime.units import count_noun, format_duration
 
 if TYPE_CHECKING:
     from runtime.client.jobs.dev import CommandEnd, Folder, Machine
-    from runtime.jobs.runs import RunLog
+    from runtime.jobs.log_follower import RunLog
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 LOST_MACHINE: Final = ("stopped", "preempted")
@@ -144,7 +144,7 @@ class Session:
         """Returns the exit code if the job has ended by itself, and None if the session is over before."""
         from runtime.cli.jobs import stuck_teller
         from runtime.jobs.hosts.bucket import look_again_s
-        from runtime.shim.hold import SILENT_S
+        from runtime.shim.dev_loop import SILENT_S
 
         job, tell = self.machine.job, stuck_teller(self.machine.job.id)
         answered = time.monotonic()
@@ -172,8 +172,8 @@ class Session:
         return None
 
     def _judge(self, status: Any) -> int:
+        from runtime.end_reasons import EndReason
         from runtime.jobs.spec import JobState
-        from runtime.reasons import EndReason
 
         if status.reason is EndReason.TIMEOUT:
             return TIMED_OUT
@@ -211,7 +211,7 @@ class Session:
             note(f"-- runs on {host}")
 
     def _describe(self, end: CommandEnd) -> str:
-        from runtime.jobs.traces import describe_code
+        from runtime.jobs.death_cause import describe_code
 
         then = "" if self.once else "; waiting for a change"
         lasted = format_seconds(end.lasted_s)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.printing import note, say
-from runtime.cli.show import Output, format_count, print_checks, print_json
+from runtime.cli.console import note, say
+from runtime.cli.output import Output, format_count, print_checks, print_json
 from runtime.config import load_settings
 from runtime.errors import RequestRefused
 from runtime.units import count_noun
@@ -17,7 +17,7 @@ from runtime.units import count_noun
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runtime.client.recovery import Recovered
+    from runtime.client.sqlite_recovery import Recovered
 
 
 def doctor(
@@ -54,7 +54,7 @@ def doctor(
 
 def _recover(file: Path | None, stack: str | None, output: Output) -> int:
     from runtime.client.doctor import find_task_file
-    from runtime.client.recovery import recover
+    from runtime.client.sqlite_recovery import recover
 
     path = file or find_task_file(stack, load_settings())
     done = recover(path)

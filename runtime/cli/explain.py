@@ -9,16 +9,16 @@ from typing import Annotated
 from typer import Argument
 
 from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.console import note, paint, say
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
-from runtime.cli.printing import note, paint, say
-from runtime.cli.show import Output, cut_line, print_json
-from runtime.client.identify import Kind, identify, recall_last
+from runtime.cli.output import Output, cut_line, print_json
+from runtime.client.resolve_id import Kind, identify, recall_last
 from runtime.client.tasks.explain import explain as explain_task
 from runtime.client.tasks.explain import explain_experiment, explain_worker, read_facts
-from runtime.client.tasks.standing import read_worker
 from runtime.client.tasks.status import read_experiment
+from runtime.client.tasks.task_facts import read_worker
+from runtime.end_reasons import Explanation
 from runtime.errors import RequestRefused
-from runtime.reasons import Explanation
 from runtime.stack.open import open_stack
 from runtime.values import replace
 

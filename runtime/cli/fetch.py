@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.console import note
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job, short
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, format_count, print_list, progress
+from runtime.cli.output import Columns, Output, format_count, print_list, progress
 from runtime.errors import InvalidValue, RuntimeFailure
 from runtime.units import count_noun, format_size
 
@@ -53,7 +53,7 @@ def fetch(
     if to == "":
         raise InvalidValue("folder", to, "a name or a path; `.` is the working directory", hint=f"runtime fetch {what}")
     if not is_job(what, on=on, stack=stack):
-        from runtime.client.identify import recall_last
+        from runtime.client.resolve_id import recall_last
         from runtime.stack.open import open_stack
 
         with open_stack(stack) as opened:

@@ -11,9 +11,9 @@ from typer import Option
 
 from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
+from runtime.cli.console import note
 from runtime.cli.jobs import OthersOption
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, confirm, format_count, print_list
+from runtime.cli.output import Columns, Output, confirm, format_count, print_list
 from runtime.errors import InfrastructureFailure
 from runtime.units import count_noun, format_size, parse_duration
 
@@ -104,7 +104,7 @@ def _question(found: Sequence[Garbage], targets: Sequence[str]) -> str:
 def _remove(place: OpenTarget, found: Sequence[Garbage], owner: str | None, settings: Settings) -> list[Garbage]:
     """Remove the garbage of one target, and return what could not be removed."""
     from runtime.client.jobs.gc import fold, remove_all
-    from runtime.client.jobs.known import drop_jobs, forget_job
+    from runtime.client.jobs.job_cache import drop_jobs, forget_job
     from runtime.jobs.plan import owner_name
 
     kept = []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.printing import note, say
-from runtime.cli.show import Columns, Output, print_json, print_list, progress
+from runtime.cli.console import note, say
+from runtime.cli.output import Columns, Output, print_json, print_list, progress
 from runtime.images.build import (
     DEFAULT_FILE,
     DEFAULT_PLATFORM,

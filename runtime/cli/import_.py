@@ -7,9 +7,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
+from runtime.cli.console import note
 from runtime.cli.jobs import short
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, print_list
+from runtime.cli.output import Columns, Output, print_list
 
 COLUMNS: Columns = {"JOB": "job", "NAME": "name", "TARGET": "target", "NATIVE": lambda one: ",".join(one.native_ids)}
 

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 from typer import Argument
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.printing import note
-from runtime.cli.show import Output, print_list
+from runtime.cli.console import note
+from runtime.cli.output import Output, print_list
 from runtime.errors import NotPossible
 
 TRAIN: Final = '''\

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
+from runtime.cli.console import note, say
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
-from runtime.cli.printing import note, say
-from runtime.cli.show import Output, print_json
+from runtime.cli.output import Output, print_json
 from runtime.errors import InvalidValue, NotPossible, RuntimeFailure
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
 
-from runtime.cli.printing import note
-from runtime.cli.show import describe_state
+from runtime.cli.console import note
+from runtime.cli.output import describe_state
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -65,7 +65,7 @@ def _is_name(text: str) -> bool:
 
 
 def _is_newest() -> bool:
-    from runtime.client.identify import newest_job
+    from runtime.client.resolve_id import newest_job
     from runtime.config import load_settings
 
     return newest_job(load_settings().data_dir) is not None

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, print_list
+from runtime.cli.console import note
+from runtime.cli.output import Columns, Output, print_list
 from runtime.errors import RequestRefused
 from runtime.units import count_noun, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from runtime.client.jobs.keep import KeptJob
+    from runtime.client.jobs.reconcile import KeptJob
     from runtime.config import Settings
     from runtime.jobs.plan import Target
 
@@ -124,7 +124,7 @@ def _keep_cluster(
 
 def _look(targets: Iterable[Target], settings: Settings, said: set[str]) -> tuple[list[KeptJob], bool]:
     """Look at each target once; returns its open jobs, and whether one did not answer. Problems are noted, each once."""
-    from runtime.client.jobs.keep import keep_target, list_strange_folders
+    from runtime.client.jobs.reconcile import keep_target, list_strange_folders
     from runtime.client.jobs.targets import list_usable_targets, make_context, open_target
     from runtime.errors import InfrastructureFailure
 

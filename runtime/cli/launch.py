@@ -13,9 +13,9 @@ from typer import Option
 
 from runtime.cli import job_options
 from runtime.cli.commands import CaptureEveryOption, CaptureOption, OutputOption
+from runtime.cli.console import ask, note, note_block, say, write_log, write_text
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.printing import ask, note, note_block, say, write_log, write_text
-from runtime.cli.show import Output, describe_state, print_json
+from runtime.cli.output import Output, describe_state, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.units import count_noun
 
@@ -344,7 +344,7 @@ def _print_plans(plans: Sequence[Prepared], output: Output) -> None:
     if output is Output.JSON:
         print_json([_plan_fields(each) for each in plans])
         return
-    from runtime.client.jobs.priced import find_price
+    from runtime.client.jobs.price_check import find_price
     from runtime.jobs.price import LIMIT, describe_price, exceeds
 
     for each in plans:
@@ -392,7 +392,7 @@ def _describe_secrets(prepared: Prepared) -> list[dict[str, str]]:
 
 
 def _describe_price(prepared: Prepared) -> dict[str, Any] | None:
-    from runtime.client.jobs.priced import find_price
+    from runtime.client.jobs.price_check import find_price
 
     price = find_price(prepared)
     if price is None:
@@ -438,8 +438,8 @@ def tell_started(job: JobHandle, *, follow: bool, output: Output) -> int:
         return 0
     from runtime.cli.jobs import detached, short, stuck_teller
     from runtime.client.jobs.handle import follow_all
+    from runtime.end_reasons import EndReason
     from runtime.jobs.spec import JobState
-    from runtime.reasons import EndReason
 
     entry, tell = job.entry(), stuck_teller(job.id)
     try:

@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 
-from runtime.cli import printing
+from runtime.cli import console
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         """End without tearing the interpreter down, module by module, which takes a fifth of a short command."""
         if "runtime.tasks.workflows" in sys.modules:
             return  # A user's own code may leave files open, which Python flushes when it closes them.
-        printing.flush_for_the_last_time()
+        console.flush_for_the_last_time()
         os._exit(code)
 
     # Registered first, so that it runs last: after all threads, and after the exit handlers of other modules.
@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: Sequence[str]) -> int:
-    printing.prepare_streams()
+    console.prepare_streams()
     try:
         code = _dispatch(list(args))
-        printing.flush()
+        console.flush()
         return code
     except BaseException as ended:
         return _end(ended)
@@ -93,7 +93,7 @@ def _dispatch(args: list[str]) -> int:
     if args[:1] == ["--version"]:
         from runtime import __version__
 
-        printing.say(f"runtime {__version__}")
+        console.say(f"runtime {__version__}")
         return 0
     if args[:1] == ["worker"] and "_RUNTIME_COMPLETE" not in os.environ:
         from runtime.cli.worker import main as run_worker
@@ -109,20 +109,20 @@ def _dispatch(args: list[str]) -> int:
 def _end(ended: BaseException) -> int:
     if isinstance(ended, SystemExit):
         if isinstance(ended.code, str):
-            printing.write_error(ended.code)
+            console.write_error(ended.code)
             return 1
         return ended.code or 0
     if isinstance(ended, KeyboardInterrupt):
         return INTERRUPTED
-    if isinstance(ended, BrokenPipeError) and printing.reader_left():
-        printing.drop_unwritten()
+    if isinstance(ended, BrokenPipeError) and console.reader_left():
+        console.drop_unwritten()
         return READER_LEFT
     failure = explain(ended)
     if os.environ.get("RUNTIME_DEBUG") == "1":
         import traceback
 
-        printing.write_error("".join(traceback.format_exception(ended)).rstrip())
-    printing.write_error(failure.render())
+        console.write_error("".join(traceback.format_exception(ended)).rstrip())
+    console.write_error(failure.render())
     return failure.exit_code
 
 

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
-from runtime.cli.drawing import Canvas, draw_bars, draw_curves
+from runtime.cli.console import can_draw_unicode, is_terminal, note, paint, say, write_text
 from runtime.cli.jobs import OnOption, is_job
-from runtime.cli.printing import can_draw_unicode, is_terminal, note, paint, say, write_text
-from runtime.cli.show import print_json
-from runtime.client.courses import (
+from runtime.cli.output import print_json
+from runtime.cli.text_plot import Canvas, draw_bars, draw_curves
+from runtime.client.metric_series import (
     Curve,
     Source,
     choose,
@@ -105,7 +105,7 @@ def _find(what: str, metric: str, on: str | None, stack: str | None, opened: Exi
         return jobs[0].entry().name, sources_of_runs(jobs, metric)
     if on is not None:
         raise RequestRefused(f"`--on` is for the jobs of a target, and `{what}` is no job", hint="leave `--on` out")
-    from runtime.client.identify import Kind, identify, recall_last
+    from runtime.client.resolve_id import Kind, identify, recall_last
     from runtime.client.tasks.results import read_result, read_results
     from runtime.stack.open import open_stack
 

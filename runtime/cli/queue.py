@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
+from runtime.cli.console import note, say, say_block, write_text
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.printing import note, say, say_block, write_text
-from runtime.cli.retry import COLUMNS, Counted, confirmed
-from runtime.cli.show import (
+from runtime.cli.output import (
     Columns,
     Output,
     confirm,
@@ -25,20 +24,21 @@ from runtime.cli.show import (
     print_list,
     progress,
 )
-from runtime.client.identify import Kind, get_experiment, identify, recall_last
+from runtime.cli.retry import COLUMNS, Counted, confirmed
+from runtime.client.resolve_id import Kind, get_experiment, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
-from runtime.client.tasks.standing import read_workers
 from runtime.client.tasks.status import read_queue
+from runtime.client.tasks.task_facts import read_workers
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
-from runtime.tasks.entries import describe_entry
+from runtime.tasks.entry_text import describe_entry
 from runtime.tasks.wire import task_fields
 from runtime.units import count_noun
 from runtime.values import fields
 
 if TYPE_CHECKING:
-    from runtime.reasons import EndReason
+    from runtime.end_reasons import EndReason
     from runtime.stack.open import OpenStack
     from runtime.tasks.history import Mark
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.printing import note, paint, say_block
-from runtime.cli.show import Output, format_count, print_json, progress, render_table
+from runtime.cli.console import note, paint, say_block
+from runtime.cli.output import Output, format_count, print_json, progress, render_table
 from runtime.config import load_settings
 from runtime.errors import WorkFailed
 from runtime.units import count_noun, format_duration
@@ -22,7 +22,7 @@ from runtime.units import count_noun, format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from runtime.cli.show import Progress
+    from runtime.cli.output import Progress
     from runtime.client.quickstart import Audit, QuickstartResult
 
 _WIDTH = 110

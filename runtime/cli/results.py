@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
+from runtime.cli.console import is_terminal, note, write_text
 from runtime.cli.jobs import OnOption, is_job, short
-from runtime.cli.printing import is_terminal, note, write_text
-from runtime.cli.show import Columns, Output, Progress, format_value, print_json, print_list, progress
-from runtime.client.identify import Kind, identify, recall_last
-from runtime.client.reports import SHOWN
-from runtime.client.rows import Choice, find_cell, parse_condition
+from runtime.cli.output import Columns, Output, Progress, format_value, print_json, print_list, progress
+from runtime.client.metric_reports import SHOWN
+from runtime.client.resolve_id import Kind, identify, recall_last
+from runtime.client.result_table import Choice, find_cell, parse_condition
 from runtime.client.tasks.results import TaskResult, read_result, read_results
 from runtime.errors import RequestRefused
 from runtime.stack.open import open_stack

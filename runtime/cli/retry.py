@@ -11,10 +11,10 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
+from runtime.cli.console import note
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, is_job, may_be_job, open_job, short
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, confirm, format_count, print_done, print_list
-from runtime.client.identify import get_experiment, get_task_id, recall_last
+from runtime.cli.output import Columns, Output, confirm, format_count, print_done, print_list
+from runtime.client.resolve_id import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task
 from runtime.errors import NotPossible, RequestRefused

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from runtime.cli.printing import note_block, say_block, write_json
+from runtime.cli.console import note_block, say_block, write_json
 from runtime.errors import RuntimeFailure, WorkFailed
 from runtime.values import encode
 

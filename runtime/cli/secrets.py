@@ -11,8 +11,8 @@ import typer
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.printing import ask_secret, note
-from runtime.cli.show import Columns, Output, print_json, print_list
+from runtime.cli.console import ask_secret, note
+from runtime.cli.output import Columns, Output, print_json, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.find import find_stack

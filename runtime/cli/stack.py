@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.printing import note, say
-from runtime.cli.show import Columns, Output, confirm, format_ago, print_json, print_list
+from runtime.cli.console import note, say
+from runtime.cli.output import Columns, Output, confirm, format_ago, print_json, print_list
 from runtime.config import load_settings, remember_stack
 from runtime.errors import NotPossible
 from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.console import draw_screen, flush, is_terminal, note, say
 from runtime.cli.jobs import IndexOption, OnOption, is_job
-from runtime.cli.printing import draw_screen, flush, is_terminal, note, say
-from runtime.cli.show import Output, print_json, print_list
-from runtime.client.identify import Identity, Kind, identify, recall_last
-from runtime.client.tasks.standing import WorkerStatus, read_worker
+from runtime.cli.output import Output, print_json, print_list
+from runtime.client.resolve_id import Identity, Kind, identify, recall_last
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -29,19 +28,20 @@ from runtime.client.tasks.status import (
     read_overview,
     read_task,
 )
+from runtime.client.tasks.task_facts import WorkerStatus, read_worker
 from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused, UnknownName
-from runtime.owners import write_private
+from runtime.file_trust import write_private
 from runtime.records.totals import Tally
 from runtime.stack.open import open_stack
 from runtime.units import parse_duration
 from runtime.values import fields, replace
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.known import JobFilter
+    from runtime.client.jobs.job_cache import JobFilter
     from runtime.client.jobs.status import TargetJobs
     from runtime.config import Settings
     from runtime.stack.open import OpenStack
-from runtime.cli.render import (
+from runtime.cli.status_text import (
     FAILURE_COLUMNS,
     INDEX_COLUMNS,
     Board,
@@ -175,7 +175,7 @@ def _read_filter(
     """Return the choice of jobs in the options; None if there is none."""
     if not (all_ or states or since is not None or name is not None or mine):
         return None
-    from runtime.client.jobs.known import JobFilter
+    from runtime.client.jobs.job_cache import JobFilter
     from runtime.jobs.plan import owner_name
     from runtime.jobs.spec import JobState
 
@@ -223,7 +223,7 @@ def _list_status(wanted: JobFilter, *, refresh: bool, watch: bool, output: Outpu
 def _read_all_jobs(
     settings: Settings, *, wanted: JobFilter | None = None, refresh: bool = False, looked_at: datetime | None = None
 ) -> tuple[TargetJobs, ...]:
-    from runtime.client.jobs.known import JobFilter
+    from runtime.client.jobs.job_cache import JobFilter
     from runtime.client.jobs.overview import read_overview
 
     return tuple(

@@ -12,9 +12,9 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import CaptureEveryOption, CaptureOption, OutputOption, StackOption
+from runtime.cli.console import note, say, write_json
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.printing import note, say, write_json
-from runtime.cli.show import Output, format_count, note_skew, print_json, progress
+from runtime.cli.output import Output, format_count, note_skew, print_json, progress
 from runtime.cli.submit_options import ArtifactOptions, PackageOptions
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
@@ -22,11 +22,11 @@ from runtime.units import count_noun
 from runtime.values import dataclass, fields, replace
 
 if TYPE_CHECKING:
-    from runtime.client.tasks.code import SubmittedCode
+    from runtime.client.tasks.build import TaskOptions
     from runtime.client.tasks.environment import SubmittedPackages
-    from runtime.client.tasks.make import TaskOptions
-    from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
+    from runtime.client.tasks.task_facts import Stack
+    from runtime.client.tasks.task_snapshot import SubmittedCode
     from runtime.config import Project, Settings
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
@@ -178,7 +178,7 @@ def submit(
     Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
     130 interrupted.
     """
-    from runtime.client.tasks.make import TaskOptions, moment_after, submitter
+    from runtime.client.tasks.build import TaskOptions, moment_after, submitter
     from runtime.tasks.grid import read_options
     from runtime.units import parse_duration
 
@@ -306,8 +306,8 @@ class _Request:
 
     def _make_entry(self) -> WorkflowEntry | CommandEntry:
         from runtime.tasks.grid import check_grid
+        from runtime.tasks.literal_secrets import refuse_secret_axes
         from runtime.tasks.model import CommandEntry, WorkflowEntry
-        from runtime.tasks.typed_secrets import refuse_secret_axes
 
         entry: WorkflowEntry | CommandEntry
         if self.words[:2] == (_COMMAND, ""):
@@ -332,8 +332,8 @@ class _Request:
         """Note a workflow that tasks would not find in the code that they carry."""
         if code.taken_from is None or len(self.words) < 2 or self.words[0] == _COMMAND:
             return
-        from runtime.tasks.lookup import describe_missing
         from runtime.tasks.model import WorkflowEntry
+        from runtime.tasks.workflow_check import describe_missing
 
         folders = [code.taken_from / code.folder] if code.folder else []
         entry = WorkflowEntry(self.words[0], self.words[1])
@@ -342,7 +342,7 @@ class _Request:
 
     def _expand(self, entry: WorkflowEntry | CommandEntry, options: TaskOptions) -> Iterator[Task]:
         from runtime.tasks.grid import apply_grid, replace_names
-        from runtime.tasks.typed_secrets import may_become_secret, refuse_secrets
+        from runtime.tasks.literal_secrets import may_become_secret, refuse_secrets
 
         look = may_become_secret(entry, self.grid)
         for values in self.grid:
@@ -418,7 +418,7 @@ def _take_code(wanted: Path | bool | None, records: RecordStore | None, settings
     """Take the code of the tasks, with a note if the search of the tree takes long."""
     from threading import Timer
 
-    from runtime.client.tasks.code import take_code
+    from runtime.client.tasks.task_snapshot import take_code
 
     said = Timer(SAY_AFTER_S, note, ["looking through the files of the code; `--no-snapshot` submits without it"])
     said.daemon = True
@@ -442,7 +442,7 @@ def _submit(
     wait: bool,
     output: Output,
 ) -> int:
-    from runtime.client.identify import recall_last, remember_last
+    from runtime.client.resolve_id import recall_last, remember_last
     from runtime.client.tasks.notify import read_hearers
     from runtime.client.tasks.submit import check_priority, submit_tasks
     from runtime.stack.open import open_stack
@@ -552,7 +552,7 @@ def _say_submitted(done: Submission, from_file: bool, code: SubmittedCode, packa
     if done.known:
         note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
     if done.known_other:
-        from runtime.client.tasks.sending import NAMED_TASKS
+        from runtime.client.tasks.publish import NAMED_TASKS
 
         those = (
             "it" if total == 1 else f"{'at least ' if done.known > NAMED_TASKS else ''}{_of(done.known_other, total)}"

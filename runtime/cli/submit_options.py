@@ -9,9 +9,9 @@ from runtime.errors import InvalidTask, RequestRefused
 from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
-    from runtime.client.tasks.code import SubmittedCode
+    from runtime.client.tasks.build import TaskOptions
     from runtime.client.tasks.environment import SubmittedPackages
-    from runtime.client.tasks.make import TaskOptions
+    from runtime.client.tasks.task_snapshot import SubmittedCode
     from runtime.config import Settings
     from runtime.records.base import RecordStore
     from runtime.tasks.container import Container
@@ -35,7 +35,7 @@ class PackageOptions:
         """Return the container of the tasks, and the packages beside it. Raises `InvalidTask`."""
         if image is None and not mounts:
             return None, self
-        from runtime.client.tasks.make import choose_container
+        from runtime.client.tasks.build import choose_container
 
         container, environment = choose_container(image, mounts or (), self.environment, self.extra)
         return container, replace(self, environment="none" if environment is False else environment)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, new_app
-from runtime.cli.printing import note, paint, say
-from runtime.cli.show import Columns, Output, print_checks, print_json, print_list
+from runtime.cli.console import note, paint, say
+from runtime.cli.output import Columns, Output, print_checks, print_json, print_list
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def check(
       runtime targets check hpc --gpus 1 --wait 1h
       runtime targets check hpc --new-records
     """
-    from runtime.client.jobs.probe import check_target
+    from runtime.client.jobs.target_check import check_target
     from runtime.config import load_settings
 
     patience = parse_duration(wait, field="wait")

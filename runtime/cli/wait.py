@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.console import note
 from runtime.cli.jobs import OnOption, detached, is_job, open_jobs, short, stuck_teller
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.printing import note
-from runtime.cli.show import Output, describe_state, format_count, print_json, progress
-from runtime.client.identify import Kind, identify, recall_last
+from runtime.cli.output import Output, describe_state, format_count, print_json, progress
+from runtime.client.resolve_id import Kind, identify, recall_last
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
 from runtime.units import format_duration, read_span
 
 if TYPE_CHECKING:
-    from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
+    from runtime.client.tasks.task_facts import Stack
     from runtime.client.tasks.wait import Waited
     from runtime.jobs.ledger import JobStatus
     from runtime.queues.base import Queue

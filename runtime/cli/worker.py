@@ -51,7 +51,7 @@ FLEET_OPTIONS = frozenset(
         "-o",
     ]
 )
-"""Options that make the command launch workers elsewhere; `runtime.cli.fleet` explains them."""
+"""Options that make the command launch workers elsewhere; `runtime.cli.worker_fleet` explains them."""
 MOST_DIGITS = 18
 _UNKNOWN = re.compile(r"unrecognized arguments: (\S+)")
 _INVALID_CHOICE = re.compile(
@@ -127,7 +127,7 @@ def build_parser(*, fleet: bool = False) -> Parser:
     add("--look-ahead", type=_from_zero, metavar="N", help="tasks to hold beyond the slots (default: a second's worth)")
     add("--log-format", choices=["auto", "human", "json"], default="auto", help="lines on stderr (auto)")
     if fleet:
-        from runtime.cli.fleet import add_options
+        from runtime.cli.worker_fleet import add_options
 
         add_options(parser)
     return parser
@@ -136,13 +136,13 @@ def build_parser(*, fleet: bool = False) -> Parser:
 def main(argv: Sequence[str]) -> int:
     helps = "--help" in argv or "-h" in argv
     if not helps and any(word.partition("=")[0] in FLEET_OPTIONS for word in argv):
-        from runtime.cli.fleet import launch_fleet
+        from runtime.cli.worker_fleet import launch_fleet
 
         return launch_fleet(argv)
     arguments = build_parser(fleet=helps).parse_args(argv)
     options = read_options(arguments)
-    from runtime.worker.reporter import LogFormat, Reporter
     from runtime.worker.run import run_worker
+    from runtime.worker.worker_log import LogFormat, Reporter
 
     return run_worker(
         arguments.queue,

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.client.identify import Kind, get_task_id, identify
+from runtime.client.resolve_id import Kind, get_task_id, identify
 from runtime.client.tasks.results import ListedTask, list_tasks
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.task_facts import read_standing
 from runtime.config import load_settings, working_folder
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.records.artifacts import ArtifactDamaged, ArtifactReader, ArtifactStore, Manifest, Writer

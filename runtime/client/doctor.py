@@ -31,8 +31,8 @@ from runtime.outputs import (
     StackOutputs,
     contract_digest,
 )
-from runtime.platform import system
 from runtime.stack.find import FoundStack, NothingThere, find_stack, is_location, read_stack
+from runtime.system import system
 from runtime.units import format_duration, format_size
 from runtime.values import dataclass
 
@@ -214,7 +214,7 @@ def _targets(settings: Settings) -> Iterator[Line]:
 
 
 def _data_folder(folder: Path) -> Line:
-    from runtime.records.embedded import refuse_network_filesystem
+    from runtime.records.sqlite_file import refuse_network_filesystem
 
     place = folder
     while not place.exists() and place != place.parent:
@@ -338,7 +338,7 @@ def _clock(skew: timedelta, whose: str) -> Line:
 
 
 def _sqlite(check: str, path: Path) -> Line:
-    from runtime.records.embedded import examine_file
+    from runtime.records.sqlite_file import examine_file
 
     if not path.exists() and not path.is_symlink():
         return ok(check, f"{path}, which comes into being on first use")

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
-from runtime.platform import system
 from runtime.shim import tree
-from runtime.shim.folders import MOST_PARTS
-from runtime.snapshots.own_files import MARKER, make_output_folder
+from runtime.shim.tree_walk import MOST_PARTS
+from runtime.snapshots.excludes import MARKER, make_output_folder
+from runtime.system import system
 from runtime.units import count_noun
 from runtime.values import dataclass
 
@@ -246,7 +246,7 @@ def list_task(text: str, records: RecordStore, *, last: str | None = None) -> tu
 
     Raises `NotPossible` if there are none, or this machine cannot see the folder they lie in.
     """
-    from runtime.client.identify import Kind, get_task_id, identify
+    from runtime.client.resolve_id import Kind, get_task_id, identify
     from runtime.client.tasks.results import list_tasks, read_result
 
     found = identify(text, records, last=last)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from runtime.client.params import SHOWN, show_params
 from runtime.client.pickler import dumps
-from runtime.client.tasks.make import is_importable
+from runtime.client.tasks.build import is_importable
 from runtime.errors import MissingExtra, RequestRefused
 from runtime.jobs.call import Call, Pickled
 from runtime.shim.call import dump, is_json

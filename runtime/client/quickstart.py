@@ -26,16 +26,16 @@ from typing import IO, Any, Final, Protocol, Self
 from runtime.client.tasks.submit import Submission, submit
 from runtime.client.tasks.wait import wait
 from runtime.config import load_settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, WorkFailed
+from runtime.file_trust import make_folders
 from runtime.outputs import SqliteQueueOutput
-from runtime.owners import make_folders
-from runtime.platform import system
-from runtime.queues.sqlite.holders import Presence
-from runtime.reasons import EndReason
+from runtime.queues.sqlite.local_workers import Presence
 from runtime.records.base import RecordStore
-from runtime.records.embedded import refuse_network_filesystem
+from runtime.records.sqlite_file import refuse_network_filesystem
 from runtime.stack.find import LOCAL
 from runtime.stack.open import OpenStack, open_stack
+from runtime.system import system
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.units import count_noun

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from runtime.clusters.memory import Memory, write_whole
 from runtime.clusters.reaper import ReapRun
+from runtime.clusters.reaper_state import Memory, write_whole
 from runtime.values import dataclass
 
 

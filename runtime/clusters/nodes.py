@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from runtime.tpus import find_shape, is_known
+from runtime.tpu_shapes import find_shape, is_known
 from runtime.values import dataclass, field
 
 CLUSTER_LABEL: Final = "ray-cluster-name"

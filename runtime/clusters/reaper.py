@@ -3,7 +3,7 @@
 Ray's Google node provider counts nodes that are being created or run. It neither counts nor deletes a node that Google
 has preempted: the node stays, holds its share of the quota, and nothing takes its place. The reaper finds such nodes by
 the cluster's label and deletes them; the autoscaler then creates new ones. The reaper reads every page of the list, which
-Ray does not, so its count is the true one. `runtime.clusters.dead` decides; only the class here reads and deletes.
+Ray does not, so its count is the true one. `runtime.clusters.reap_policy` decides; only the class here reads and deletes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from runtime.clusters.dead import BOUNDS, Bounds, Dead, ReapPlan, plan_reaping
-from runtime.clusters.memory import Memory, back_off, forgive, recall_seen, waits_until
 from runtime.clusters.nodes import (
     KIND_LABEL,
     QueuedResource,
@@ -27,6 +25,8 @@ from runtime.clusters.nodes import (
     parse_node,
     parse_queued,
 )
+from runtime.clusters.reap_policy import BOUNDS, Bounds, Dead, ReapPlan, plan_reaping
+from runtime.clusters.reaper_state import Memory, back_off, forgive, recall_seen, waits_until
 from runtime.errors import InfrastructureFailure, explain_briefly
 from runtime.stack.google_api import GoogleRefused, GoogleUnreachable
 from runtime.values import dataclass, replace

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.faults import reach
-from runtime.jobs.hold import Hold
+from runtime.jobs.maintenance_lock import Hold
 from runtime.units import count_noun, format_time
 from runtime.values import dataclass
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtime.client.functions import check_returns_value, name_function
-from runtime.client.tasks.code import read_code_git
+from runtime.client.tasks.task_snapshot import read_code_git
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, MissingExtra, NotPossible, UnknownName
 from runtime.experiments import run as experiments
 from runtime.experiments.calls import Call
 from runtime.experiments.run import HERE, QUEUE
-from runtime.snapshots.origin import own_argv
+from runtime.snapshots.provenance import own_argv
 
 HERE_NO_DOODAD: Final = "here_no_doodad"
 LOCAL: Final = "local"

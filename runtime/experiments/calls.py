@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from runtime.client.values import End
 from runtime.errors import InfrastructureFailure
-from runtime.platform import system
-from runtime.terminal import Log
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.units import Span, count_noun, read_span
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from runtime.client.jobs import returned
+from runtime.client.jobs import call_results
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.values import End
 from runtime.jobs import ledger
 from runtime.jobs.ledger import Outcome
-from runtime.platform import system
+from runtime.system import system
 
 JUDGED_EVERY_S: Final = 5.0
 """How often to ask the backend for runs that left no result in the record root, such as lost ones."""
@@ -33,7 +33,7 @@ class JobCalls:
         ended = {index: outcomes[index] for index in (first + number for number in open) if index in outcomes}
         if not ended and system.monotonic() - self._judged_at >= JUDGED_EVERY_S:
             ended = self._judge([first + number for number in open])
-        ends = returned.read_ends(self.job.files, self._entry, ended) if ended else {}
+        ends = call_results.read_ends(self.job.files, self._entry, ended) if ended else {}
         return {index - first: end for index, end in ends.items()}
 
     def _judge(self, open: Sequence[int]) -> dict[int, Outcome]:
@@ -41,7 +41,7 @@ class JobCalls:
         status = self.job.status(indices=True)
         self._judged_at = system.monotonic()
         return {
-            each.index: returned.end_of(status.entry, each)
+            each.index: call_results.end_of(status.entry, each)
             for each in status.indices
             if each.state.terminal and each.index in open
         }

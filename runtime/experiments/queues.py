@@ -9,21 +9,21 @@ from typing import Any, Final
 
 from runtime.client.functions import make_call
 from runtime.client.params import SHOWN
+from runtime.client.tasks.build import check_argument, choose_container
+from runtime.client.tasks.call_results import find_ended, read_end, read_task_log
 from runtime.client.tasks.cancel import cancel_task
-from runtime.client.tasks.code import find_code_folder, import_root, take_code
 from runtime.client.tasks.environment import take_packages
-from runtime.client.tasks.make import check_argument, choose_container
-from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
-from runtime.client.tasks.returned import find_ended, read_end, read_task_log
+from runtime.client.tasks.pickled_calls import check_packed, digest, encode_packed, request_of
 from runtime.client.tasks.submit import submit
+from runtime.client.tasks.task_snapshot import find_code_folder, import_root, take_code
 from runtime.client.values import End
 from runtime.config import working_folder
 from runtime.errors import UnknownName
 from runtime.experiments.calls import Call, Calls
-from runtime.platform import system
-from runtime.records.orders import person
-from runtime.snapshots.origin import own_argv
+from runtime.records.control_commands import person
+from runtime.snapshots.provenance import own_argv
 from runtime.stack.open import OpenStack, open_stack
+from runtime.system import system
 from runtime.tasks.calls import CALL_PACKED, CALL_REQUEST, CALLS_FILE
 from runtime.tasks.model import task_id
 

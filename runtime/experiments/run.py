@@ -188,7 +188,7 @@ class RunHere(Run):
         self._function = function
 
     def _read_origin(self) -> dict[str, Any]:
-        from runtime.client.tasks.code import read_code_git
-        from runtime.snapshots.origin import own_argv
+        from runtime.client.tasks.task_snapshot import read_code_git
+        from runtime.snapshots.provenance import own_argv
 
         return {"argv": own_argv(), "git": read_code_git(self._function)[1]}

@@ -18,8 +18,8 @@ from runtime.experiments.sampling import MakesSampler, ask, load_optuna
 from runtime.experiments.space import Space, read_space, spell
 from runtime.experiments.trials import Objective, Study, Trial, TrialState, end_trial, read_objective
 from runtime.faults import reach
-from runtime.platform import system
-from runtime.terminal import Log
+from runtime.sanitize import Log
+from runtime.system import system
 
 FIRST_LOOK_S: Final = 0.02
 LAST_LOOK_S: Final = 1.0

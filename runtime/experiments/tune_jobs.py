@@ -22,10 +22,10 @@ from runtime.experiments.jobs import JobCalls
 from runtime.experiments.space import spell
 from runtime.experiments.tune import check_same, warn_of_code
 from runtime.faults import reach
+from runtime.file_trust import make_folders
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import job_folder
-from runtime.owners import make_folders
 from runtime.snapshots.snapshot import Snapshot
 from runtime.values import replace
 

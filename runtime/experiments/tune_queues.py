@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from runtime.client.functions import make_call
-from runtime.client.identify import FindsTasks, find_submitted
-from runtime.client.tasks.code import find_code_folder, import_root, take_code
+from runtime.client.resolve_id import FindsTasks, find_submitted
+from runtime.client.tasks.build import open_target, submitter
+from runtime.client.tasks.call_results import find_ended, read_end
 from runtime.client.tasks.kept_stacks import KeptStack
-from runtime.client.tasks.make import open_target, submitter
-from runtime.client.tasks.packed import check_packed, digest, encode_packed, request_of
-from runtime.client.tasks.returned import find_ended, read_end
-from runtime.client.tasks.sending import decode_part
+from runtime.client.tasks.pickled_calls import check_packed, digest, encode_packed, request_of
+from runtime.client.tasks.publish import decode_part
 from runtime.client.tasks.submit import submit
+from runtime.client.tasks.task_snapshot import find_code_folder, import_root, take_code
 from runtime.client.values import End
 from runtime.config import load_settings, working_folder
 from runtime.errors import NotPossible

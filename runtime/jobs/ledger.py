@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, StoreUnavailable, UnknownName
 from runtime.jobs.hosts.base import AccessDenied, Files
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import MAX_INDICES, JobState
-from runtime.platform import system
-from runtime.reasons import EndReason
+from runtime.system import system
 from runtime.units import format_time, parse_time
 from runtime.values import dataclass, field, replace
 

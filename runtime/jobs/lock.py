@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Files, LockLost
 from runtime.jobs.ledger import job_folder
-from runtime.platform import system
 from runtime.shim import processes
+from runtime.system import system
 
 if TYPE_CHECKING:
     import threading

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.jobs.hosts.base import Files
-from runtime.shim.words import CLAIMS, NOTIFY
-from runtime.tasks.sinks import Sink
+from runtime.shim.common import CLAIMS, NOTIFY
+from runtime.tasks.notification_sinks import Sink
 
 
 def notify_order(sinks: Sequence[Sink], *, name: str, owner: str) -> dict[str, Any]:

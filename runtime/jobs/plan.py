@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config import Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue
 from runtime.jobs.spec import JobSpec, JobState, SecretRef, secret_refs
-from runtime.reasons import EndReason
 from runtime.values import dataclass, field
 
 

@@ -17,12 +17,12 @@ from runtime.errors import RequestRefused
 from runtime.jobs.artifacts import check_artifacts
 from runtime.jobs.call import Call, check_json
 from runtime.jobs.params import ParamValues, read_values
-from runtime.jobs.sizes import Range
+from runtime.jobs.size_ranges import Range
 from runtime.schema import NO_FIELD, Problem, Size, describe, json_schema, read_record
-from runtime.secret_signs import is_secret, looks_secret
-from runtime.shim.words import NOTIFY
+from runtime.secret_detection import is_secret, looks_secret
+from runtime.shim.common import NOTIFY
 from runtime.tasks.container import Mount
-from runtime.tasks.sinks import Sink, named_schema
+from runtime.tasks.notification_sinks import Sink, named_schema
 from runtime.units import format_duration, format_size
 from runtime.values import dataclass, field, replace
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from runtime.jobs import spec as spec_module
 from runtime.jobs.call import Call
-from runtime.jobs.sizes import Range
+from runtime.jobs.size_ranges import Range
 from runtime.jobs.spec import Array, JobSpec
 from runtime.schema import Size
 from runtime.values import MISSING, fields, is_dataclass, replace

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
+from runtime.end_reasons import Explanation
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import (
     FieldSupport,
@@ -25,7 +26,6 @@ from runtime.jobs.plan import (
 from runtime.jobs.price import Price
 from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import JobSpec
-from runtime.reasons import Explanation
 
 
 class Launcher(Protocol):

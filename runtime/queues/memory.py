@@ -10,13 +10,13 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 from runtime.clock import Clock, SystemClock, machine_id
-from runtime.platform import system
+from runtime.end_reasons import EndReason
 from runtime.queues import base
 from runtime.queues.base import DEFAULT_QUEUE, Settled
 from runtime.queues.purge import Purge, open_task
-from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
-from runtime.records.orders import pause_order, resume_order
+from runtime.records.control_commands import pause_order, resume_order
+from runtime.system import system
 from runtime.tasks.history import EndedNote, Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.values import dataclass, replace

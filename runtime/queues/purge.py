@@ -14,14 +14,14 @@ from typing import Final
 
 from runtime.clock import Clock
 from runtime.errors import LOST_FOR_GOOD, RuntimeFailure
-from runtime.platform import system
 from runtime.records.base import ManifestPart, RecordExists, RecordStore, settle_record
-from runtime.records.orders import Order, OrderKind, person
+from runtime.records.control_commands import Order, OrderKind, person
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.tasks.history import Record, cancelled_record, mark_of
-from runtime.tasks.idset import IdSet, task_key
+from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.tasks.wire import read_line
-from runtime.terminal import Log
 from runtime.values import dataclass, replace
 
 log = Log(__name__)

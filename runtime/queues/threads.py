@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from runtime.platform import system
+from runtime.system import system
 
 if TYPE_CHECKING:
     import threading

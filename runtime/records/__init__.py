@@ -41,8 +41,8 @@ def open_records(url: str) -> RecordStore:
 
             return MemoryRecords()
         case "sqlite":
-            from runtime.records.embedded import EmbeddedFile
             from runtime.records.sqlite import SqliteRecords
+            from runtime.records.sqlite_file import EmbeddedFile
 
             return SqliteRecords(EmbeddedFile(_local_path(url, rest)))
     from importlib.metadata import entry_points

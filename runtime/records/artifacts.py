@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone
-from runtime.platform import system
 from runtime.records.blobs import Blobs
-from runtime.shim.tree import Below, NameRefused
-from runtime.shim.versions import (
+from runtime.shim.common import Stopped
+from runtime.shim.file_manifest import (
     MOST_FILES,
     Unsuitable,
     copy_file,
@@ -35,13 +34,14 @@ from runtime.shim.versions import (
     look,
     tell,
 )
-from runtime.shim.words import Stopped
+from runtime.shim.tree import Below, NameRefused
+from runtime.system import system
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun, format_size
 from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
-    from runtime.shim.versions import Found, Status
+    from runtime.shim.file_manifest import Found, Status
 
 MOST_MANIFEST_BYTES: Final = 64 << 20
 _PIECE: Final = 1 << 20

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runtime import faults
 from runtime.errors import RuntimeFailure
-from runtime.records.orders import Control, Order
+from runtime.records.control_commands import Control, Order
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import Task, TaskState
 from runtime.values import dataclass, field

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from runtime.end_reasons import EndReason
 from runtime.errors import (
     InvalidRecord,
     InvalidTask,
@@ -27,12 +28,11 @@ from runtime.errors import (
     StoreUnsafe,
     explain_json,
 )
-from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
-from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
+from runtime.records.control_commands import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
+from runtime.tasks.canonical_json import make_encoder
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import Task, TaskState, hex_digest
-from runtime.tasks.spelling import make_encoder
 from runtime.tasks.wire import parse_task, task_fields
 from runtime.units import format_time, parse_time
 from runtime.values import replace

@@ -11,9 +11,9 @@ from typing import Final
 
 from runtime.clock import Clock
 from runtime.errors import StoreUnavailable
-from runtime.owners import user_name
-from runtime.platform import system
-from runtime.terminal import Log
+from runtime.file_trust import user_name
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.units import format_duration
 
 NOTE_AFTER_S: Final = 5.0

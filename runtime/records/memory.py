@@ -9,9 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from runtime.clock import Clock
-from runtime.platform import system
 from runtime.records.blobs import BlobInfo
 from runtime.records.store import BlobRecords
+from runtime.system import system
 
 
 class MemoryBlobs:

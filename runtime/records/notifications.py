@@ -16,9 +16,9 @@ from runtime.errors import InvalidTask, RuntimeFailure, may_pass
 from runtime.records.blobs import Blobs
 from runtime.records.codec import SCHEMA, UNDECODABLE, decode_json, encode_json
 from runtime.records.layout import NOTIFICATION, matched, notification_key, told_key
+from runtime.sanitize import Log
+from runtime.tasks.notification_sinks import TaskSink, check_task_sink, read_sinks, sink_fields
 from runtime.tasks.notifications import Notification
-from runtime.tasks.sinks import TaskSink, check_task_sink, read_sinks, sink_fields
-from runtime.terminal import Log
 from runtime.units import format_time
 from runtime.values import dataclass, field
 

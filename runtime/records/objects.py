@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import ObjectDamaged, ObjectGone, PartTaken, StoreUnavailable
-from runtime.platform import system
 from runtime.records import codec
 from runtime.records.base import ExperimentSeen, ManifestPart
 from runtime.records.blobs import PAUSES_S, BlobInfo, Blobs
 from runtime.records.layout import BLOB, EXPERIMENT, PART, experiment_key, experiment_of, matched, quoted, unquoted
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.tasks.model import experiment_digest, hex_digest
-from runtime.terminal import Log
 from runtime.values import replace
 
 # Loading executors takes a while, and a worker on the embedded file never uses them.

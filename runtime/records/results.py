@@ -12,15 +12,15 @@ from typing import Any, Final, Literal
 
 from runtime.clock import Clock
 from runtime.errors import LOST_FOR_GOOD
-from runtime.platform import system
 from runtime.records import codec, layout
 from runtime.records.base import INLINE_BYTES, ManifestPart, Totals, is_unwritten
 from runtime.records.blobs import Blobs
-from runtime.records.coverage import read_keys
 from runtime.records.layout import COUNTED, matched
 from runtime.records.objects import BlobManifests
+from runtime.records.order_scope import read_keys
+from runtime.system import system
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark, mark_of
-from runtime.tasks.idset import IdSet, task_key
+from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, experiment_digest, new_token
 from runtime.values import replace
 

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.clock import Clock, SystemClock
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidTask, NotPossible, StoreUnavailable, explain_json
-from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, ManifestPart, StoredTask, Totals, is_unwritten
-from runtime.records.beside import check_beside
 from runtime.records.blobs import BlobInfo
 from runtime.records.codec import ENDED, encode_order, encode_text, unreadable_record
-from runtime.records.embedded import EmbeddedFile, record_id, split_record_id
+from runtime.records.control_commands import Control, Order, control_of, merge
 from runtime.records.layout import order_key
-from runtime.records.moves import count, take_out
-from runtime.records.orders import Control, Order, control_of, merge
 from runtime.records.results import BlobResults
+from runtime.records.sidecar_files import check_beside
+from runtime.records.sqlite_file import EmbeddedFile, record_id, split_record_id
 from runtime.records.store import BlobRecords
+from runtime.records.transitions import count, take_out
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import TERMINAL_STATES, Task, TaskState, new_token
 from runtime.tasks.wire import decode_stored

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock
 from runtime.errors import RuntimeFailure, StoreUnavailable, StoreUnsafe
-from runtime.platform import system
 from runtime.records import codec
 from runtime.records.base import KeptOutputs, RecordStore, WorkerSeen
 from runtime.records.blobs import BlobInfo, Blobs
+from runtime.records.control_commands import Control, Order, OrderLog, ReadOrder, merge
 from runtime.records.layout import MERGED, ORDER, WORKER, log_key, old_control_key, order_key, reports_key, worker_key
-from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
 from runtime.records.results import BlobTotals
-from runtime.tasks.idset import IdSet, task_key
+from runtime.system import system
+from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import TaskState, hex_digest, new_token
 from runtime.values import replace
 
@@ -203,7 +203,7 @@ class BlobRecords(BlobTotals, RecordStore):
         """Whether every generation that began has a record."""
         if self.totals(experiment).counts.get(TaskState.QUEUED):
             return False
-        from runtime.records.coverage import read_keys  # Only a merge of many orders comes here.
+        from runtime.records.order_scope import read_keys  # Only a merge of many orders comes here.
 
         recorded = IdSet()
         for task_id, generation in self.recorded(experiment):
@@ -253,10 +253,10 @@ class BlobRecords(BlobTotals, RecordStore):
         return f"{self._checkpoints}/{task_id}" if self._checkpoints else None
 
     def keep_outputs(self, task_id: str, token: str, folder: Path) -> KeptOutputs:
-        from runtime.records import kept_outputs
+        from runtime.records import output_upload
 
         key = f"outputs/{task_id}/{token}"
-        found = kept_outputs.find_outputs(folder)
+        found = output_upload.find_outputs(folder)
         if self.blobs.path(key) is not None:
             # All that lies there stays there.
             if not (found.files or found.others):
@@ -267,11 +267,11 @@ class BlobRecords(BlobTotals, RecordStore):
         odd = {
             name: why
             for name in found.files
-            if (why := kept_outputs.why_no_object(name, self._address(f"{key}/{name}")))
+            if (why := output_upload.why_no_object(name, self._address(f"{key}/{name}")))
         }
         names = [name for name in found.files if name not in odd]
         deque(self._in_parallel(lambda name: self.blobs.upload(f"{key}/{name}", found.files[name]), names), maxlen=0)
-        left_out = kept_outputs.tell_left_out(found.others | odd)
+        left_out = output_upload.tell_left_out(found.others | odd)
         return KeptOutputs(self._address(key) if names else None, left_out)
 
     def open_artifacts(self) -> ArtifactStore:

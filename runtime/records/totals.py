@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from runtime.platform import system
 from runtime.records.base import ManifestStore, Totals
+from runtime.system import system
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 

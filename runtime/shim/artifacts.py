@@ -11,10 +11,8 @@ import re
 import threading
 import time
 
-from runtime.shim.files import PASSING, WRITE_AGAIN_S, WRITE_PATIENCE_S, drop_file, list_names, make_folder, token
-from runtime.shim.folders import remove_folder
-from runtime.shim.tree import NameRefused
-from runtime.shim.versions import (
+from runtime.shim.common import LOOK_S, SetupFailed, Stopped, say
+from runtime.shim.file_manifest import (
     KEPT,
     Unsuitable,
     copy_file,
@@ -25,7 +23,9 @@ from runtime.shim.versions import (
     restore_files,
     tell,
 )
-from runtime.shim.words import LOOK_S, SetupFailed, Stopped, say
+from runtime.shim.files import PASSING, WRITE_AGAIN_S, WRITE_PATIENCE_S, drop_file, list_names, make_folder, token
+from runtime.shim.tree import NameRefused
+from runtime.shim.tree_walk import remove_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ import os
 import signal
 import time
 
+from runtime.shim.common import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, Taken, say, shell_code
 from runtime.shim.files import METRICS, METRICS_SUM, create_whole, make_folder, read_system, write_whole
-from runtime.shim.folders import walk
 from runtime.shim.metrics import Reports
 from runtime.shim.processes import ASKING, ENDING, end_orphans, reap_orphans
 from runtime.shim.ranks import PREEMPTED_NOTE, SETUP_FAILED, Ranks, make_command
+from runtime.shim.resource_usage import DiskUse, disk_limit, memory_share, ran_out_of_memory
 from runtime.shim.retry import TEMPORARY_FAILURE, pod_failures
-from runtime.shim.usage import DiskUse, disk_limit, memory_share, ran_out_of_memory
-from runtime.shim.words import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, Taken, say, shell_code
+from runtime.shim.tree_walk import walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

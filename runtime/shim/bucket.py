@@ -19,7 +19,7 @@ import urllib.request
 import xml.etree.ElementTree
 
 from runtime.shim.cloud import MAY_PASS, Amazon, Denied, Google, NoCredentials, Unreachable, find_text
-from runtime.shim.words import Stopped, say
+from runtime.shim.common import Stopped, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

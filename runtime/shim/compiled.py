@@ -75,7 +75,7 @@ def keep_code(folder: str, name: str, code: "CodeType") -> None:
 
 
 def is_own_folder(path: str) -> bool:
-    """Whether a folder, made if it is missing, is this user's. `runtime.owners` is among the modules that are loaded so."""
+    """Whether a folder, made if it is missing, is this user's. `runtime.file_trust` is among the modules that are loaded so."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

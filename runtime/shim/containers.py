@@ -15,10 +15,10 @@ import subprocess
 import tempfile
 import time
 
+from runtime.shim.common import HOST, LOOK_S, SOON_S, ImageFailed, SetupFailed, say
 from runtime.shim.files import CONTAINERS, drop_file, make_folder, read_json, read_system, write_whole
 from runtime.shim.processes import Child, kill_group
 from runtime.shim.ranks import setup_script
-from runtime.shim.words import HOST, LOOK_S, SOON_S, ImageFailed, SetupFailed, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import random
 import re
 import time
 
+from runtime.shim.common import LOOK_S, SetupFailed, say
 from runtime.shim.files import read_system
 from runtime.shim.gpus import GpuShare
-from runtime.shim.words import LOOK_S, SetupFailed, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

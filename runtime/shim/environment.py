@@ -18,12 +18,12 @@ import tempfile
 import threading
 import time
 
-from runtime.owners import is_ours, private_folder
+from runtime.file_trust import is_ours, private_folder
+from runtime.shim.common import DONE, FAILED, LOOK_S, SetupFailed, Taken, say
 from runtime.shim.files import create_whole, drop_file, list_names, make_folder, read_json, token
-from runtime.shim.folders import remove_folder
 from runtime.shim.processes import Child, bears, boot_id, is_alive, kill_group, started_at
 from runtime.shim.tree import restore
-from runtime.shim.words import DONE, FAILED, LOOK_S, SetupFailed, Taken, say
+from runtime.shim.tree_walk import remove_folder
 
 ENVIRONMENTS = "environments"
 BEAT_S = 5.0

@@ -10,8 +10,8 @@ import os
 import re
 import time
 
-from runtime.shim.folders import walk
-from runtime.shim.words import HOST, LOOK_S, Taken, say
+from runtime.shim.common import HOST, LOOK_S, Taken, say
+from runtime.shim.tree_walk import walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

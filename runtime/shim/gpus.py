@@ -9,10 +9,10 @@ import stat
 import subprocess
 import time
 
-from runtime.owners import is_ours, private_folder
+from runtime.file_trust import is_ours, private_folder
+from runtime.shim.common import LOOK_S, NoCapacity, SetupFailed, say
 from runtime.shim.files import drop_file, list_names, token
 from runtime.shim.processes import boot_id, is_alive, is_group_alive, owner_of, started_at
-from runtime.shim.words import LOOK_S, NoCapacity, SetupFailed, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 
 from runtime.shim.cloud import MAY_PASS, NEAR, Denied, ask_account
-from runtime.shim.words import SetupFailed
+from runtime.shim.common import SetupFailed
 
 SECRETS_S = 30.0
 """How long answers that may pass are waited out."""

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 
+from runtime.shim.common import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
 from runtime.shim.files import (
     close_job,
     fold_job,
@@ -20,11 +21,10 @@ from runtime.shim.files import (
     read_header,
     unfold,
 )
-from runtime.shim.folders import remove_folder
 from runtime.shim.processes import Asked, adopt_orphans
 from runtime.shim.record import FolderRecord, Run, claim_job, drop_open, load_order
-from runtime.shim.serve import serve, serve_node, serve_rank
-from runtime.shim.words import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
+from runtime.shim.run_loop import serve, serve_node, serve_rank
+from runtime.shim.tree_walk import remove_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def main(words):
     if options.scratch:
         make_folder(options.scratch)
     if options.bucket:
-        from runtime.shim.upload import run
+        from runtime.shim.bucket_record import run
 
         return run(options, folder, lambda record: follow(record, options, asked))
     return follow(FolderRecord(folder), options, asked)
@@ -179,7 +179,7 @@ def follow(record, options, asked):
 
         urls = find_urls(order, folder)
     if order.get("pack") and options.index is None:
-        from runtime.shim.pack import pack
+        from runtime.shim.packed_runs import pack
 
         code = pack(order, record, indices, options, asked)
         end_job(order, record, part, urls)

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 
-from runtime.shim.words import say
+from runtime.shim.common import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

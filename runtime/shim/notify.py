@@ -22,7 +22,7 @@ import urllib.request
 
 from runtime.faults import reach
 from runtime.shim.cloud import MAY_PASS, Google
-from runtime.shim.words import CLAIMS, HOST, SetupFailed, Taken, say
+from runtime.shim.common import CLAIMS, HOST, SetupFailed, Taken, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

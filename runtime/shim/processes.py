@@ -7,8 +7,8 @@ import signal
 import subprocess
 import time
 
+from runtime.shim.common import LOOK_S, SOON_S, say
 from runtime.shim.files import list_names, read_system
-from runtime.shim.words import LOOK_S, SOON_S, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import sys
 import time
 import zlib
 
+from runtime.shim.common import LOOK_S, NOTIFY, SetupFailed, own_path, shell_code
 from runtime.shim.files import METRICS, drop_file, leave_mark, list_names, make_folder, read_system
 from runtime.shim.logs import LOG_BYTES, Logs
 from runtime.shim.processes import Child, boot_id, end_orphans, kill, kill_group, started_at
-from runtime.shim.usage import held_memory
-from runtime.shim.words import LOOK_S, NOTIFY, SetupFailed, own_path, shell_code
+from runtime.shim.resource_usage import held_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def make_command(order, run, number, scratch, checkpoints, deadline, binding, gi
     if order.get("shell"):
         words = ["/bin/sh", "-c", words[0]]
     if order.get("call"):
-        from runtime.shim.calling import write_call
+        from runtime.shim.call_files import write_call
 
         words = write_call(order, run, number, scratch)
     if containers is not None:

@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 
+from runtime.shim.common import HOST, SCHEMA, Refused, Stopped, Taken, say
 from runtime.shim.files import (
     CONTAINERS,
     FOLDED,
@@ -29,11 +30,10 @@ from runtime.shim.files import (
     write_patiently,
     write_whole,
 )
-from runtime.shim.folders import remove_folder
 from runtime.shim.logs import LOG_BYTES
 from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
 from runtime.shim.retry import LOSS, forgive_commands, name_end, name_loss, pod_failures
-from runtime.shim.words import HOST, SCHEMA, Refused, Stopped, Taken, say
+from runtime.shim.tree_walk import remove_folder
 
 
 def create_private(path, text):

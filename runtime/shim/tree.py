@@ -7,10 +7,10 @@ import io
 import os
 import tempfile
 
-from runtime.owners import is_ours, private_folder
+from runtime.file_trust import is_ours, private_folder
+from runtime.shim.common import SetupFailed
 from runtime.shim.files import token
-from runtime.shim.folders import MOST_PARTS, remove_folder, walk
-from runtime.shim.words import SetupFailed
+from runtime.shim.tree_walk import MOST_PARTS, remove_folder, walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

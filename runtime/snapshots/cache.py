@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from runtime.owners import write_private
+from runtime.file_trust import write_private
 
 VERSION: Final = 1
 SETTLED_NS: Final = 2_000_000_000

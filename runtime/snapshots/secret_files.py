@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from typing import Final
 
-from runtime.secret_signs import FORMS, is_secret
+from runtime.secret_detection import FORMS, is_secret
 
 _FILES: Final = (
     # Variables: https://github.com/motdotla/dotenv#readme

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
-from runtime.shim.folders import MOST_PARTS
+from runtime.shim.tree_walk import MOST_PARTS
 from runtime.snapshots.cache import Seen, SnapshotCache
 from runtime.snapshots.git import ask_git
 from runtime.snapshots.secret_files import find_secret_files
@@ -118,7 +118,7 @@ def take_snapshot(
 
 
 def _store(archive: bytes, folder: Path, files: Sequence[TreeFile], rules: SnapshotRules, records: RecordStore) -> None:
-    from runtime.snapshots.origin import encode_note, read_repositories, without_secrets
+    from runtime.snapshots.provenance import encode_note, read_repositories, without_secrets
 
     repositories = read_repositories(folder, without_secrets([each.name for each in files], rules))
     # The note first: once the archive is there, nothing is stored again.

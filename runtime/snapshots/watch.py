@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from runtime.shim.folders import walk
+from runtime.shim.tree_walk import walk
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
 _SELF, _ONLYDIR, _ADD = 0x400 | 0x800, 0x01000000, 0x20000000

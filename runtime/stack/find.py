@@ -26,6 +26,7 @@ from runtime.errors import (
     StoreUnavailable,
     UnknownName,
 )
+from runtime.file_trust import check_trusted, is_ours, write_private
 from runtime.outputs import (
     OUTPUT_NAME,
     PUBLISHED,
@@ -38,10 +39,9 @@ from runtime.outputs import (
     parse_outputs,
     read_published,
 )
-from runtime.owners import check_trusted, is_ours, write_private
-from runtime.platform import system
 from runtime.queues.base import DEFAULT_QUEUE
-from runtime.terminal import Log
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.units import format_duration, format_time, parse_time
 from runtime.values import dataclass, field
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, MissingExtra
-from runtime.platform import system
 from runtime.records.blobs.bucket import has_machine_credentials
+from runtime.system import system
 
 SCOPES: Final = (
     "https://www.googleapis.com/auth/cloud-platform",

@@ -114,8 +114,8 @@ class OpenStack:
         """Return the known queues of the file if `queue` is none of them; None if it is, or does not lie in a file."""
         if queue.traits.kind != "sqlite" or queue.name == DEFAULT_QUEUE:
             return None
-        from runtime.records.moves import list_queues
         from runtime.records.sqlite import SqliteRecords
+        from runtime.records.transitions import list_queues
 
         known = {DEFAULT_QUEUE}
         if isinstance(queue.records, SqliteRecords):
@@ -140,7 +140,7 @@ class OpenStack:
 
     def check_secrets(self, names: Sequence[str]) -> None:
         """Raise `RequestRefused` for the name of a secret that no attempt of the default queue can get."""
-        from runtime.stack.attempt_secrets import check_named
+        from runtime.stack.secret_selection import check_named
 
         if _is_queue_url(self.default_queue):
             raise NotPossible(

@@ -26,9 +26,9 @@ from runtime.outputs import (
     published_fields,
     read_published,
 )
-from runtime.platform import system
-from runtime.snapshots.identity import ask_git
+from runtime.snapshots.worker_code import ask_git
 from runtime.stack.find import FoundStack, NothingThere, is_location, read_location
+from runtime.system import system
 from runtime.units import parse_time
 from runtime.values import dataclass
 

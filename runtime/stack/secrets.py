@@ -1,7 +1,7 @@
 """The stack's secrets in Google Secret Manager: their places, versions and readers.
 
 A value goes one way here, from standard input or a file into a new version. This module reads no value, and no value is in
-an argument list, an error, a log or other output. `runtime.stack.secret_values` reads them.
+an argument list, an error, a log or other output. `runtime.stack.secret_reader` reads them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, InvalidContract, RequestRefused, UnknownName
 from runtime.outputs import SecretOutput, StackOutputs, need_output
-from runtime.platform import system
 from runtime.stack.google_api import GoogleApi, GoogleRefused
+from runtime.system import system
 from runtime.units import parse_time
 from runtime.values import dataclass
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from runtime.errors import InvalidValue, RequestRefused
+from runtime.tasks.grid_ranges import FORMS, NoSpread, read_spread
 from runtime.tasks.model import CommandEntry, WorkflowEntry
-from runtime.tasks.spread import FORMS, NoSpread, read_spread
 from runtime.values import dataclass
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.tasks.model import Task, TaskState, new_token
 from runtime.values import dataclass, field
 

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue, explain_json
-from runtime.platform import system
+from runtime.system import system
 from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, check_artifacts
-from runtime.tasks.sinks import NO_SINKS, TaskSink, check_sinks
-from runtime.tasks.spelling import canonical_json, plain_json, quote_json
+from runtime.tasks.canonical_json import canonical_json, plain_json, quote_json
+from runtime.tasks.notification_sinks import NO_SINKS, TaskSink, check_sinks
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from runtime.tasks.canonical_json import canonical_json
 from runtime.tasks.history import Record, Settlement
 from runtime.tasks.model import Task, TaskState, experiment_digest, hex_digest
-from runtime.tasks.sinks import TaskSink, sink_fields
-from runtime.tasks.spelling import canonical_json
+from runtime.tasks.notification_sinks import TaskSink, sink_fields
 from runtime.units import count_noun, format_time
 from runtime.values import dataclass
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
+from runtime.tasks.literal_secrets import refuse_secrets
 from runtime.tasks.model import Task, Terms, check_new_experiment
-from runtime.tasks.typed_secrets import refuse_secrets
 from runtime.tasks.wire import decode_task
 
 STDIN: Final = "-"

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from runtime.errors import InvalidTask, InvalidValue
 from runtime.tasks.artifacts import NO_ARTIFACTS, artifacts_fields, read_artifacts
+from runtime.tasks.canonical_json import plain_json
 from runtime.tasks.model import (
     DEFAULT_EXPERIMENT,
     DEFAULT_MAX_FAILURES,
@@ -46,8 +47,7 @@ from runtime.tasks.model import (
     show_value,
     task_id,
 )
-from runtime.tasks.sinks import NO_SINKS, read_sinks, sink_fields
-from runtime.tasks.spelling import plain_json
+from runtime.tasks.notification_sinks import NO_SINKS, read_sinks, sink_fields
 from runtime.units import format_time, parse_size, parse_time
 
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from runtime.errors import RequestRefused, UnknownName
-from runtime.owners import check_size, check_trusted, read_file
+from runtime.file_trust import check_size, check_trusted, read_file
 from runtime.tasks.model import CommandEntry, Entry, FunctionEntry, WorkflowEntry
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions, prepare
-from runtime.client.jobs.priced import find_price
+from runtime.client.jobs.price_check import find_price
 from runtime.client.jobs.targets import OpenTarget, find_target, make_context
 from runtime.config import Limits, Project, Settings
 from runtime.errors import NotPossible

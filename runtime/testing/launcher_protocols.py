@@ -7,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from runtime.client.jobs.gc import Garbage, find_garbage, remove
-from runtime.client.jobs.keep import keep_target
 from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import LaunchOptions, prepare
+from runtime.client.jobs.reconcile import keep_target
 from runtime.client.jobs.status import read_attempts
-from runtime.jobs import ledger, open_index
+from runtime.end_reasons import EndReason
+from runtime.jobs import ledger, open_jobs
 from runtime.jobs.plan import owner_name
 from runtime.jobs.price import CURRENCY, PriceRefused, PriceUnconfirmed
 from runtime.jobs.spec import JobSpec, JobState
-from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import NAME, Bench, read_log
 
 
@@ -80,15 +80,15 @@ class ProtocolSuite:
 
     def test_job_is_in_the_index_of_open_jobs_until_its_end(self, bench: Bench) -> None:
         job, short = bench.start("sleep", "600"), bench.start("true")
-        open_jobs = open_index.list_open(job.files, NAME)
+        at_first = open_jobs.list_open(job.files, NAME)
 
         # These read files, and no client looks for the end of the short job.
         bench.wait_for(lambda: bool(ledger.read_outcomes(job.files, short.id)))
-        bench.wait_for(lambda: list(open_index.list_open(job.files, NAME)) == [job.id])
+        bench.wait_for(lambda: list(open_jobs.list_open(job.files, NAME)) == [job.id])
         left = job.cancel()
-        bench.wait_for(lambda: open_index.list_open(job.files, NAME) == {})
+        bench.wait_for(lambda: open_jobs.list_open(job.files, NAME) == {})
 
-        assert (open_jobs[job.id], left) == ([0], [])
+        assert (at_first[job.id], left) == ([0], [])
 
     def test_keeper_leaves_a_job_that_runs_and_takes_it_up_when_its_machine_went(self, bench: Bench) -> None:
         break_job = bench.require_take_up()

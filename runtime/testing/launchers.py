@@ -27,6 +27,7 @@ from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import RootLost
+from runtime.end_reasons import EndReason
 from runtime.jobs import ledger
 from runtime.jobs.call import Call
 from runtime.jobs.hosts.agent import MARKER
@@ -35,7 +36,6 @@ from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SchemeRefused, SecretReader, SecretScheme
 from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry, SecretRef
 from runtime.jobs.spec_fields import leaf_fields, set_fields
-from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 
 pytest.register_assert_rewrite("runtime.testing.launcher_protocols")

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from runtime.owners import make_folders, private_folder
-from runtime.platform import system
+from runtime.file_trust import make_folders, private_folder
 from runtime.records.artifacts import hash_pieces
+from runtime.system import system
 from runtime.units import parse_size
 
 LIMIT_VARIABLE: Final = "RUNTIME_REUSE_CACHE"

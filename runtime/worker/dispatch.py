@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure
-from runtime.platform import system
-from runtime.reasons import EndReason
 from runtime.records.base import calls_at_once
+from runtime.system import system
 from runtime.tasks.history import StartedMark
 from runtime.tasks.model import FunctionEntry
-from runtime.tasks.verdict import ALONE_FOR, backoff
+from runtime.tasks.retry_policy import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
-from runtime.worker.attempts import fence
+from runtime.worker.artifact_saver import Captures
+from runtime.worker.attempts import signal_fence
 from runtime.worker.attempts.model import Order
-from runtime.worker.captures import Captures
+from runtime.worker.control import Orders
 from runtime.worker.environments import entered
-from runtime.worker.offload import Outcome
-from runtime.worker.orders import Orders
-from runtime.worker.outbox import Outbox
-from runtime.worker.services import HeldLease, Holdings, Services
+from runtime.worker.pending_settlements import Outbox
 from runtime.worker.slots import Slot
+from runtime.worker.thread_calls import Outcome
+from runtime.worker.worker_context import HeldLease, Holdings, Services
 
 LOOK_AHEAD_S: Final = 1.0
 LONGEST_LOOK_AHEAD: Final = 128
@@ -329,7 +329,7 @@ class Dispatch:
         elif task.resources.memory_bytes:
             order.memory_bytes = task.resources.memory_bytes
         if held.fenced:
-            order.env = {**order.env, fence.VARIABLE: str(os.getpid())}
+            order.env = {**order.env, signal_fence.VARIABLE: str(os.getpid())}
         if task.timeout is not None:
             order.timeout_s = task.timeout.total_seconds()
         if task.snapshot is not None and not task.artifacts.named:

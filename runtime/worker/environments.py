@@ -12,13 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from runtime.shim.common import SetupFailed
 from runtime.shim.environment import CannotMake, GivenUp, find_environment
-from runtime.shim.folders import remove_folder
-from runtime.shim.words import SetupFailed
+from runtime.shim.tree_walk import remove_folder
 from runtime.snapshots.environment import Packages, fetch_packages
 from runtime.values import dataclass
-from runtime.worker.making import Making, MakingFailed
-from runtime.worker.services import HeldLease
+from runtime.worker.prerequisites import Making, MakingFailed
+from runtime.worker.worker_context import HeldLease
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from selectors import BaseSelector
 
 from runtime.config import load_project
-from runtime.platform import system
-from runtime.snapshots.identity import CodeIdentity
+from runtime.snapshots.worker_code import CodeIdentity
+from runtime.system import system
 from runtime.worker.attempts.model import PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import ScratchRoot, clear_left_containers, open_root, remove_leftovers

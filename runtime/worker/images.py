@@ -14,12 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from runtime.shim.common import HOST, ImageFailed, SetupFailed
 from runtime.shim.containers import Engine, ensure_image, find_engine
-from runtime.shim.words import HOST, ImageFailed, SetupFailed
 from runtime.tasks.container import Container, plain_image, plain_mounts
 from runtime.worker.attempts.environment import CONTAINER
-from runtime.worker.making import Making
-from runtime.worker.services import HeldLease
+from runtime.worker.prerequisites import Making
+from runtime.worker.worker_context import HeldLease
 
 _LOGIN: Final = re.compile("unauthorized|denied|authentication required", re.IGNORECASE)
 """Answers of registries to a machine without the right login."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from runtime.platform import system
 from runtime.queues.base import Outlook
+from runtime.system import system
 from runtime.tasks.history import Lease
-from runtime.tasks.verdict import backoff
+from runtime.tasks.retry_policy import backoff
+from runtime.worker.admission import Preparing
+from runtime.worker.control import Orders
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.orders import Orders
-from runtime.worker.outbox import Outbox
-from runtime.worker.preparing import Preparing
-from runtime.worker.services import Services
+from runtime.worker.pending_settlements import Outbox
+from runtime.worker.worker_context import Services
 
 DUE_SOON: Final = timedelta(seconds=60)
 """A delayed task that is due within this time keeps an idle worker."""

@@ -10,8 +10,8 @@ import errno
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue, NotPossible
-from runtime.reasons import EndReason
 from runtime.tasks.model import TaskState
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 from runtime import faults
 from runtime.errors import RuntimeFailure
-from runtime.platform import system
 from runtime.records.base import RecordStore, Totals
 from runtime.records.totals import FEW_OF_ONE, open_tasks
+from runtime.system import system
 from runtime.tasks.history import Settlement
 from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
 from runtime.values import dataclass, field
-from runtime.worker.mailbox import AT_ONCE, Due, Mailbox
-from runtime.worker.offload import Offload
-from runtime.worker.services import Services
+from runtime.worker.notification_queue import AT_ONCE, Due, Mailbox
+from runtime.worker.thread_calls import Offload
+from runtime.worker.worker_context import Services
 
 if TYPE_CHECKING:
     from runtime.records.notifications import NotificationStore, OpenNotification, Told

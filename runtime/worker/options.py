@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final, Literal
 
-from runtime.platform import system
 from runtime.queues.base import DEFAULT_LEASE
+from runtime.system import system
 from runtime.units import Span, read_span, to_span
 from runtime.values import dataclass, field
 

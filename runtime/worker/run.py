@@ -9,8 +9,8 @@ from runtime.config import Durability
 from runtime.queues.base import Queue
 from runtime.stack.open import OpenStack, open_stack
 from runtime.worker.options import WorkerOptions, WorkerResult
-from runtime.worker.reporter import Reporter
 from runtime.worker.worker import Worker
+from runtime.worker.worker_log import Reporter
 
 if TYPE_CHECKING:
     from runtime.worker.secrets import AttemptSecrets

@@ -14,9 +14,9 @@ from typing import Final, TypeAlias
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, InvalidContract, NotPossible, RequestRefused, RuntimeFailure, may_pass
 from runtime.outputs import StackOutputs
-from runtime.stack.attempt_secrets import NotGranted, check_named, choose, find_granted
-from runtime.stack.secret_values import decode_value, read_newest
-from runtime.worker.offload import Offload
+from runtime.stack.secret_reader import decode_value, read_newest
+from runtime.stack.secret_selection import NotGranted, check_named, choose, find_granted
+from runtime.worker.thread_calls import Offload
 
 LIFETIME_S: Final = 300.0
 """Time after which values are read again. A new version reaches new attempts within it, and so does a withdrawn grant."""

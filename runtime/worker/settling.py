@@ -12,15 +12,15 @@ from typing import Final
 
 from runtime import faults
 from runtime.errors import InfrastructureFailure, may_pass
-from runtime.platform import system
 from runtime.queues.base import Settled
+from runtime.system import system
 from runtime.tasks.history import Lease, Release, Settlement
-from runtime.tasks.verdict import backoff, failed_instead
+from runtime.tasks.retry_policy import backoff, failed_instead
 from runtime.values import dataclass, field
 from runtime.worker.leasing import Leasing
 from runtime.worker.notifying import write_ahead
-from runtime.worker.outbox import REFUSALS, End, Outbox, Stuck
-from runtime.worker.services import Services
+from runtime.worker.pending_settlements import REFUSALS, End, Outbox, Stuck
+from runtime.worker.worker_context import Services
 
 SETTLES_AT_ONCE: Final = 2
 """With this many calls to settle under way, further ends wait for the next call, which takes all of them together."""

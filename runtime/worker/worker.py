@@ -1,7 +1,7 @@
 """The worker's loop: lease, run, settle, repeat; it drains when asked and loses nothing when killed.
 
 One loop on one thread. It never waits on a task, which runs in a child of the guardian, nor on a network: a few threads
-call a remote queue or store and hand the results back to the loop. `verdict` decides what an end means; the modules
+call a remote queue or store and hand the results back to the loop. `retry_policy` decides what an end means; the modules
 beside this one act upon it.
 """
 
@@ -18,28 +18,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock, SystemClock, machine_id
-from runtime.platform import system
+from runtime.end_reasons import EndReason
 from runtime.queues.base import Queue
-from runtime.reasons import EndReason
+from runtime.system import system
+from runtime.worker.admission import Preparing
+from runtime.worker.artifact_saver import Captures
 from runtime.worker.attempts.model import Ended, PoolSettings
-from runtime.worker.attempts.trees import Trees
-from runtime.worker.captures import Captures
+from runtime.worker.attempts.work_trees import Trees
+from runtime.worker.completion import AttemptLogs, Ending
+from runtime.worker.control import Orders
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.ending import AttemptLogs, Ending
 from runtime.worker.host import WorkerHost
 from runtime.worker.leasing import Leasing
+from runtime.worker.maintenance import Upkeep
 from runtime.worker.metrics import open_metrics
 from runtime.worker.notifying import Notifying
-from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions, WorkerResult, new_worker_name
-from runtime.worker.orders import Orders
-from runtime.worker.outbox import REFUSALS, Outbox
-from runtime.worker.preparing import Preparing
-from runtime.worker.reporter import Reporter
-from runtime.worker.services import Holdings, Leaving, Services
+from runtime.worker.pending_settlements import REFUSALS, Outbox
 from runtime.worker.settling import Settling
 from runtime.worker.slots import plan_slots
-from runtime.worker.upkeep import Upkeep
+from runtime.worker.thread_calls import Offload
+from runtime.worker.worker_context import Holdings, Leaving, Services
+from runtime.worker.worker_log import Reporter
 
 if TYPE_CHECKING:
     from runtime.worker.notices import Notice

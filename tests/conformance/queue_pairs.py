@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runtime.client.tasks.submit import submit_tasks
+from runtime.end_reasons import EndReason
 from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
-from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import RecordStore
 from runtime.tasks.history import EndedNote, Lease, Record, Release, Settlement, mark_of
@@ -209,7 +209,7 @@ def _open(queue: str, records: RecordStore | None, folder: Path, request: pytest
             path = folder / "tasks.db"
             if records is None:
                 return Pair(lambda: open_sqlite(path)[0], open_sqlite(path)[1])
-            from runtime.records.embedded import EmbeddedFile
+            from runtime.records.sqlite_file import EmbeddedFile
 
             return Pair(lambda: SqliteQueue(EmbeddedFile(path), records), records)
         case _:

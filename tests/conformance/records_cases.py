@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.queues.sqlite.queue import open_sqlite
-from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import RecordStore
-from runtime.records.orders import Order, OrderKind
+from runtime.records.control_commands import Order, OrderKind
 from runtime.tasks.history import EndedNote, Mark, Record
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import encode_task

@@ -20,7 +20,7 @@ from runtime.errors import StoreUnavailable
 from runtime.records import open_records
 from runtime.records.base import RecordStore, WorkerSeen
 from runtime.records.blobs.bucket import BucketBlobs
-from runtime.records.orders import pause_order
+from runtime.records.control_commands import pause_order
 from runtime.records.store import BlobRecords
 from runtime.tasks.history import StartedMark
 from runtime.tasks.model import TaskState, next_generation

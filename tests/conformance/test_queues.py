@@ -13,12 +13,12 @@ import pytest
 
 from runtime.client.tasks.repair import repair
 from runtime.client.tasks.submit import submit_tasks
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.queues.base import Queue
-from runtime.reasons import EndReason
 from runtime.records.base import RecordExists
-from runtime.records.coverage import Coverage
-from runtime.records.orders import resume_order
+from runtime.records.control_commands import resume_order
+from runtime.records.order_scope import Coverage
 from runtime.tasks.history import Record
 from runtime.tasks.model import Resources, TaskState, WorkflowEntry, new_token, next_generation
 from runtime.tasks.wire import encode_task

@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 from runtime.clock import SystemClock
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidRecord, PartTaken, StoreUnavailable
-from runtime.reasons import EndReason
 from runtime.records.base import INLINE_BYTES, RecordExists, RecordStore, WorkerSeen, settle_record
 from runtime.records.blobs import Blobs
-from runtime.records.coverage import Coverage
-from runtime.records.orders import Control, Order, OrderKind, pause_order, resume_order
+from runtime.records.control_commands import Control, Order, OrderKind, pause_order, resume_order
+from runtime.records.order_scope import Coverage
 from runtime.records.store import ORDERS_APART
 from runtime.tasks.history import History, Record, StartedMark
 from runtime.tasks.model import Task, TaskState, next_generation, task_id
@@ -234,7 +234,7 @@ RACER = """
 import sys, time
 from datetime import UTC, datetime
 from functools import partial
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import RecordExists
 from runtime.tasks.history import Record
@@ -925,7 +925,7 @@ import sys, time
 from datetime import UTC, datetime
 from functools import partial
 from runtime.records import open_records
-from runtime.records.orders import Order, OrderKind, pause_order
+from runtime.records.control_commands import Order, OrderKind, pause_order
 now = datetime.now(UTC)
 cancel_order = partial(Order, kind=OrderKind.CANCEL, at=now, by="ada@lab")
 url, name, start_at, count = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])

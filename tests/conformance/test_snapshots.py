@@ -11,10 +11,10 @@ import pytest
 
 from runtime.errors import NotPossible, StoreUnsafe
 from runtime.records.memory import MemoryRecords
+from runtime.shim.common import SetupFailed
 from runtime.shim.tree import restore
-from runtime.shim.words import SetupFailed
 from runtime.snapshots.snapshot import snapshot_id
-from runtime.worker.attempts.trees import Tree, Trees
+from runtime.worker.attempts.work_trees import Tree, Trees
 from tests.conformance.snapshot_cases import Case, make_cases
 
 Restore = Callable[[bytes, str, Path], str | None]

@@ -11,7 +11,7 @@ import pulumi_gcp
 from infra.check.recording import Recording, Registration, record
 from infra.check.validate import find_input_problems
 from infra.components.apis import Apis, ApisArgs
-from infra.components.site import Site
+from infra.components.shared import Site
 from infra.gcp.outputs import compute
 from infra.naming import Names, labels
 

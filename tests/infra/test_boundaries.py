@@ -9,8 +9,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = {
-    *("runtime.outputs", "runtime.errors", "runtime.schema", "runtime.secret_signs", "runtime.tpus", "runtime.units"),
-    *("runtime.terminal", "runtime.owners", "runtime.stack.google_api"),
+    *(
+        "runtime.outputs",
+        "runtime.errors",
+        "runtime.schema",
+        "runtime.secret_detection",
+        "runtime.tpu_shapes",
+        "runtime.units",
+    ),
+    *("runtime.sanitize", "runtime.file_trust", "runtime.stack.google_api"),
 }
 
 

@@ -35,7 +35,7 @@ from pulumi_policy.proxy import UNKNOWN_OBJECT_VALUE, UNKNOWN_STRING_VALUE, unkn
 from infra.check.recording import UNKNOWN, Recording, Registration, Secret, Unknown, record
 from infra.gcp.catalog import BOOT_IMAGE_PROJECTS
 from infra.policy.base import Bounds
-from infra.policy.packed import READER, as_registration, describe, policies, stack_bounds
+from infra.policy.crossguard import READER, as_registration, describe, policies, stack_bounds
 from infra.policy.rules import RULES, apply_rules
 from tests.infra.test_policy_rules import AGENT, BROKEN, KEPT, NEW, THERE, Lab, Program, run
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.machine.machine import PUBLIC_KEY_MARK
+from infra.machine.head_agent import PUBLIC_KEY_MARK
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, chips_per_host, partial_url
 from infra.settings.model import Capacity

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.machine import machine as machine_module
+from infra.machine import head_agent as machine_module
 from infra.render import units
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import PORTS, Cluster, SecretReference

@@ -11,7 +11,7 @@ from infra.check.check import check_stack
 from infra.cli import main
 from infra.settings.files import InvalidStackFile, find_project_folder, read_stack_file
 from runtime.errors import Untrusted
-from runtime.owners import TRUST
+from runtime.file_trust import TRUST
 from tests.infra.conftest import Project
 from tests.owners_support import give_away
 

@@ -27,13 +27,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from infra.machine.machine import digest
+from infra.machine.head_agent import digest
 from infra.render import units
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, Cluster
 from infra.render.startup import head_metadata, render_contract
 from infra.settings.model import Capacity, PoolSettings
-from runtime.launchers.ray.demand import count_hosts
+from runtime.launchers.ray.resource_request import count_hosts
 from runtime.outputs import encode_outputs, parse_outputs
 from runtime.testing.launcher_bench import Bench, LauncherCase
 from runtime.values import replace

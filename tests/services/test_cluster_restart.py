@@ -17,9 +17,9 @@ import pytest
 from infra.render.autoscaler import render_autoscaler
 from runtime.client.jobs.handle import JobHandle
 from runtime.clusters.restart import Step
+from runtime.end_reasons import EndReason
 from runtime.jobs.spec import JobResources, JobState, Tpu
 from runtime.outputs import RecordsOutput, encode_outputs, parse_outputs
-from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.values import replace
 from tests.services.head_support import LabHead, pool, require_ray

@@ -21,7 +21,7 @@ from runtime.clusters.ray_view import read_ray
 from runtime.launchers.ray.client import RayJobs
 from runtime.launchers.ray.settings import Place
 from runtime.outputs import encode_outputs
-from runtime.stack.head_way import HeadWay
+from runtime.stack.iap_ssh import HeadWay
 from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, labels
 from tests.fakes.faults import FaultyServer, Request, Response
@@ -54,8 +54,8 @@ def server() -> Iterator[TpuServer]:
 
 KILLED = """
 import os, signal, sys
-from runtime.stack.forward import open_forward
-from runtime.stack.head_way import HeadWay
+from runtime.stack.port_forward import open_forward
+from runtime.stack.iap_ssh import HeadWay
 port, head, zone, *options = sys.argv[1:]
 with open_forward(HeadWay(head=head, project="p-1", zone=zone, dashboard=int(port), options=tuple(options))):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtime.client.jobs.handle import JobHandle
+from runtime.end_reasons import EndReason
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import (
     Checkpoint,
@@ -24,7 +25,6 @@ from runtime.jobs.spec import (
     Retry,
 )
 from runtime.launchers.local.launcher import LocalLauncher
-from runtime.reasons import EndReason
 from runtime.tasks.container import Mount, MountMode
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.testing.launchers import LauncherSuite

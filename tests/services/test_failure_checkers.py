@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from tests.services.failure_support import MARK, Aftermath, Yard, call, find_problems, find_processes

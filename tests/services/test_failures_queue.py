@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.tasks.history import Release
 from runtime.tasks.model import TaskState
 from tests.services.failure_support import EXPERIMENT, STACKS, Yard, call, open_yard

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.tasks.model import TaskState
 from tests.services.failure_support import STACKS, Yard, call, open_yard
 from tests.services_support import wait_until

@@ -32,11 +32,12 @@ from runtime.client.jobs.gc import Garbage, find_garbage, remove
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
-from runtime.client.jobs.probe import Verdict, check_target
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.status import read_attempts
+from runtime.client.jobs.target_check import Verdict, check_target
 from runtime.client.jobs.targets import find_target, make_context
 from runtime.config import Project, Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.jobs.spec import (
     Array,
@@ -58,8 +59,7 @@ from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.states import INDEX
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.queues.pubsub.client import ensure_topics
-from runtime.reasons import EndReason
-from runtime.secret_signs import looks_secret
+from runtime.secret_detection import looks_secret
 from runtime.tasks.container import Mount, MountMode
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite

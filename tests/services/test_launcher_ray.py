@@ -21,6 +21,7 @@ from runtime.client.jobs.dev import CommandEnd, Machine, open_machine
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.prepare import LaunchOptions, Request
 from runtime.client.jobs.status import read_attempts
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import (
@@ -36,7 +37,6 @@ from runtime.jobs.spec import (
     Tpu,
 )
 from runtime.launchers.ray.client import WATCH_S
-from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import make_snapshot
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 from runtime.testing.metadata import MetadataServer

@@ -24,6 +24,7 @@ from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.status import read_job
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.jobs.spec import (
     Array,
@@ -42,7 +43,6 @@ from runtime.jobs.spec import (
 from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.explain import SubmitRefused
 from runtime.launchers.slurm.launcher import SlurmLauncher
-from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite
 from tests import slurm_support

@@ -15,6 +15,7 @@ from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.spec import (
     Array,
@@ -29,7 +30,6 @@ from runtime.jobs.spec import (
     JobState,
 )
 from runtime.launchers.ssh.launcher import read_quota
-from runtime.reasons import EndReason
 from tests.shim_support import find_pythons, processes_with, signal_all, wait_for
 from tests.ssh_support import SshServer
 

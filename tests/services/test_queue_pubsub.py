@@ -20,14 +20,14 @@ import pytest
 
 from runtime.client.tasks.cancel import cancel_experiment
 from runtime.client.tasks.submit import submit_tasks
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, QueueUnavailable
 from runtime.queues.base import Refused
 from runtime.queues.pubsub.client import OutgoingMessage, PubSubClient, ensure_topics
 from runtime.queues.pubsub.message import COPY, INLINE_BYTES, PAYLOAD, TRIES
 from runtime.queues.pubsub.queue import PubSubQueue
-from runtime.reasons import EndReason
-from runtime.records.coverage import Coverage
 from runtime.records.memory import MemoryRecords
+from runtime.records.order_scope import Coverage
 from runtime.tasks.history import EndedNote, Lease, Mark, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, TaskState, WorkflowEntry, new_token
 from runtime.testing import FakeClock, sample_task

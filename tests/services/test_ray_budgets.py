@@ -10,7 +10,7 @@ import pytest
 
 from runtime.client.jobs.explain import explain, read_facts
 from runtime.jobs.spec import JobState, Priority
-from runtime.launchers.ray.watch import CONTRACT
+from runtime.launchers.ray.pending_watch import CONTRACT
 from tests.services.head_support import LabHead, pool, require_ray
 from tests.services.test_ray_turns import Lab, waits
 

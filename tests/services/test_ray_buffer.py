@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.clusters.ray_request import RayRequest
+from runtime.clusters.autoscaler_request import RayRequest
 from runtime.jobs.spec import JobResources, Tpu
 from runtime.testing.launcher_bench import Bench, read_log
 from tests.services.head_support import LabHead, pool, require_ray

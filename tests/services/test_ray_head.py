@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from runtime.client.jobs.status import read_attempts
+from runtime.end_reasons import EndReason
 from runtime.jobs.spec import JobResources, JobState, Tpu
-from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, read_log
 from tests.services.head_support import LabHead, pool, require_ray
 from tests.services_support import PATIENCE_S, wait_until
@@ -164,7 +164,7 @@ def test_slice_that_loses_a_host_ends_whole_and_its_run_begins_again_whole(head:
 
 
 def test_job_of_a_head_that_was_killed_is_taken_up_once_by_keepers(head: LabHead, bench: Bench) -> None:
-    from runtime.client.jobs.keep import keep_target
+    from runtime.client.jobs.reconcile import keep_target
     from runtime.client.jobs.targets import make_context, open_target
 
     command = "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"

@@ -21,7 +21,7 @@ from infra.render.startup import render_contract
 from infra.render.units import render_head_service, render_start_script
 from infra.settings.model import MachineSettings, PoolSettings
 from runtime.cli.main import main
-from runtime.clusters.buffer import Wish, merge_request
+from runtime.clusters.warm_nodes import Wish, merge_request
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import SHAPES, V4, sample_cluster
 from tests.services.ray_support import Autoscaler, google_of, node_types

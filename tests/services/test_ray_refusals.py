@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.launchers.ray.view import read_log
+from runtime.launchers.ray.cluster_state import read_log
 from tests.services_support import require
 
 pytestmark = [pytest.mark.service, pytest.mark.filterwarnings("ignore::FutureWarning:ray")]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from runtime.client.tasks.returned import read_end
-from runtime.reasons import EndReason
+from runtime.client.tasks.call_results import read_end
+from runtime.end_reasons import EndReason
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.calls import CALL_REQUEST
 from runtime.tasks.container import Container, Mount, MountMode
@@ -22,7 +22,7 @@ from tests.images_support import build_from, remove_images
 from tests.services.podman import IMAGE, podman, podman_settings
 from tests.services_support import wait_until
 from tests.shim_support import processes_with, signal_all, wait_for
-from tests.unit.worker.test_worker_guardian import guardian_of
+from tests.unit.worker.test_worker_fork_server import guardian_of
 from tests.unit.worker.test_worker_secrets import SecretBench, given
 from tests.unit.worker.worker_bench import Bench, bench, start_command
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from runtime.end_reasons import EndReason
 from runtime.queues.base import Refused
-from runtime.reasons import EndReason
-from runtime.worker.attempts import fence
+from runtime.worker.attempts import signal_fence
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.host import WorkerHost
 from runtime.worker.slots import Machine
@@ -94,7 +94,7 @@ class Slot:
         outcome = 2 if order.task_id in laws.crashers else world.draw(FAILING if laws.failing else OUTCOME)
         if attempt.stop is not None:
             ended.reason, ended.message = attempt.stop
-        elif ends_worker and fence.VARIABLE not in order.env:
+        elif ends_worker and signal_fence.VARIABLE not in order.env:
             laws.attempt_crashes(order)
             world.kill(self._pool.process)
         elif ends_worker:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
+from runtime.end_reasons import EndReason, Explanation
 from runtime.jobs.array import expand_array
 from runtime.jobs.hosts.base import Host, HostUnavailable
-from runtime.jobs.order import make_order
 from runtime.jobs.plan import (
     Fidelity,
     FieldSupport,
@@ -27,12 +27,12 @@ from runtime.jobs.plan import (
     PlanContext,
     Target,
 )
+from runtime.jobs.run_config import make_order
 from runtime.jobs.secret_schemes import COMMON_SCHEMES
 from runtime.jobs.spec import JobSpec, JobState
 from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers import registry
-from runtime.reasons import EndReason, Explanation
-from runtime.shim.words import AGAIN, DUPLICATE, LOST
+from runtime.shim.common import AGAIN, DUPLICATE, LOST
 from runtime.values import replace
 from tests.simulation.choices import Choice
 from tests.simulation.files import Root, SimulatedHost

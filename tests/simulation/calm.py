@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from runtime.reasons import Budget, EndReason
+from runtime.end_reasons import Budget, EndReason
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.worker.attempts.model import Ended, Order

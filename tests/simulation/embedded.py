@@ -18,10 +18,10 @@ from typing import Any
 import greenlet
 
 from runtime.queues.sqlite.queue import SqliteQueue
-from runtime.records.embedded import EmbeddedFile, explain_sqlite, split_record_id
 from runtime.records.filelock import LockBusy
 from runtime.records.memory import MemoryBlobs, MemoryRecords
 from runtime.records.sqlite import SqliteRecords, find_record
+from runtime.records.sqlite_file import EmbeddedFile, explain_sqlite, split_record_id
 from runtime.records.store import BlobRecords
 from runtime.tasks.history import Record
 from tests.simulation.choices import Choice

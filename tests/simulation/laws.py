@@ -11,16 +11,16 @@ from typing import Any
 
 from runtime.client.tasks.redrive import Redriven
 from runtime.client.tasks.wait import Waited
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.records import codec, layout
-from runtime.records.orders import Control
+from runtime.records.control_commands import Control
 from runtime.tasks.history import Record
 from runtime.tasks.model import Task, TaskState
-from runtime.tasks.verdict import CRASHES_TO_BURY
+from runtime.tasks.retry_policy import CRASHES_TO_BURY
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.options import WorkerResult
-from runtime.worker.outbox import DENIED_FOR_S
+from runtime.worker.pending_settlements import DENIED_FOR_S
 from tests.simulation.attempts import WORK_S
 from tests.simulation.bucket import REFUSED, Bucket
 from tests.simulation.world import Broken, Process, World

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from runtime.client.jobs import launch
 from runtime.jobs import lock
-from runtime.shim import files, main, processes, record, retry, serve
+from runtime.shim import files, main, processes, record, retry, run_loop
 from runtime.shim.attempt import OVERTAKEN
+from runtime.shim.common import BEAT_S, Taken
 from runtime.shim.processes import Asked
 from runtime.shim.record import FolderRecord
-from runtime.shim.words import BEAT_S, Taken
 from tests.simulation.choices import Choice
 from tests.simulation.files import Root
 from tests.simulation.job_laws import STAYS_ENDED
@@ -41,14 +41,14 @@ class Shims:
     def __init__(self, world: World, root: Root, laws: Any) -> None:
         self.world, self.root, self.laws = world, root, laws
         clock = SimpleNamespace(time=world.wall, monotonic=world.boot_time, sleep=world.pause)
-        for module in (files, record, serve, processes):
+        for module in (files, record, run_loop, processes):
             world.replace(module, "time", clock)
-        for module in (files, record, serve, main, processes):
+        for module in (files, record, run_loop, main, processes):
             world.replace(module, "say", lambda text: world.note(f"shim: {text}"))
         world.replace(record, "started_at", lambda pid: None)
         world.replace(record, "boot_id", str)
-        world.replace(serve, "attempt_once", self.attempt_once)
-        world.replace(serve, "decide", lambda ended, kept: retry.decide(ended, kept, self._chance))  # type: ignore[no-untyped-call]
+        world.replace(run_loop, "attempt_once", self.attempt_once)
+        world.replace(run_loop, "decide", lambda ended, kept: retry.decide(ended, kept, self._chance))  # type: ignore[no-untyped-call]
         # The modules' own `os`, whose calls that change or list folders are steps.
         steps = SimpleNamespace(**{**vars(os), "listdir": self._as_step(os.listdir, "list", False, False)})
         steps.mkdir = self._as_step(os.mkdir, "mkdir", False, True)

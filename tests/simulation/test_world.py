@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from runtime.platform import system
+from runtime.system import system
 from tests.simulation.choices import Chance, Choice, how_often, read_tape, write_tape
 from tests.simulation.shrink import shrink
 from tests.simulation.threads import stand_ins

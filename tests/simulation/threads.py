@@ -366,7 +366,7 @@ class Selector:
 
 
 def stand_ins(world: World) -> dict[str, Any]:
-    """What stands in for the attributes of `runtime.platform.system` while a world runs."""
+    """What stands in for the attributes of `runtime.system.system` while a world runs."""
 
     def mine() -> Process:
         process = world.me()

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import ClassVar, Final
 
+from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs.array import expand_array
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
-from runtime.jobs.order import make_order
 from runtime.jobs.plan import (
     Fidelity,
     FieldSupport,
@@ -30,9 +30,9 @@ from runtime.jobs.plan import (
     check_record_folder,
 )
 from runtime.jobs.price import Price
+from runtime.jobs.run_config import make_order
 from runtime.jobs.spec import JobSpec, JobState
 from runtime.jobs.spec_fields import leaf_fields, set_fields
-from runtime.reasons import EndReason, Explanation
 
 # mkdir succeeds once: a second start under the same name ends here.
 START: Final = (

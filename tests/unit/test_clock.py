@@ -22,7 +22,7 @@ from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, enco
 from runtime.records.blobs import BlobInfo
 from runtime.records.blobs.bucket import BucketBlobs
 from runtime.records.blobs.folder import FolderBlobs
-from runtime.records.orders import pause_order
+from runtime.records.control_commands import pause_order
 from runtime.records.store import BlobRecords
 from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task

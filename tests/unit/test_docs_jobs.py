@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.jobs.spec import parse_spec
 from runtime.jobs.spec_fields import leaf_fields
 from runtime.jobs.spec_file import load_yaml
 from runtime.launchers.processes.base import ProcessSettings
-from runtime.reasons import EndReason
-from runtime.shim.words import AGAIN, DONE, DUPLICATE, FAILED, LOST, NEVER, REFUSED
+from runtime.shim.common import AGAIN, DONE, DUPLICATE, FAILED, LOST, NEVER, REFUSED
 from runtime.values import fields
 from tests.commands_support import find_command_lines, find_problem
 

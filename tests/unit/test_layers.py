@@ -27,18 +27,18 @@ ROWS = (
 ROOT_MODULES = {
     "errors",
     "units",
-    "reasons",
+    "end_reasons",
     "clock",
-    "platform",
+    "system",
     "faults",
-    "owners",
-    "terminal",
+    "file_trust",
+    "sanitize",
     "config",
     "schema",
     "outputs",
     "values",
-    "secret_signs",
-    "tpus",
+    "secret_detection",
+    "tpu_shapes",
 }
 FRONT_DOOR = {"__init__", "__main__"}
 

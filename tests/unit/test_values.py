@@ -397,7 +397,7 @@ def test_worker_starts_without_what_the_standard_library_makes_classes_with() ->
 
 
 def test_guardian_starts_without_typing() -> None:
-    code = "import sys, runtime.worker.attempts.guardian; print(*sys.modules)"
+    code = "import sys, runtime.worker.attempts.fork_server; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
     ).stdout

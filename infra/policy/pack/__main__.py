@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pulumi_policy import EnforcementLevel, PolicyPack
 
-from infra.policy.packed import PACK, policies
+from infra.policy.crossguard import PACK, policies
 
 PolicyPack(name=PACK, enforcement_level=EnforcementLevel.MANDATORY, policies=policies())

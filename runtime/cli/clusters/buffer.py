@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from runtime.cli.clusters.common import AddressOption, DryRunOption, OneClusterOption, open_one
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, print_list
+from runtime.cli.console import note
+from runtime.cli.output import Columns, Output, print_list
 from runtime.clusters.pools import read_pools
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun
@@ -17,7 +17,7 @@ from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.cli.clusters.common import Chosen
-    from runtime.clusters.buffer import Wish
+    from runtime.clusters.warm_nodes import Wish
     from runtime.outputs import ClusterOutput
 
 HERE: Final = "http://127.0.0.1:8265"
@@ -57,8 +57,8 @@ def buffer(
       runtime cluster exec -- sudo systemctl start runtime-ray-buffer
       runtime cluster exec -- sudo journalctl -u runtime-ray-buffer --grep=asked -n 20
     """
-    from runtime.clusters.buffer import count_asked, merge_request
-    from runtime.clusters.ray_request import RayRequest
+    from runtime.clusters.autoscaler_request import RayRequest
+    from runtime.clusters.warm_nodes import count_asked, merge_request
 
     chosen, key, each = open_one(stack, cluster)
     url = address or HERE
@@ -116,9 +116,9 @@ def _read_host(url: str) -> str:
 def _look(chosen: Chosen, cluster: ClusterOutput, address: str) -> tuple[tuple[Wish, ...], list[str]]:
     """Return what each pool with a buffer needs, and the removed pools that have living nodes. Raises
     `InfrastructureFailure` if Google or Ray does not answer."""
-    from runtime.clusters.buffer import find_removed_pools, plan_buffers
-    from runtime.clusters.ray_request import RUNS_THERE
+    from runtime.clusters.autoscaler_request import RUNS_THERE
     from runtime.clusters.ray_view import DashboardUnreachable, read_ray
+    from runtime.clusters.warm_nodes import find_removed_pools, plan_buffers
 
     pools = read_pools(cluster)
     if not any(pool.buffer > 0 for pool in pools):

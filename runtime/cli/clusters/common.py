@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from runtime.cli.printing import note
+from runtime.cli.console import note
 from runtime.config import load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused, UnknownName
 from runtime.stack.find import find_stack
-from runtime.stack.head_way import find_way, need_project
+from runtime.stack.iap_ssh import find_way, need_project
 
 if TYPE_CHECKING:
     from runtime.clusters.ray_view import RayView
     from runtime.clusters.reaper import Reaper
     from runtime.config import Settings
-    from runtime.jobs.hold import Hold
+    from runtime.jobs.maintenance_lock import Hold
     from runtime.outputs import ClusterOutput, StackOutputs
     from runtime.stack.google_api import GoogleApi
-    from runtime.stack.head_way import HeadWay
+    from runtime.stack.iap_ssh import HeadWay
 
 ClusterOption = Annotated[str | None, Option("--cluster", metavar="NAME", help="Only this one.")]
 OneClusterOption = Annotated[
@@ -109,8 +109,8 @@ def open_one(stack: str | None, cluster: str | None) -> tuple[Chosen, str, Clust
 
 def find_restart(chosen: Chosen, name: str) -> Hold | None:
     """Return the mark of a restart of the cluster; None if there is none, or its records cannot be read, which is noted."""
-    from runtime.jobs.hold import read_hold
     from runtime.jobs.hosts.bucket import BucketFiles, is_bucket
+    from runtime.jobs.maintenance_lock import read_hold
     from runtime.launchers.ray.settings import default_root
 
     records = chosen.outputs.records
@@ -139,7 +139,7 @@ def reach_dashboard(
     tunnel: bool,
 ) -> Iterator[str | None]:
     """Yield the URL of Ray's dashboard; None if neither way was named. Raises `TunnelFailed` or `NotPossible`."""
-    from runtime.stack.forward import open_forward
+    from runtime.stack.port_forward import open_forward
 
     if not tunnel:
         yield address

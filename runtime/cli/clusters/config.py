@@ -9,7 +9,7 @@ from typer import Option
 
 from runtime.cli.clusters.common import OneClusterOption, open_one
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.show import Output, print_checks, print_json, print_list
+from runtime.cli.output import Output, print_checks, print_json, print_list
 from runtime.clusters.pools import Pool, read_pools
 from runtime.values import dataclass
 

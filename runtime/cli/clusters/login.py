@@ -21,16 +21,16 @@ from runtime.cli.clusters.common import (
     open_one,
 )
 from runtime.cli.commands import StackOption
-from runtime.cli.printing import flush, is_terminal, note, say
+from runtime.cli.console import flush, is_terminal, note, say
 from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.stack.forward import need_programs
-from runtime.stack.head_way import DASHBOARD, render_node_ssh, render_ssh
+from runtime.stack.iap_ssh import DASHBOARD, render_node_ssh, render_ssh
+from runtime.stack.port_forward import need_programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runtime.outputs import ClusterOutput
-    from runtime.stack.head_way import HeadWay
+    from runtime.stack.iap_ssh import HeadWay
 
 NodeOption = Annotated[
     str | None,

@@ -21,17 +21,17 @@ from runtime.cli.clusters.common import (
     refuse_two_ways,
 )
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, confirm, print_list
+from runtime.cli.console import note
+from runtime.cli.output import Columns, Output, confirm, print_list
 from runtime.clusters.members import Capacity, Step
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.clusters.joining import Outcome
     from runtime.clusters.members import MemberSpec
     from runtime.clusters.nodes import TpuNode
+    from runtime.clusters.provisioning import Outcome
     from runtime.clusters.ray_view import RayView
 
 PLANNED = {Step.CREATE: "would be added", Step.REPLACE: "would be made again", Step.KEEP: "is there"}
@@ -115,8 +115,8 @@ def add(
       runtime cluster add v4-8 --count 2 --capacity spot --name eval --tunnel
       runtime cluster add v5litepod-16 --capacity on_demand --dry-run
     """
-    from runtime.clusters.joining import ClusterStopped, Joining
     from runtime.clusters.members import make_specs, plan_members, render_member
+    from runtime.clusters.provisioning import ClusterStopped, Joining
 
     refuse_two_ways(address, tunnel=tunnel)
     bound = parse_duration(within, field="--within")
@@ -185,8 +185,8 @@ def remove(
       runtime cluster remove eval-0 eval-1 --tunnel
       runtime cluster remove main-v4-128 --yes
     """
-    from runtime.clusters.dead import find_removable
     from runtime.clusters.members import find_busy, find_members
+    from runtime.clusters.reap_policy import find_removable
 
     refuse_two_ways(address, tunnel=tunnel)
     chosen, key, each = open_one(stack, cluster)

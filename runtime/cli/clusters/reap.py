@@ -13,15 +13,15 @@ from typer import Option
 
 from runtime.cli.clusters.common import ClusterOption, open_clusters
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, format_count, print_list
-from runtime.clusters.dead import Suspicion
+from runtime.cli.console import note
+from runtime.cli.output import Columns, Output, format_count, print_list
 from runtime.clusters.pools import read_pools
+from runtime.clusters.reap_policy import Suspicion
 from runtime.units import count_noun, format_time, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.clusters.dead import Dead
+    from runtime.clusters.reap_policy import Dead
     from runtime.clusters.reaper import ReapRun
 
 
@@ -103,10 +103,10 @@ def reap(
       runtime cluster reap --cluster main -o json
       runtime cluster reap --metrics-file /var/lib/node_exporter/reaper.prom
     """
-    from runtime.clusters.dead import Bounds
-    from runtime.clusters.memory import Memory, load_memory, save_memory, share_pause
     from runtime.clusters.metrics import Measured, write_metrics
+    from runtime.clusters.reap_policy import Bounds
     from runtime.clusters.reaper import reap_once
+    from runtime.clusters.reaper_state import Memory, load_memory, save_memory, share_pause
 
     wait = parse_duration(longest_wait, field="--longest-wait")
     bounds = Bounds(

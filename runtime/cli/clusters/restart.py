@@ -23,21 +23,21 @@ from runtime.cli.clusters.common import (
 )
 from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, confirm, print_list
+from runtime.cli.console import note
+from runtime.cli.output import Columns, Output, confirm, print_list
 from runtime.errors import InfrastructureFailure, RequestRefused
-from runtime.stack.forward import need_programs
+from runtime.stack.port_forward import need_programs
 from runtime.units import count_noun, parse_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.cli.clusters.common import Chosen
     from runtime.client.jobs.cluster_restart import ClusterRestart, Means
-    from runtime.client.jobs.keep import KeptJob
+    from runtime.client.jobs.reconcile import KeptJob
     from runtime.client.jobs.targets import OpenTarget
     from runtime.clusters.restart import RestartView
     from runtime.outputs import ClusterOutput
-    from runtime.stack.head_way import HeadWay
+    from runtime.stack.iap_ssh import HeadWay
 
 STARTED: Final = "/run/runtime-ray/started-runtime-ray-head.service"
 """On the head: the files that Ray was started with. Without it the boot script restarts Ray, with the files of today."""
@@ -273,9 +273,9 @@ def _print_plan(world: ClusterRestart, view: RestartView, place: OpenTarget, out
     """Print each step with what it would do now, and the jobs by name."""
     from runtime.client.jobs.cluster_jobs import list_places
     from runtime.clusters.restart import foresee, foresee_give_up
-    from runtime.jobs import open_index
+    from runtime.jobs import open_jobs
 
-    count = sum(len(open_index.list_open(place.files, each.target.name)) for each in list_places(place))
+    count = sum(len(open_jobs.list_open(place.files, each.target.name)) for each in list_places(place))
     if give_up:
         lines = foresee_give_up(view, open_jobs=count)
     else:

@@ -19,10 +19,10 @@ from runtime.cli.clusters.common import (
     refuse_two_ways,
 )
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, print_list
+from runtime.cli.console import note
+from runtime.cli.output import Columns, Output, print_list
+from runtime.clusters.drift import Mismatch, PoolStanding
 from runtime.clusters.pools import read_pools
-from runtime.clusters.standing import Mismatch, PoolStanding
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.units import count_noun
 from runtime.values import dataclass
@@ -168,8 +168,8 @@ def status(
 
 
 def _look(chosen: Chosen, name: str, cluster: ClusterOutput, ray: RayView | None, why: str | None) -> ClusterStatus:
-    from runtime.clusters.dead import plan_reaping
-    from runtime.clusters.standing import compare_pools, find_mismatches
+    from runtime.clusters.drift import compare_pools, find_mismatches
+    from runtime.clusters.reap_policy import plan_reaping
 
     reaper = chosen.reaper(cluster)
     view = reaper.look()
@@ -216,8 +216,8 @@ def _name_jobs(ray: RayView, nodes: Sequence[TpuNode]) -> tuple[JobRow, ...]:
 
 def _find_hold(chosen: Chosen, name: str) -> Iterator[Mismatch]:
     """Yield that the cluster is being restarted, as far as its records can be read."""
-    from runtime.jobs.hold import HINT
     from runtime.jobs.ledger import now
+    from runtime.jobs.maintenance_lock import HINT
 
     if (held := find_restart(chosen, name)) is not None:
         silent = "" if held.blocks(now()) else ", and gave no sign for an hour, so launches and keepers go on"

@@ -18,18 +18,18 @@ from runtime.cli.clusters.common import (
 )
 from runtime.cli.clusters.login import run_on_head
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.printing import note
-from runtime.cli.show import Columns, Output, confirm, print_list
+from runtime.cli.console import note
+from runtime.cli.output import Columns, Output, confirm, print_list
 from runtime.clusters.head_config import NAMESPACE, STATE, STOPPED
 from runtime.errors import InfrastructureFailure
 from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.clusters.dead import Dead
     from runtime.clusters.nodes import ZoneView
+    from runtime.clusters.reap_policy import Dead
     from runtime.clusters.reaper import Removal
-    from runtime.stack.head_way import HeadWay
+    from runtime.stack.iap_ssh import HeadWay
 
 _SCRIPT: Final = (
     # The watcher first: it starts Ray again when settings change.
@@ -96,7 +96,7 @@ def stop(
       runtime cluster stop --dry-run
       runtime cluster stop --stack marin-us-west4 --yes
     """
-    from runtime.clusters.dead import find_billed
+    from runtime.clusters.reap_policy import find_billed
     from runtime.jobs.ledger import now
 
     chosen, key, each = open_one(stack, cluster)
@@ -154,7 +154,7 @@ def _has_head(view: ZoneView, cluster: str) -> bool:
 
 
 def _stop_ray(way: HeadWay) -> None:
-    from runtime.stack.head_way import render_ssh
+    from runtime.stack.iap_ssh import render_ssh
 
     if code := run_on_head(way, STOP_RAY):
         raise HeadStillRuns(way.head, code, shlex.join(render_ssh(way, STOP_RAY)))

@@ -16,11 +16,11 @@ from runtime.client.artifacts import bring_home, facts_of
 from runtime.client.jobs.find import open_job
 from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.config import Settings, load_settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, NotPossible, ObjectGone, RequestRefused, UnknownName
 from runtime.jobs.artifacts import owner_of
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, Outcome, as_damage, check_index, job_folder, read_object
-from runtime.reasons import EndReason
 from runtime.records.artifacts import ArtifactDamaged, ArtifactReader
 from runtime.tasks.artifacts import Version
 from runtime.units import count_noun

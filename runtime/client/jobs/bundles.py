@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from runtime.client.jobs.known import remember_job
+from runtime.client.jobs.job_cache import remember_job
 from runtime.client.jobs.targets import find_target, make_context, open_target
 from runtime.config import Settings
 from runtime.errors import NotPossible

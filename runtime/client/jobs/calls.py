@@ -7,7 +7,7 @@ from typing import Any
 
 from runtime.client.functions import make_call
 from runtime.client.jobs.prepare import LaunchOptions
-from runtime.client.tasks.code import find_code_folder, import_root
+from runtime.client.tasks.task_snapshot import find_code_folder, import_root
 from runtime.config import working_folder
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.jobs.spec_fields import plain_value

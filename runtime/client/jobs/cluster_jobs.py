@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.client.jobs.keep import KeptTarget, keep_target
+from runtime.client.jobs.reconcile import KeptTarget, keep_target
 from runtime.client.jobs.targets import KnownRoot, OpenTarget
 from runtime.config import Settings
 from runtime.errors import NotPossible
-from runtime.jobs import open_index
+from runtime.jobs import open_jobs
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.plan import Target
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
 from runtime.launchers.ray.launcher import RayHost, RayLauncher
 from runtime.launchers.ray.settings import Place, RaySettings, default_root
 from runtime.outputs import StackOutputs
-from runtime.stack.head_way import HeadWay, find_way
+from runtime.stack.iap_ssh import HeadWay, find_way
 from runtime.values import replace
 
 
@@ -78,5 +78,5 @@ def list_places(place: OpenTarget) -> list[OpenTarget]:
     """The cluster under each name that a target of it has; they share one connection."""
     return [
         OpenTarget(replace(place.target, name=name), place.launcher, place.host)
-        for name in open_index.list_targets(place.files)
+        for name in open_jobs.list_targets(place.files)
     ]

@@ -8,24 +8,24 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from runtime.client.jobs.cluster_jobs import keep_cluster
-from runtime.client.jobs.keep import KeptJob
+from runtime.client.jobs.reconcile import KeptJob
 from runtime.client.jobs.targets import OpenTarget
-from runtime.clusters.memory import Memory
 from runtime.clusters.nodes import JOINS_LABEL
 from runtime.clusters.ray_view import read_ray
 from runtime.clusters.reaper import Reaper, reap_once
+from runtime.clusters.reaper_state import Memory
 from runtime.clusters.restart import HeadJob, RestartView, Step, TakenOver, has_restarted
 from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, NotPossible, explain_briefly
-from runtime.jobs import hold, ledger
-from runtime.jobs.hold import Hold
+from runtime.jobs import ledger, maintenance_lock
 from runtime.jobs.ledger import job_folder
-from runtime.launchers.ray.asked import is_note, note_asked
+from runtime.jobs.maintenance_lock import Hold
 from runtime.launchers.ray.client import RayRefused, RayUnavailable
+from runtime.launchers.ray.discovery import find_job, read_grace, read_metadata
 from runtime.launchers.ray.launcher import RayHost
 from runtime.launchers.ray.names import note_name, split_name
-from runtime.launchers.ray.owned import find_job, read_grace, read_metadata
-from runtime.platform import system
+from runtime.launchers.ray.restart_notes import is_note, note_asked
+from runtime.system import system
 from runtime.units import count_noun
 from runtime.values import dataclass, replace
 
@@ -87,7 +87,7 @@ class ClusterRestart:
         """Whether this command has a mark that it has not removed."""
 
     def look(self) -> RestartView:
-        held = self._read_own() if self.marked else hold.read_hold(self._place.files)
+        held = self._read_own() if self.marked else maintenance_lock.read_hold(self._place.files)
         try:
             session = self._host.jobs.read_session()
             jobs = self._list_jobs() if session else ()
@@ -96,7 +96,7 @@ class ClusterRestart:
         if held is not None and self.marked:
             if held.session is None and session is not None and not held.commanded:
                 held = self._change(session=session)
-            elif ledger.now() - held.renewed >= hold.RENEW:
+            elif ledger.now() - held.renewed >= maintenance_lock.RENEW:
                 held = self._change()
         stale = held is not None and not held.blocks(ledger.now())
         return RestartView(hold=held, session=session, jobs=jobs, stale=stale)
@@ -128,7 +128,7 @@ class ClusterRestart:
                 asked=asked,
                 drops_others=self._drop_foreign,
             )
-        hold.write_hold(self._place.files, new)
+        maintenance_lock.write_hold(self._place.files, new)
         self.marked = True
         self._tell("the cluster is marked: launches and keepers wait")
 
@@ -230,7 +230,7 @@ class ClusterRestart:
 
     def _release(self, view: RestartView) -> None:
         self._read_own()
-        hold.remove_hold(self._place.files)
+        maintenance_lock.remove_hold(self._place.files)
         self.marked = False
 
     # the world
@@ -337,12 +337,12 @@ class ClusterRestart:
     def _change(self, **changes: Any) -> Hold:
         """Change the mark as it is now, and renew it."""
         held = replace(self._read_own(), renewed=ledger.now(), **changes)
-        hold.write_hold(self._place.files, held)
+        maintenance_lock.write_hold(self._place.files, held)
         return held
 
     def _read_own(self) -> Hold:
         """The mark. Raises `TakenOver` if it is not ours."""
-        held = hold.read_hold(self._place.files)
+        held = maintenance_lock.read_hold(self._place.files)
         if held is None or held.token != self._token:
             self.marked = False
             raise TakenOver(held)

@@ -21,13 +21,13 @@ from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
 from runtime.jobs.ledger import job_folder
+from runtime.jobs.log_follower import RunLog, read_limit
 from runtime.jobs.plan import Target
-from runtime.jobs.runs import RunLog, read_limit
 from runtime.jobs.spec import JobState
 from runtime.jobs.spec_fields import held_ids
-from runtime.platform import system
-from runtime.shim.hold import BEAT, FOLDER, OVER
+from runtime.shim.dev_loop import BEAT, FOLDER, OVER
 from runtime.snapshots.snapshot import Snapshot, SnapshotRules, make_snapshot, survey
+from runtime.system import system
 from runtime.values import dataclass, replace
 
 CLIENT: Final = "client"

@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle, find_native, read_backend_log
-from runtime.client.jobs.notices import Unsent, describe_unsent, read_unsent
+from runtime.client.jobs.notifications import Unsent, describe_unsent, read_unsent
 from runtime.client.jobs.status import AfterView, AttemptView, describe_after, read_after, read_attempts, tell_attempts
+from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
+from runtime.jobs.death_cause import Raised, describe_code, find_raised
 from runtime.jobs.hosts.base import Room, read_tail
 from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder, newest_natives
+from runtime.jobs.log_follower import Heartbeat, HeartbeatWatch, describe_heartbeat
 from runtime.jobs.plan import NativeState
-from runtime.jobs.runs import Heartbeat, HeartbeatWatch, describe_heartbeat
 from runtime.jobs.spec import JobState
-from runtime.jobs.traces import Raised, describe_code, find_raised
-from runtime.launchers.standing import UNSEEN, ask
-from runtime.reasons import EndReason, Explanation
+from runtime.launchers.job_status import UNSEEN, ask
 from runtime.shim.retry import LOST_IN_A_ROW
 from runtime.units import count_noun, format_duration, format_size, format_time
 from runtime.values import dataclass

@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from runtime.client.identify import LAST
 from runtime.client.jobs.handle import SHORTEST_PREFIX, JobHandle, TargetSilent, find_job
-from runtime.client.jobs.known import JobLine, find_from_terminal, list_known, list_launched, list_out_of_reach
+from runtime.client.jobs.job_cache import JobLine, find_from_terminal, list_known, list_launched, list_out_of_reach
 from runtime.client.jobs.targets import OpenTarget, find_target, list_usable_targets, make_context, open_target
+from runtime.client.resolve_id import LAST
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger
@@ -24,8 +24,8 @@ from runtime.jobs.ledger import job_folder
 from runtime.jobs.plan import Target, owner_name
 from runtime.jobs.spec import JobState
 from runtime.jobs.spec_fields import ID_LETTERS
-from runtime.launchers.standing import judge_jobs
-from runtime.platform import system
+from runtime.launchers.job_status import judge_jobs
+from runtime.system import system
 from runtime.units import count_noun, format_duration
 from runtime.values import dataclass, replace
 
@@ -195,7 +195,7 @@ def _last(settings: Settings, target: str | None) -> str:
 
 
 def _last_here(settings: Settings, target: str | None) -> str:
-    from runtime.client.identify import newest_submission
+    from runtime.client.resolve_id import newest_submission
 
     found = find_from_terminal(settings)
     candidates = _newest_first(_list_candidates(settings, target))

@@ -16,25 +16,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from runtime.client.jobs.ends import ended_silently, read_ends
+from runtime.client.jobs.end_times import ended_silently, read_ends
 from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
-from runtime.jobs import ledger, open_index
+from runtime.jobs import ledger, open_jobs
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import AccessDenied, Files, LockLost
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.indices import open_runs
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
 from runtime.jobs.lock import Lock
+from runtime.jobs.log_follower import find_living
 from runtime.jobs.notices import drop_notices
-from runtime.jobs.order import find_unnoted
 from runtime.jobs.plan import NativeState, Owned
-from runtime.jobs.runs import find_living
+from runtime.jobs.run_config import find_unnoted
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, ListsOwned, find_keeper
-from runtime.launchers.standing import ask, judge_jobs
+from runtime.launchers.job_status import ask, judge_jobs
+from runtime.shim.bundle import build_shim
 from runtime.shim.files import FOLDED
-from runtime.shim.program import build_shim
 from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 
@@ -175,7 +175,7 @@ def _judge_closely(
 
 def _can_go_on(status: JobStatus, natives: Sequence[NativeState], place: OpenTarget) -> bool:
     """Whether `runtime keep` would take the job up: it was lost, and has not ended."""
-    from runtime.client.jobs.keep import Act, decide_keep
+    from runtime.client.jobs.reconcile import Act, decide_keep
 
     # Of jobs whose runs all have their results, not even the native jobs are known.
     if not place.launcher.takes_up or not open_runs(status.entry):
@@ -508,7 +508,7 @@ def clear_record(
     if claims is not None and _list_claims(job, place) - set(claims):
         files.remove(f"{folder}/{ledger.REMOVING}")
         return [f"job `{job}`: it was started again"]
-    open_index.drop_open(files, job)
+    open_jobs.drop_open(files, job)
     drop_notices(files, job)
     for name in files.names(folder):
         if name not in ("intent.json", ledger.REMOVING) and not name.startswith("lock."):

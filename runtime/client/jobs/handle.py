@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.client.jobs.known import read_place
+from runtime.client.jobs.job_cache import read_place
 from runtime.client.jobs.targets import OpenTarget, find_target, list_usable_targets, make_context, open_target
 from runtime.config import Settings, load_settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
-from runtime.jobs import ledger, open_index
+from runtime.jobs import ledger, open_jobs
 from runtime.jobs.hosts.base import Host, read_tail
 from runtime.jobs.indices import open_runs
 from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, Outcome, job_folder, newest_natives
+from runtime.jobs.log_follower import LOOK_S, LifeWatch, describe_watch
 from runtime.jobs.plan import NativeState, Target, owner_name
-from runtime.jobs.runs import LOOK_S, LifeWatch, describe_watch
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, find_keeper
-from runtime.launchers.standing import LIVES, UNSEEN, judge_job
-from runtime.platform import system
-from runtime.reasons import EndReason
+from runtime.launchers.job_status import LIVES, UNSEEN, judge_job
+from runtime.system import system
 from runtime.units import Span, format_duration, format_time, read_span
 from runtime.values import replace
 
@@ -144,34 +144,35 @@ class JobHandle(OpenTarget):
         Raises what the function raised, with its traceback as the cause; `CallFailed` for a run that ended otherwise or that
         runs a command; `TimeoutError`. Only the job's owner can load values.
         """
-        from runtime.client.jobs import returned  # with pickle, which no launch needs
+        from runtime.client.jobs import call_results  # with pickle, which no launch needs
 
         entry, outcomes = self._await_own(timeout)
         every = index is None and self._is_array(entry)
         ran = sorted(outcomes) if every else [entry.first_index if index is None else ledger.check_index(entry, index)]
-        stored = returned.read_stored(self.files, self.id, {each: outcomes[each] for each in ran})
+        stored = call_results.read_stored(self.files, self.id, {each: outcomes[each] for each in ran})
         values = [
-            returned.take_value(stored[each], outcomes[each], returned.describe_call(entry, each)) for each in ran
+            call_results.take_value(stored[each], outcomes[each], call_results.describe_call(entry, each))
+            for each in ran
         ]
         return values if every else values[0]
 
     def exception(self, timeout: Span | None = None, *, index: int | None = None) -> BaseException | None:
         """Wait for the end and return what `result` would raise of a run, the first by default; None if it has a value."""
-        from runtime.client.jobs import returned
+        from runtime.client.jobs import call_results
 
         entry, outcomes = self._await_own(timeout)
         outcome = outcomes[entry.first_index if index is None else ledger.check_index(entry, index)]
-        stored = returned.read_stored(self.files, self.id, {outcome.index: outcome})[outcome.index]
-        return returned.find_problem(stored, outcome, returned.describe_call(entry, outcome.index))
+        stored = call_results.read_stored(self.files, self.id, {outcome.index: outcome})[outcome.index]
+        return call_results.find_problem(stored, outcome, call_results.describe_call(entry, outcome.index))
 
     def _await_own(self, timeout: Span | None) -> tuple[LedgerEntry, dict[int, Outcome]]:
         """Wait for the end; returns how each run ended, by its index. Raises `NotPossible` for another user's job."""
-        from runtime.client.jobs import returned
+        from runtime.client.jobs import call_results
 
-        returned.check_own(self.entry())
+        call_results.check_own(self.entry())
         self.wait(timeout=timeout)
         status = self.status(indices=True)
-        return status.entry, {each.index: returned.end_of(status.entry, each) for each in status.indices}
+        return status.entry, {each.index: call_results.end_of(status.entry, each) for each in status.indices}
 
     def _is_array(self, entry: LedgerEntry) -> bool:
         spec = json.loads(self.files.read(f"{job_folder(self.id)}/spec.json") or b"{}")
@@ -193,7 +194,7 @@ class JobHandle(OpenTarget):
         """Yield the log of an index, the first by default: every attempt in turn, or one. `follow` goes on until the job
         has ended, and passes the job's status to `tell` at each look."""
         from runtime.jobs.hosts.bucket import look_again_s
-        from runtime.jobs.runs import RunLog, read_limit
+        from runtime.jobs.log_follower import RunLog, read_limit
 
         index = self.entry().first_index if index is None else index
         log = RunLog(self.files, self.id, index, read_limit(self.files, self.id), rank=rank)
@@ -299,7 +300,7 @@ class JobHandle(OpenTarget):
     def _leave_index(self, entry: LedgerEntry) -> None:
         """Remove a job without living native jobs from the index. Without any, a launch may have been cut off."""
         if entry.natives:
-            open_index.drop_if_ended(self.files, entry.target, self.id, lambda: self.entry().natives == entry.natives)
+            open_jobs.drop_if_ended(self.files, entry.target, self.id, lambda: self.entry().natives == entry.natives)
 
     def sweep(self) -> list[str]:
         """End and remove all that a backend with labels still holds of the job. Returns descriptions of leftovers."""
@@ -473,7 +474,7 @@ def follow_all(
     """Yield whole lines of rank 0 of every run, or of `runs`, as they come, each with its index, until all of them have
     ended. `tell` gets the job's status at each look."""
     from runtime.jobs.hosts.bucket import look_again_s
-    from runtime.jobs.runs import RunLog, read_limit
+    from runtime.jobs.log_follower import RunLog, read_limit
 
     entry = job.entry()
     limit, logs = read_limit(job.files, job.id), dict[int, RunLog]()

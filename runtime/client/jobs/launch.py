@@ -15,31 +15,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runtime.client.jobs import last_launch
+from runtime.client.jobs import launch_diff
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.known import count_gpus, forget_job, remember_job
+from runtime.client.jobs.job_cache import count_gpus, forget_job, remember_job
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, code_rules, prepare
-from runtime.client.jobs.priced import agree_to_price
+from runtime.client.jobs.price_check import agree_to_price
 from runtime.client.jobs.targets import OpenTarget, open_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused
 from runtime.faults import reach
-from runtime.jobs import ledger, open_index
+from runtime.jobs import ledger, open_jobs
 from runtime.jobs.hosts.base import Files, FileToWrite
 from runtime.jobs.ledger import NativeJob, job_folder, newest_natives
 from runtime.jobs.lock import Lock
-from runtime.jobs.order import SNAPSHOT_FILE, begin_epoch
+from runtime.jobs.log_follower import shows_life
 from runtime.jobs.plan import LaunchPlan, NativePart, PlanContext, Target
-from runtime.jobs.runs import shows_life
+from runtime.jobs.run_config import SNAPSHOT_FILE, begin_epoch
 from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
-from runtime.launchers.standing import GONE, LIVES, UNSEEN, judge_job
-from runtime.platform import system
-from runtime.shim.program import build_shim
+from runtime.launchers.job_status import GONE, LIVES, UNSEEN, judge_job
+from runtime.shim.bundle import build_shim
 from runtime.snapshots.git import GitState, read_git_head, read_git_state
-from runtime.snapshots.origin import own_argv, read_repositories, without_secrets
+from runtime.snapshots.provenance import own_argv, read_repositories, without_secrets
 from runtime.snapshots.snapshot import Snapshot
+from runtime.system import system
 from runtime.units import count_noun, format_time
 from runtime.values import dataclass, replace
 
@@ -162,8 +162,8 @@ def _carry_out(
     reach("launch.unlocked")
     code = prepared.context.base / plan.spec.code.path
     git = _begin(functools.partial(_read_git, code, prepared)) if prepared.snapshot else None
-    if launched := last_launch.look_at(prepared) if compare and not known else None:
-        last_launch.tell_difference(prepared, launched, progress)
+    if launched := launch_diff.look_at(prepared) if compare and not known else None:
+        launch_diff.tell_difference(prepared, launched, progress)
     for note in () if known else plan.notes:
         progress(note)
     if not known:
@@ -207,7 +207,7 @@ def _carry_out(
     finally:
         lock.release()
     if launched:
-        last_launch.remember(prepared, launched)
+        launch_diff.remember(prepared, launched)
     job.new = True
     return job
 
@@ -228,7 +228,7 @@ def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, prog
             native_id = job.launcher.submit(plan, part, job.host)
         except RequestRefused as problem:
             ledger.note_refusal(job.files, job.id, problem)
-            for name in open_index.name_parts(plan, number):
+            for name in open_jobs.name_parts(plan, number):
                 job.files.remove(name)
             if number == 0:
                 _remove_secrets(plan, job.files)  # nothing runs that would
@@ -305,7 +305,7 @@ def write_order(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
 def submit_again(plan: LaunchPlan, part: NativePart, job: JobHandle, lock: Lock, number: int) -> str:
     """Start a part for the plan's epoch, write down its native id and return it."""
     lock.ensure_held()
-    open_index.mark_open(job.files, plan.target.name, job.id, number)
+    open_jobs.mark_open(job.files, plan.target.name, job.id, number)
     native_id = job.launcher.submit(plan, part, job.host)
     reach("launch.resubmitted")
     native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=plan.order["epoch"], at=ledger.now())
@@ -361,14 +361,14 @@ def _write_down(
     if prepared.snapshot is not None:
         _store_snapshot(prepared.snapshot, plan, files, progress)
     if prepared.reused:
-        from runtime.client.jobs.reuse import store_reused
+        from runtime.client.jobs.reused_artifacts import store_reused
 
         store_reused(prepared.reused, plan.folder, files, progress)
     wanted = [
         *(FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()),
         FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),
         FileToWrite(f"{plan.folder}/order.json", _json(order)),
-        *(FileToWrite(name, b"", once=True) for name in open_index.name_parts(plan)),
+        *(FileToWrite(name, b"", once=True) for name in open_jobs.name_parts(plan)),
         *(
             FileToWrite(f"{plan.folder}/artefacts/{name}", text.encode(), 0o700)
             for name, text in plan.artefacts.items()
@@ -386,7 +386,7 @@ def _write_down(
 
 
 def _whole_order(plan: LaunchPlan) -> dict[str, Any]:
-    order = {**plan.order, "open": open_index.order_entry(plan)}
+    order = {**plan.order, "open": open_jobs.order_entry(plan)}
     if "notify" in order:
         order["notify"] = {**order["notify"], "target": plan.target.name}
     return order

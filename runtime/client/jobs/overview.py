@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from runtime.client.jobs.known import JobFilter, KnownTarget, list_known
+from runtime.client.jobs.job_cache import JobFilter, KnownTarget, list_known
 from runtime.client.jobs.status import TargetJobs, read_target
 from runtime.client.jobs.targets import LOCAL, list_usable_targets, make_context, open_target
 from runtime.config import Settings
 from runtime.errors import RequestRefused, RuntimeFailure
 from runtime.jobs.plan import Target
 from runtime.launchers.registry import get_launcher
-from runtime.platform import system
+from runtime.system import system
 from runtime.values import replace
 
 AT_ONCE: Final = 8

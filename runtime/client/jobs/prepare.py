@@ -10,13 +10,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from runtime.client.jobs.literal_secrets import refuse_secrets
 from runtime.client.jobs.targets import find_target, make_context
-from runtime.client.jobs.typed_secrets import refuse_secrets
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.call import ANY_PYTHON, Call
-from runtime.jobs.order import OWN_LOCKS
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target, owner_name
+from runtime.jobs.run_config import OWN_LOCKS
 from runtime.jobs.secret_schemes import check_schemes
 from runtime.jobs.spec import (
     CodeMode,
@@ -31,15 +31,15 @@ from runtime.jobs.spec import (
 from runtime.jobs.spec_fields import held_ids, job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
-from runtime.platform import system
-from runtime.snapshots.own_files import list_own_places
+from runtime.snapshots.excludes import list_own_places
 from runtime.snapshots.snapshot import SecretInTree, Snapshot, SnapshotRules, make_snapshot
-from runtime.tasks.sinks import put_named
+from runtime.system import system
+from runtime.tasks.notification_sinks import put_named
 from runtime.units import count_noun
 from runtime.values import MISSING, dataclass, field, fields, replace
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.reuse import Reused, Sources
+    from runtime.client.jobs.reused_artifacts import Reused, Sources
 
 
 class FieldsRefused(RequestRefused):
@@ -97,7 +97,7 @@ class Request:
         if not spec.reuse:
             return spec, ()
         if self._sources is None:
-            from runtime.client.jobs.reuse import Sources
+            from runtime.client.jobs.reused_artifacts import Sources
 
             self._sources = Sources(settings)
         return self._sources.settle(spec, target.stack)
@@ -198,7 +198,7 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
                 spec, base, replace(rules, exclude=(*rules.exclude, *(f"/{name}" for name in OWN_LOCKS)))
             )
     if spec.environment.manager is EnvironmentManager.FROZEN:
-        from runtime.client.jobs.frozen import freeze_environment
+        from runtime.client.jobs.freeze_environment import freeze_environment
 
         spec, snapshot = freeze_environment(spec, base / spec.code.path, snapshot, options)
     code, owner = snapshot.id if snapshot else None, owner_name()

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import GUESSED
+from runtime.client.metric_reports import Summed, parse_sum
 from runtime.client.params import name_params, params_of_packed, read_word
-from runtime.client.reports import Summed, parse_sum
 from runtime.client.values import Stored, parse_stored
+from runtime.end_reasons import EndReason
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import IndexStatus, LedgerEntry, job_folder
 from runtime.jobs.spec import JobState
-from runtime.reasons import EndReason
 from runtime.shim.files import METRICS_SUM, VALUE
 from runtime.values import dataclass, field
 

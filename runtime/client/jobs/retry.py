@@ -30,19 +30,19 @@ from runtime.jobs.hosts.local import find_python
 from runtime.jobs.indices import open_runs
 from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
 from runtime.jobs.lock import Lock
-from runtime.jobs.order import SNAPSHOT_FILE, begin_epoch, find_unnoted
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart, owner_name
+from runtime.jobs.run_config import SNAPSHOT_FILE, begin_epoch, find_unnoted
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
 from runtime.jobs.spec_fields import job_id
 from runtime.launchers.base import Resubmits
-from runtime.platform import system
-from runtime.shim.program import build_shim
+from runtime.shim.bundle import build_shim
 from runtime.snapshots.snapshot import Snapshot
+from runtime.system import system
 from runtime.units import format_time
 from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.reuse import Reused
+    from runtime.client.jobs.reused_artifacts import Reused
 
 QUIET_S: Final = 15.0
 """Time that a shim may take to exit after it committed its last result."""
@@ -354,7 +354,7 @@ def _as_new_job(
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
     reused: tuple[Reused, ...] = ()
     if spec.reuse:
-        from runtime.client.jobs.reuse import read_kept
+        from runtime.client.jobs.reused_artifacts import read_kept
 
         reused = read_kept(spec, job.files, job.id)
     prepared = Prepared(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from runtime.errors import NotPossible
 from runtime.jobs.plan import PlanContext, Target
 from runtime.jobs.spec import SecretRef
-from runtime.stack.secret_values import decode_value, find_source, read_newest
+from runtime.stack.secret_reader import decode_value, find_source, read_newest
 
 if TYPE_CHECKING:
     from runtime.config import Settings

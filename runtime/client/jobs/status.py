@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from runtime.client.jobs.gc import tidy
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.known import JobFilter, JobLine, is_noted, read_target_note, save_job, save_target
+from runtime.client.jobs.job_cache import JobFilter, JobLine, is_noted, read_target_note, save_job, save_target
 from runtime.client.jobs.targets import LOCAL, OpenTarget
-from runtime.client.reports import Summed, parse_sum
+from runtime.client.metric_reports import Summed, parse_sum
 from runtime.config import Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files
@@ -24,11 +25,10 @@ from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.jobs.plan import NativeStart, NativeState, owner_name
 from runtime.jobs.spec import Dependency, JobState, When
 from runtime.launchers.base import RemembersStarts
-from runtime.launchers.standing import UNSEEN, judge_jobs
-from runtime.platform import system
-from runtime.reasons import EndReason
+from runtime.launchers.job_status import UNSEEN, judge_jobs
 from runtime.shim.files import FOLDED, METRICS_SUM
 from runtime.shim.retry import LOSS, name_end, name_loss
+from runtime.system import system
 from runtime.values import dataclass, replace
 
 ATTEMPTS_SHOWN: Final = 20

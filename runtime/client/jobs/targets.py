@@ -24,13 +24,13 @@ from typing import Any, Final, Self
 
 from runtime.config import Settings, read_user_targets
 from runtime.errors import InvalidValue, RequestRefused, StoreUnavailable, UnknownName
+from runtime.file_trust import write_private
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher, list_kinds
-from runtime.owners import write_private
-from runtime.platform import system
+from runtime.system import system
 from runtime.values import dataclass
 
 LOCAL: Final = "local"

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
-from runtime.client.identify import FindsTasks, Identity, Kind
-from runtime.client.tasks.standing import Stack, read_standing
+from runtime.client.resolve_id import FindsTasks, Identity, Kind
 from runtime.client.tasks.status import TaskQueues, queue_of
+from runtime.client.tasks.task_facts import Stack, read_standing
 from runtime.errors import NotPossible
 from runtime.records.base import ManifestPart, RecordExists, settle_record
+from runtime.records.control_commands import Order, OrderKind, person
 from runtime.records.notifications import keep_message
-from runtime.records.orders import Order, OrderKind, person
 from runtime.tasks.history import Record, cancelled_record, mark_of
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.notifications import notification_of

@@ -14,7 +14,7 @@ from runtime.tasks.model import is_content_id
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.client.tasks.code import SubmittedCode
+    from runtime.client.tasks.task_snapshot import SubmittedCode
     from runtime.records.base import RecordStore
 
 FROZEN: Final = "frozen"

@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from runtime.client.identify import FindsTasks
+from runtime.client.resolve_id import FindsTasks
 from runtime.client.tasks.notify import read_untold
-from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
 from runtime.client.tasks.status import ExperimentStatus, TaskQueues, last_line, purged
+from runtime.client.tasks.task_facts import Stack, Standing, WorkerStatus, read_standing, read_workers
+from runtime.end_reasons import Budget, EndReason, Explanation
 from runtime.errors import NotPossible, RuntimeFailure
-from runtime.jobs.traces import find_raised
+from runtime.jobs.death_cause import find_raised
 from runtime.queues.base import Depth, FindsWaiting
-from runtime.reasons import Budget, EndReason, Explanation
 from runtime.records.base import RecordStore
-from runtime.records.coverage import Coverage
-from runtime.records.orders import Control
+from runtime.records.control_commands import Control
+from runtime.records.order_scope import Coverage
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Task, TaskState, experiment_digest
-from runtime.tasks.verdict import PREEMPTION_BUDGET, Again, decide, failures_allowed
+from runtime.tasks.retry_policy import PREEMPTION_BUDGET, Again, decide, failures_allowed
 from runtime.units import count_noun, format_duration, format_time
 from runtime.values import dataclass, replace
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.client.tasks.code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
 from runtime.client.tasks.repeated import RepeatedCall
+from runtime.client.tasks.task_snapshot import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
 from runtime.config import files_looked_at, no_working_folder
-from runtime.platform import system
 from runtime.queues.sqlite.queue import SqliteQueue
+from runtime.sanitize import Log
 from runtime.stack.open import OpenStack, open_stack
-from runtime.terminal import Log
+from runtime.system import system
 
 if TYPE_CHECKING:
     from runtime.snapshots.watch import TreeWatch
@@ -92,7 +92,7 @@ class KeptStack:
         return self.queue.is_same and all(_stamp(path) == stamp for path, stamp in self._stamps.items())
 
     def take_code(self, wanted: str | Path | bool | None, start: Path | None) -> SubmittedCode:
-        """Return the same as `runtime.client.tasks.code.take_code`, without a search if nothing has changed."""
+        """Return the same as `runtime.client.tasks.task_snapshot.take_code`, without a search if nothing has changed."""
         records, settings = self.queue.records, self.stack.settings
         if not self.may_be_kept or isinstance(wanted, str) or wanted is False:
             return take_code(wanted, records, settings, start=start)

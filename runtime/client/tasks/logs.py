@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from runtime.client.tasks.results import list_tasks
-from runtime.client.tasks.standing import Standing, read_standing
+from runtime.client.tasks.task_facts import Standing, read_standing
 from runtime.errors import NotPossible, UnknownName
-from runtime.platform import system
 from runtime.records.base import RecordStore
+from runtime.system import system
 from runtime.tasks.history import EndedNote, StartedMark
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass

@@ -12,16 +12,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.client.tasks.build import experiment_of, function_entry, module_folder, open_target
+from runtime.client.tasks.call_results import find_ended
 from runtime.client.tasks.kept_stacks import KeptStack
-from runtime.client.tasks.make import experiment_of, function_entry, module_folder, open_target
-from runtime.client.tasks.returned import find_ended
 from runtime.client.tasks.submit import Submission, submit
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue, RequestRefused, WorkFailed
-from runtime.platform import system
 from runtime.queues.base import Queue
-from runtime.reasons import EndReason
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
+from runtime.system import system
 from runtime.tasks.history import Record
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, TaskState, task_id
 from runtime.units import Span, count_noun

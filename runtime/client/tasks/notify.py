@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from runtime.client.tasks.make import submitter
+from runtime.client.tasks.build import submitter
 from runtime.errors import RequestRefused
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore
 from runtime.tasks.history import Record
 from runtime.tasks.model import Task, new_token
+from runtime.tasks.notification_sinks import NO_SINKS, TaskSink, make_sinks
 from runtime.tasks.notifications import Notification
-from runtime.tasks.sinks import NO_SINKS, TaskSink, make_sinks
 from runtime.values import dataclass
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from runtime.client.tasks.environment import ALLOWED
 from runtime.errors import InvalidValue, NotPossible
-from runtime.owners import check_size, read_file
+from runtime.file_trust import check_size, read_file
 from runtime.snapshots.environment import LOCK_OF, Packages
 from runtime.values import dataclass
 

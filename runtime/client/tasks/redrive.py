@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final, TypeVar
 
-from runtime.client.identify import find_submitted
-from runtime.client.tasks.standing import Stack, Standing, read_standing
+from runtime.client.resolve_id import find_submitted
 from runtime.client.tasks.status import TaskQueues, last_line, purged
+from runtime.client.tasks.task_facts import Stack, Standing, read_standing
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidTask, InvalidValue
-from runtime.platform import system
-from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
+from runtime.system import system
 from runtime.tasks.history import Mark, Record
 from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.values import dataclass, replace

@@ -6,14 +6,14 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Final
 
-from runtime.client.tasks.sending import Progress, bury_lines, decode_part
+from runtime.client.tasks.publish import Progress, bury_lines, decode_part
 from runtime.errors import LOST_FOR_GOOD
-from runtime.platform import system
 from runtime.queues.base import MakesTopics, Queue
 from runtime.records.base import RecordStore
-from runtime.tasks.idset import IdSet, task_key
+from runtime.sanitize import Log
+from runtime.system import system
+from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import LIMITS, next_generation
-from runtime.terminal import Log
 from runtime.values import dataclass, replace
 
 log = Log(__name__)

@@ -14,8 +14,10 @@ from datetime import datetime
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from runtime.platform import system
 from runtime.queues.sqlite.queue import SqliteQueue
+from runtime.system import system
+from runtime.tasks.canonical_json import canonical_json, plain_json
+from runtime.tasks.literal_secrets import NUMBERS, refuse_secrets
 from runtime.tasks.model import (
     FunctionEntry,
     Task,
@@ -23,8 +25,6 @@ from runtime.tasks.model import (
     spell_entry,
     spelled_id,
 )
-from runtime.tasks.spelling import canonical_json, plain_json
-from runtime.tasks.typed_secrets import NUMBERS, refuse_secrets
 from runtime.tasks.wire import encode_task, spell_call, spell_code, spell_head
 from runtime.units import format_time
 

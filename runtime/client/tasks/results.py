@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from runtime.client.identify import FindsTasks
 from runtime.client.params import params_of_entry
-from runtime.client.tasks.standing import read_standing
+from runtime.client.resolve_id import FindsTasks
 from runtime.client.tasks.status import last_line
+from runtime.client.tasks.task_facts import read_standing
+from runtime.end_reasons import EndReason
 from runtime.errors import LOST_FOR_GOOD, InvalidTask
-from runtime.platform import system
-from runtime.reasons import EndReason
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.tasks.calls import PICKLE
-from runtime.tasks.entries import describe_entry
-from runtime.tasks.idset import IdSet, task_key
+from runtime.tasks.entry_text import describe_entry
+from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.wire import decode_task
-from runtime.terminal import Log
 from runtime.values import dataclass, field
 
 BATCH: Final = 500

@@ -13,23 +13,23 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.client.identify import FindsTasks, age_of
-from runtime.client.reports import Reported, parse_live
-from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
+from runtime.client.metric_reports import Reported, parse_live
+from runtime.client.resolve_id import FindsTasks, age_of
+from runtime.client.tasks.task_facts import Stack, Standing, WorkerStatus, read_standing, read_workers
+from runtime.end_reasons import EndReason
 from runtime.errors import LOST_FOR_GOOD
 from runtime.queues.base import DEFAULT_QUEUE, Depth
-from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore
-from runtime.records.orders import Control
+from runtime.records.control_commands import Control
 from runtime.records.totals import FEW, FEW_OF_ONE, Tally
-from runtime.tasks.entries import describe_entry
+from runtime.tasks.entry_text import describe_entry
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import DEFAULT_EXPERIMENT, TaskState, experiment_digest
 from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 
 if TYPE_CHECKING:
-    from runtime.tasks.idset import IdSet
+    from runtime.tasks.id_set import IdSet
 
 FAILURES_SHOWN: Final = 10
 EXPERIMENTS_SHOWN: Final = 10
@@ -412,7 +412,7 @@ class TaskQueues:
         home, others = self._seen[experiment]
         if not others:
             return home
-        from runtime.tasks.idset import task_key  # Few experiments come here.
+        from runtime.tasks.id_set import task_key  # Few experiments come here.
 
         key = task_key(task_id, 1)
         return next((queue for queue, keys in others.items() if key in keys), home)
@@ -421,8 +421,8 @@ class TaskQueues:
         records, others = self._stack.records, dict[str, "IdSet"]()
         elsewhere = [part for part in records.parts(experiment) if part.queue is not None]
         if elsewhere:
-            from runtime.records.coverage import read_keys
-            from runtime.tasks.idset import IdSet
+            from runtime.records.order_scope import read_keys
+            from runtime.tasks.id_set import IdSet
 
             for part in elsewhere:
                 assert part.queue is not None

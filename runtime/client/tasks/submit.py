@@ -15,10 +15,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from runtime.client.tasks.code import take_code
-from runtime.client.tasks.environment import take_packages
-from runtime.client.tasks.kept_stacks import KeptStack, Manner, put_again
-from runtime.client.tasks.make import (
+from runtime.client.tasks.build import (
     LISTS,
     TaskOptions,
     Work,
@@ -34,8 +31,10 @@ from runtime.client.tasks.make import (
     read_resources,
     submitter,
 )
-from runtime.client.tasks.packed import check_packed, pack_work
-from runtime.client.tasks.sending import (
+from runtime.client.tasks.environment import take_packages
+from runtime.client.tasks.kept_stacks import KeptStack, Manner, put_again
+from runtime.client.tasks.pickled_calls import check_packed, pack_work
+from runtime.client.tasks.publish import (
     PART_TASKS,
     Counted,
     Direct,
@@ -44,13 +43,15 @@ from runtime.client.tasks.sending import (
     content_of,
     find_kept_code,
 )
+from runtime.client.tasks.task_snapshot import take_code
 from runtime.clock import describe_skew
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
-from runtime.platform import system
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
-from runtime.tasks.idset import IdSet, task_key
+from runtime.sanitize import Log
+from runtime.system import system
+from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import (
     DEFAULT_MAX_FAILURES,
     NO_OUTPUTS,
@@ -59,7 +60,6 @@ from runtime.tasks.model import (
     Task,
     check_new_experiment,
 )
-from runtime.terminal import Log
 from runtime.units import Span, count_noun, read_span
 from runtime.values import dataclass, field, replace
 
@@ -133,7 +133,9 @@ class Submission:
         return None
 
     def _await_ends(self, timeout: Span | None) -> list[End]:
-        from runtime.client.tasks import returned  # here as below, since few programs that submit wait for their tasks
+        from runtime.client.tasks import (
+            call_results,  # here as below, since few programs that submit wait for their tasks
+        )
 
         if self.kept_code is not None:
             Log(__name__).warning(
@@ -142,19 +144,19 @@ class Submission:
                 self.experiment,
                 self.kept_code,
             )
-        return returned.await_ends(self, timeout)
+        return call_results.await_ends(self, timeout)
 
     def logs(self) -> str:
         """Return what the tasks have printed so far, every attempt in turn."""
-        from runtime.client.tasks import returned
+        from runtime.client.tasks import call_results
 
-        return returned.read_printed(self)
+        return call_results.read_printed(self)
 
     def cancel(self) -> None:
         """Cancel the tasks that have not ended, wherever they run."""
-        from runtime.client.tasks import returned
+        from runtime.client.tasks import call_results
 
-        returned.cancel_tasks(self)
+        call_results.cancel_tasks(self)
 
     @property
     def ids(self) -> tuple[str, ...] | None:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
+from runtime.client.tasks.build import open_target
 from runtime.client.tasks.kept_stacks import KeptStack
-from runtime.client.tasks.make import open_target
-from runtime.client.tasks.sending import NAMED_TASKS
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.publish import NAMED_TASKS
 from runtime.client.tasks.submit import Submission
+from runtime.client.tasks.task_facts import read_standing
 from runtime.errors import NotPossible, UnknownName, WorkFailed
-from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
 from runtime.records.totals import Tally, open_tasks
+from runtime.system import system
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState, is_id
 from runtime.units import Span, count_noun, read_span

@@ -23,7 +23,7 @@ from runtime.clusters.convert.notes import (
 )
 from runtime.clusters.nodes import count_chips, count_hosts
 from runtime.errors import InvalidValue, NotPossible
-from runtime.secret_signs import has_known_form
+from runtime.secret_detection import has_known_form
 from runtime.values import dataclass
 
 MOST_BYTES: Final = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from runtime.clusters.convert.notes import Notes, holds_secret
 from runtime.outputs import is_free_variable
-from runtime.secret_signs import is_secret
+from runtime.secret_detection import is_secret
 from runtime.values import dataclass, field
 
 _SHORT: Final = {"v": "volume", "e": "env", "m": "memory", "c": "cpu-shares"}

@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from runtime.errors import InvalidValue
-from runtime.secret_signs import find_secret_in_shell, has_known_form
+from runtime.secret_detection import find_secret_in_shell, has_known_form
 from runtime.values import dataclass
 
 READS: Final = re.compile(r"\bgcloud\s+secrets\s+versions\s+access\b(?P<rest>[^|;&><)]*)")

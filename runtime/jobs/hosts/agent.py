@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Files and commands on the machine where it runs; the other end of `RemoteHost`, which `LocalHost` calls directly.
 
-It needs the standard library and `runtime.shim.folders`, on Python 3.6 to 3.14: both are sent over the connection and never
+It needs the standard library and `runtime.shim.tree_walk`, on Python 3.6 to 3.14: both are sent over the connection and never
 installed. Requests are lines of JSON on standard input. Answers are lines on standard output after a mark of the other end, so that output of
 a login shell does no harm.
 """
@@ -20,7 +20,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from runtime.shim.folders import remove_folder, walk
+from runtime.shim.tree_walk import remove_folder, walk
 
 FOLDING_S = 10.0
 """How long a folder may change while it is removed."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
-from runtime.platform import system
+from runtime.system import system
 from runtime.values import dataclass
 
 _PIECE: Final = 4 << 20

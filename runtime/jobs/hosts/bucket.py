@@ -13,7 +13,7 @@ from runtime.errors import InvalidValue
 from runtime.jobs.hosts.agent import MARKER, new_marker, read_marker
 from runtime.jobs.hosts.base import LockLost, Room
 from runtime.jobs.plan import Target
-from runtime.platform import system
+from runtime.system import system
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

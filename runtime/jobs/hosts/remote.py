@@ -10,8 +10,8 @@ from typing import Any, Final
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts import agent
 from runtime.jobs.hosts.base import AgentFiles, AgentHost, HostUnavailable, RootWatch, explain_refusal
-from runtime.platform import system
-from runtime.shim import folders
+from runtime.shim import tree_walk
+from runtime.system import system
 
 PROGRAM: Final = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode())"
 """Python that reads the agent from its standard input and runs it."""
@@ -27,7 +27,7 @@ sys.modules[{module!r}] = module
 
 def render_agent(mark: str, root: str) -> bytes:
     """The input of `PROGRAM`: an agent that serves `root` and writes `mark` before each answer."""
-    carried = _CARRY.format(module=folders.__name__, source=Path(folders.__file__).read_text(encoding="utf-8"))
+    carried = _CARRY.format(module=tree_walk.__name__, source=Path(tree_walk.__file__).read_text(encoding="utf-8"))
     text = carried.encode() + Path(agent.__file__).read_bytes() + f"\nserve({mark!r}, {root!r})\n".encode()
     return b"%d\n" % len(text) + text
 

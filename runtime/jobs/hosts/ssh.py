@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
+from runtime.file_trust import make_folders, make_private
 from runtime.jobs.hosts.base import Files, HostUnavailable
 from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_agent
-from runtime.owners import make_folders, make_private
-from runtime.platform import system
+from runtime.system import system
 
 _SOCKET_PATH: Final = 104
 _SOCKET_NAME: Final = 58

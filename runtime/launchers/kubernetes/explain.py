@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from runtime.end_reasons import EndReason, Explanation
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.launchers.kubernetes.client import Object
 from runtime.launchers.kubernetes.render import JOB
 from runtime.launchers.kubernetes.states import CONTAINER, PodView, has_ended, left_result, nodes_of, read_pod
-from runtime.reasons import EndReason, Explanation
 from runtime.units import count_noun, format_size
 
 _QUOTA = re.compile(r"exceeded quota: ([^,]+), requested: (.+?), used: (.+?), limited: (.+)")

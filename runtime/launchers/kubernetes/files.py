@@ -18,11 +18,11 @@ from runtime.jobs.hosts.base import Files, HostUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.hosts.remote import PROGRAM, RemoteFiles, RemoteHost, render_agent
 from runtime.jobs.spec import JobState
+from runtime.launchers.kubernetes.cleanup import END_S, wait_until_gone
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.render import render_files_job
 from runtime.launchers.kubernetes.settings import Place
 from runtime.launchers.kubernetes.states import NAME_OF_JOB, is_unfinished, newest_pods, read_pod
-from runtime.launchers.kubernetes.sweep import END_S, wait_until_gone
 
 START_S: Final = 180
 """How long the pod may take to run, a first pull of its image included."""

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
+from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host
-from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
     FieldSupport,
     JobIdentity,
@@ -22,13 +22,22 @@ from runtime.jobs.plan import (
     Target,
     owner_name,
 )
+from runtime.jobs.run_config import activation_lines, environment_order, make_order
 from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.kubernetes import render
+from runtime.launchers.kubernetes.cleanup import (
+    END_S,
+    MANAGED_JOBS,
+    grace_of,
+    list_owned,
+    remove_owned,
+    wait_until_gone,
+)
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
-from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS, SECRET_SCHEMES, WAITS
+from runtime.launchers.kubernetes.field_support import INTERRUPTS, KEEPS, SECRET_SCHEMES, WAITS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
 from runtime.launchers.kubernetes.gpu_leases import Gpu, Share, deal, is_waiting, take_slots
 from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, Place, check_settings, read_place
@@ -49,9 +58,7 @@ from runtime.launchers.kubernetes.states import (
     read_states,
     run_of,
 )
-from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_owned, remove_owned, wait_until_gone
-from runtime.reasons import EndReason, Explanation
-from runtime.shim.program import build_shim
+from runtime.shim.bundle import build_shim
 
 _FEW: Final = 20
 _LOOK_S: Final = 0.2

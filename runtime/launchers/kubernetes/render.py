@@ -14,7 +14,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs.plan import JobIdentity
 from runtime.jobs.spec import CodeMode, JobSpec, OnTaskFailure, Priority, secret_refs
-from runtime.launchers.kubernetes.fidelity import OF_CLUSTER
+from runtime.launchers.kubernetes.field_support import OF_CLUSTER
 from runtime.launchers.kubernetes.settings import (
     CLAIM_SCHEME,
     MOUNT,
@@ -24,8 +24,8 @@ from runtime.launchers.kubernetes.settings import (
     Place,
 )
 from runtime.launchers.kubernetes.states import CONTAINER, NODES, OFFSET
+from runtime.shim.common import AGAIN
 from runtime.shim.retry import LOST_IN_A_ROW
-from runtime.shim.words import AGAIN
 from runtime.tasks.container import Mount, MountMode
 
 MANAGED: Final = "research-runtime"

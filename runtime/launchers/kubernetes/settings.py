@@ -11,7 +11,7 @@ from runtime.jobs.hosts.bucket import check_bucket, is_bucket
 from runtime.jobs.plan import PlanContext, Target
 from runtime.launchers.settings import read_target_settings
 from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
-from runtime.secret_signs import looks_secret
+from runtime.secret_detection import looks_secret
 from runtime.values import dataclass, field, fields
 
 MOUNT: Final = "/runtime-records"

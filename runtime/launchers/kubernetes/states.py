@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from runtime.end_reasons import EndReason
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
-from runtime.reasons import EndReason
-from runtime.shim.words import AGAIN
+from runtime.shim.common import AGAIN
 from runtime.units import parse_time
 from runtime.values import dataclass, replace
 

@@ -11,11 +11,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
+from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host, HostUnavailable
 from runtime.jobs.ledger import job_folder, read_object, read_objects
-from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
     FieldSupport,
     JobIdentity,
@@ -27,18 +27,18 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
+from runtime.jobs.run_config import activation_lines, environment_order, make_order
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
 from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.field_support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
+from runtime.launchers.job_status import ELSEWHERE, REBOOTED
 from runtime.launchers.processes.containers import container_order, show_container
-from runtime.launchers.processes.owned import is_shim, list_owned, remove_owned
+from runtime.launchers.processes.discovery import is_shim, list_owned, remove_owned
 from runtime.launchers.settings import read_target_settings
-from runtime.launchers.standing import ELSEWHERE, REBOOTED
-from runtime.launchers.support import ALARM, COMMON, NO_TPU, by_client, by_shim, fields_of, native, refused
-from runtime.platform import system
-from runtime.reasons import EndReason, Explanation
 from runtime.shim.containers import ENGINES
 from runtime.shim.files import CONTAINERS
+from runtime.system import system
 from runtime.values import dataclass, replace
 
 
@@ -366,7 +366,7 @@ class ProcessLauncher:
             return []
         place = f"{host.files.root}/{folder}"
         # This version's shim: the job's own is removed when the job ends, and may be of an earlier version.
-        from runtime.shim.program import build_shim
+        from runtime.shim.bundle import build_shim
 
         done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=build_shim())
         said = done.err.strip().splitlines()[-1:]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import InvalidTask, NotPossible
-from runtime.jobs.order import activation_lines
+from runtime.jobs.run_config import activation_lines
 from runtime.jobs.spec import EnvironmentManager, JobSpec
 from runtime.shim.containers import Engine, container_words
 from runtime.tasks.container import plain_image, plain_mounts

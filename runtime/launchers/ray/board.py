@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.file_trust import private_folder
 from runtime.jobs.spec import Priority
 from runtime.launchers.ray.turns import Claim, Demand
-from runtime.owners import private_folder
 from runtime.values import replace
 
 FOLDER: Final = "/tmp/runtime-ray-turns"

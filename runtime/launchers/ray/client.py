@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.launchers.ray.settings import Place
-from runtime.stack.forward import TunnelFailed, open_forward
+from runtime.stack.port_forward import TunnelFailed, open_forward
 
 ANSWER_S: Final = 60.0
 LET_GO_S: Final = 30.0

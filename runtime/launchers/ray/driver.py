@@ -22,18 +22,18 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.launchers.ray import decide, losses
+from runtime.launchers.ray import node_failures, placement
 from runtime.launchers.ray.board import Board
+from runtime.launchers.ray.cluster_state import NodeView
 from runtime.launchers.ray.gate import SETTLE_S, Gate
 from runtime.launchers.ray.names import note_name, submission_name
 from runtime.launchers.ray.node import Node
-from runtime.launchers.ray.runs import BUCKET_S, DriversRun
+from runtime.launchers.ray.pending_watch import Watch, find_budgets
+from runtime.launchers.ray.run_reader import BUCKET_S, DriversRun
 from runtime.launchers.ray.turns import make_demand
-from runtime.launchers.ray.view import NodeView
-from runtime.launchers.ray.watch import Watch, find_budgets
+from runtime.shim.common import DONE, FAILED
 from runtime.shim.record import FolderRecord
 from runtime.shim.retry import decide as after_attempt
-from runtime.shim.words import DONE, FAILED
 
 LOST_S: Final = 30.0
 """How long an actor that does not answer is waited for, unless Ray says sooner that it or its node is dead."""
@@ -78,7 +78,7 @@ class Driver:
         self._write_note()
         ray.init(log_to_driver=False, logging_level=_WARNING)
         self.gate.open(lambda: Board(ray.get_runtime_context().gcs_address))
-        at_once = decide.count_at_once(len(runs), self.wants.get("max_parallel"))
+        at_once = placement.count_at_once(len(runs), self.wants.get("max_parallel"))
         with ThreadPoolExecutor(at_once) as pool:
             going = [pool.submit(self._carry_out, index) for index in runs]
             written = self._encode_note()
@@ -93,7 +93,7 @@ class Driver:
         codes = [each.result() for each in going]
         self.gate.close()
         self._write_note()
-        return decide.worst_code(codes)
+        return placement.worst_code(codes)
 
     # one run
 
@@ -127,7 +127,7 @@ class Driver:
             except _ray_error() as problem:
                 say(f"index {index} is placed again: {type(problem).__name__}")
                 self.gate.leave(index)
-            code = decide.judge_codes(codes)
+            code = placement.judge_codes(codes)
             if code is not None:
                 return self._show(index, "ended", code)
             idle, pause = self._pause(run, idle, lingers=lingers)
@@ -137,7 +137,7 @@ class Driver:
         """How many placements in a row began no attempt, beside the number of attempts; and seconds until the next one."""
         attempts = len(run.attempts())
         row = idle[1] + 1 if attempts == idle[0] else 0
-        pause = decide.next_pause(row, self.order["retry"])
+        pause = placement.next_pause(row, self.order["retry"])
         if not row and (ended := run.counted(self.order)):
             what, wanted = after_attempt(ended, self.order["retry"])
             pause = wanted if what == "again" else 0.0
@@ -176,10 +176,10 @@ class Driver:
                 yield None
                 return
             if self.order["nodes"] > 1:
-                places = decide.add_numbers(places, _list_nodes())
+                places = placement.add_numbers(places, _list_nodes())
             # Its claim goes first: who is given the place then would count it as held, and take what belongs to its owner.
             held.callback(self.gate.leave, index)
-            order = decide.sort_nodes(places, self.order.get("slices", 1))
+            order = placement.sort_nodes(places, self.order.get("slices", 1))
             self._show(index, "running", DONE, hosts=[places[at]["host"] for at in order])
             yield [(actors[at], places[at]) for at in order]
 
@@ -203,7 +203,7 @@ class Driver:
         """Options of the actors of all nodes, which have room at once on as many machines; None after a cancel or TERM,
         if slices do not come together in time, and if the run lets another go first."""
         # Runs that took the first hosts of their slices one by one would wait for each other.
-        firsts = decide.list_firsts(self.wants, self.order["nodes"])
+        firsts = placement.list_firsts(self.wants, self.order["nodes"])
         options = self._gather(run, held, firsts, asks=True)
         if options is None:
             return None
@@ -213,12 +213,12 @@ class Driver:
         tpu = self.wants.get("tpu")
         if tpu is None or tpu.get("hosts", self.order["nodes"]) == 1:
             return options
-        names = [decide.find_slice(_resources_of(node), tpu["type"]) for node in nodes]
+        names = [placement.find_slice(_resources_of(node), tpu["type"]) for node in nodes]
         known = sorted(name for name in names if name is not None)
         if len(known) < len(names):
             say(f"the first host of a {tpu['type']} names no slice")
             return None
-        rooms = decide.list_rooms(self.wants, self.order["nodes"], known)
+        rooms = placement.list_rooms(self.wants, self.order["nodes"], known)
         return self._gather(run, held, rooms, self.wants["start_s"])
 
     def _gather(
@@ -284,8 +284,8 @@ class Driver:
                         refs[self._start(index, node, *actors[node])] = node
                     else:
                         codes[node] = None
-            over = decide.is_over(codes, len(actors)) or self.stopping.is_set()
-            if until is None and (over or (refs and codes.get(0) in decide.FINAL)):
+            over = placement.is_over(codes, len(actors)) or self.stopping.is_set()
+            if until is None and (over or (refs and codes.get(0) in placement.FINAL)):
                 until = time.monotonic() + self.order["grace_s"] + SEND_S
                 for node in refs.values() if over else ():
                     actors[node][0].stop.remote()
@@ -301,8 +301,8 @@ class Driver:
             return False
         nodes = ray.nodes()
         with contextlib.suppress(OSError):  # without it the attempt counts as lost
-            losses.note_dead(run, self.native, begun, losses.find_dead(codes, places, nodes))
-        return losses.has_living(codes, places, nodes)
+            node_failures.note_dead(run, self.native, begun, node_failures.find_dead(codes, places, nodes))
+        return node_failures.has_living(codes, places, nodes)
 
     def _start(self, index: int, node: int, actor: Any, place: Mapping[str, Any]) -> Any:
         words = ["--native", self.native, "--index", str(index)]
@@ -356,7 +356,7 @@ def _open_record(root: str, job: str) -> Any:
     if not is_bucket(root):
         return FolderRecord(f"{root}/jobs/{job}")
     from runtime.shim.bucket import Bucket
-    from runtime.shim.upload import BucketRecord
+    from runtime.shim.bucket_record import BucketRecord
 
     return BucketRecord(Bucket(root), f"{tempfile.gettempdir()}/{job}")
 

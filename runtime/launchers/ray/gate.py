@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from runtime.launchers.ray import turns
+from runtime.launchers.ray.cluster_state import NodeView
 from runtime.launchers.ray.turns import Better, Chances, Claim, Demand, Spent
-from runtime.launchers.ray.view import NodeView
 from runtime.units import count_noun
 from runtime.values import fields
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
+from runtime.end_reasons import Explanation
 from runtime.errors import NotPossible
-from runtime.jobs import hold, ledger
+from runtime.jobs import ledger, maintenance_lock
 from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Files, Host, HostUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.ledger import job_folder
-from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
     FieldSupport,
     JobIdentity,
@@ -27,21 +27,21 @@ from runtime.jobs.plan import (
     PlanContext,
     Target,
 )
+from runtime.jobs.run_config import activation_lines, environment_order, make_order
 from runtime.jobs.secret_schemes import SecretScheme
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
-from runtime.launchers.ray.asked import read_asked
 from runtime.launchers.ray.client import RayJobs
-from runtime.launchers.ray.demand import count_nodes, render_demand
-from runtime.launchers.ray.fidelity import KEEPS
+from runtime.launchers.ray.discovery import find_job, is_ours, list_owned, read_grace
+from runtime.launchers.ray.field_support import KEEPS
 from runtime.launchers.ray.names import note_name, render_entrypoint, split_name, strip_nonce, submission_name
-from runtime.launchers.ray.owned import find_job, is_ours, list_owned, read_grace
+from runtime.launchers.ray.pending_reason import warn_of_type
+from runtime.launchers.ray.resource_request import count_nodes, render_demand
+from runtime.launchers.ray.restart_notes import read_asked
 from runtime.launchers.ray.secrets import SECRET_SCHEMES, find_machine_secrets, schemes_of
 from runtime.launchers.ray.settings import Place, check_settings, read_place
-from runtime.launchers.ray.starting import submit_until_begun
 from runtime.launchers.ray.states import explain_waiting, has_ended, read_states
-from runtime.launchers.ray.waiting import warn_of_type
-from runtime.reasons import Explanation
+from runtime.launchers.ray.submit_retry import submit_until_begun
 from runtime.values import replace
 
 SUBMISSION: Final = "submission.json"
@@ -151,7 +151,7 @@ class RayLauncher:
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
         """Submit one part for the order's epoch, or find what an earlier launch of the same record submitted."""
-        hold.refuse_if_held(host.files, holder=_opened(host).holder)
+        maintenance_lock.refuse_if_held(host.files, holder=_opened(host).holder)
         jobs, place = _opened(host).jobs, _opened(host).place
         body = json.loads(plan.artefacts[part.artefact])
         body = set_epoch(body, place, plan.job.id, int(plan.order.get("epoch", 1)), int(part.native.get("number", 0)))
@@ -172,7 +172,7 @@ class RayLauncher:
 
     def check_host(self, target: Target, host: Host) -> list[str]:
         """Raise `hold.RootHeld` while the cluster is restarted."""
-        hold.refuse_if_held(host.files, holder=_opened(host).holder)
+        maintenance_lock.refuse_if_held(host.files, holder=_opened(host).holder)
         return []
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
@@ -300,7 +300,7 @@ def _look_up(names: Sequence[str], host: Host) -> dict[str, dict[str, Any]]:
 def _find_asked(known: Mapping[str, Mapping[str, Any]], host: Host) -> set[str]:
     """The submissions that were stopped for a restart of the head, by the mark in the record root or by the head's notes."""
     stopped = {name for name, info in known.items() if info.get("status") == "STOPPED"}
-    held = hold.read_hold(host.files) if stopped else None
+    held = maintenance_lock.read_hold(host.files) if stopped else None
     asked = {*held.asked} if held else set()
     return asked if asked >= stopped else asked | read_asked(_opened(host).jobs)
 

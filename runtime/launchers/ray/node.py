@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.launchers.ray import guard
-from runtime.launchers.ray.rotation import read_rotated
-from runtime.shim.folders import remove_folder
+from runtime.launchers.ray import detach
+from runtime.launchers.ray.secret_rotation import read_rotated
+from runtime.shim.tree_walk import remove_folder
 
 FOLDER: Final = "runtime-ray-"
 """What the names of the temporary folders begin with."""
@@ -78,7 +78,7 @@ class Node:
         ours, its = os.pipe(), os.pipe()
         try:
             subprocess.run(
-                [sys.executable, guard.__file__, str(ours[0]), str(its[1]), log, *words],
+                [sys.executable, detach.__file__, str(ours[0]), str(its[1]), log, *words],
                 pass_fds=(ours[0], its[1]),
                 env={**_inherited(), **read_rotated(), **env},
                 check=True,

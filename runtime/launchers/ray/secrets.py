@@ -63,6 +63,6 @@ class SecretNotBrought(NotPossible):
 
 def _find_resource(ref: SecretRef, target: Target, context: PlanContext) -> str:
     from runtime.stack.find import find_stack
-    from runtime.stack.secret_values import find_source
+    from runtime.stack.secret_reader import find_source
 
     return find_source(find_stack(target.stack, settings=context.settings).outputs, ref, target).resource

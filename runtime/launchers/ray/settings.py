@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.hosts.bucket import check_bucket, is_bucket
 from runtime.jobs.plan import PlanContext, Target
-from runtime.launchers.ray.view import PoolView, read_pools
+from runtime.launchers.ray.cluster_state import PoolView, read_pools
 from runtime.launchers.settings import read_target_settings
 from runtime.outputs import ClusterOutput, StackOutputs, need_output
-from runtime.stack.head_way import HeadWay, find_way
+from runtime.stack.iap_ssh import HeadWay, find_way
 from runtime.values import dataclass
 
 _EXPECTED: Final = {"address": "http://HOST:8265, the address of the head's dashboard"}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from runtime.end_reasons import EndReason, Explanation
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
-from runtime.launchers.standing import FORGOTTEN
-from runtime.reasons import EndReason, Explanation
-from runtime.shim.words import DUPLICATE
+from runtime.launchers.job_status import FORGOTTEN
+from runtime.shim.common import DUPLICATE
 from runtime.units import format_duration
 
 _ENDED: Final = ("STOPPED", "SUCCEEDED", "FAILED")

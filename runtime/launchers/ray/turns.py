@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Any, Final
 
 from runtime.jobs.spec import Priority
-from runtime.launchers.ray.decide import list_firsts
-from runtime.launchers.ray.view import NodeView
-from runtime.launchers.ray.waiting import fits
+from runtime.launchers.ray.cluster_state import NodeView
+from runtime.launchers.ray.pending_reason import fits
+from runtime.launchers.ray.placement import list_firsts
 from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 

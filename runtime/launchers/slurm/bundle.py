@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from runtime.errors import NotPossible
-from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import LaunchPlan, NativePart
+from runtime.jobs.run_config import SNAPSHOT_FILE
 from runtime.jobs.spec import BuildOn, secret_refs
 from runtime.jobs.spec_fields import spec_fields
 from runtime.launchers.slurm import render
 from runtime.launchers.slurm.client import SCRUB
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
-from runtime.shim.program import build_shim
-from runtime.snapshots.own_files import make_output_folder
+from runtime.shim.bundle import build_shim
+from runtime.snapshots.excludes import make_output_folder
 
 RECORDS: Final = "records"
 

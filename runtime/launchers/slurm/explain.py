@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import RequestRefused
 from runtime.jobs.plan import LaunchPlan, NativeState
 from runtime.launchers.slurm.states import NO_OUTPUT_FILE
-from runtime.reasons import EndReason, Explanation
 from runtime.units import format_duration
 from runtime.values import dataclass, field
 

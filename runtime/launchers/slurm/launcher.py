@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from runtime.end_reasons import Explanation
 from runtime.errors import InvalidValue, NotPossible
 from runtime.faults import reach
 from runtime.jobs.array import read_indices
@@ -17,7 +18,6 @@ from runtime.jobs.hosts.base import Host, read_tail
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.ledger import newest_natives, read_entry
-from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
     FieldSupport,
     JobIdentity,
@@ -30,9 +30,11 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
+from runtime.jobs.run_config import activation_lines, environment_order, make_order
 from runtime.jobs.secret_schemes import COMMON_SCHEMES, SecretScheme
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, When
 from runtime.jobs.spec_fields import set_fields
+from runtime.launchers.job_status import judge_job
 from runtime.launchers.slurm import render, states
 from runtime.launchers.slurm.client import (
     NOT_ASKED,
@@ -44,11 +46,9 @@ from runtime.launchers.slurm.client import (
     wait_for,
 )
 from runtime.launchers.slurm.explain import explain_failed, explain_pending, explain_refusal
-from runtime.launchers.slurm.fidelity import INTERRUPTS, KEEPS
+from runtime.launchers.slurm.field_support import INTERRUPTS, KEEPS
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Layout, Row
-from runtime.launchers.standing import judge_job
-from runtime.reasons import Explanation
 from runtime.values import replace
 
 ANSWER_S: Final = 180.0

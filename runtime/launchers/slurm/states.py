@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from runtime.end_reasons import EndReason
 from runtime.jobs.plan import NativeStart, NativeState, Owned
 from runtime.jobs.spec import JobState
-from runtime.reasons import EndReason
 from runtime.values import dataclass
 
 SQUEUE_FORMAT: Final = "%F|%K|%j|%T|%N|%S|%r"

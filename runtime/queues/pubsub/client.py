@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
 from runtime.outputs import PubSubQueueOutput
-from runtime.platform import system
-from runtime.terminal import Log
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 

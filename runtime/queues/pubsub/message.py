@@ -13,9 +13,9 @@ from typing import Final
 
 from runtime.errors import LOST_FOR_GOOD, InvalidTask, InvalidValue
 from runtime.queues.pubsub.client import MAX_PUBLISH_MESSAGES, MAX_REQUEST_BYTES, OutgoingMessage, ReceivedMessage
+from runtime.tasks.canonical_json import canonical_json
 from runtime.tasks.history import InvalidMessage
 from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, Terms, check_experiment, task_id
-from runtime.tasks.spelling import canonical_json
 from runtime.tasks.wire import decode_task, encode_task, stand_in
 from runtime.units import format_time, parse_time
 from runtime.values import dataclass, field, replace

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.outputs import PubSubQueueOutput
-from runtime.platform import system
 from runtime.queues import base
 from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
 from runtime.queues.pubsub.client import (
@@ -29,16 +28,17 @@ from runtime.queues.pubsub.client import (
     ensure_topics,
     insist,
 )
-from runtime.queues.pubsub.intake import Intake
 from runtime.queues.pubsub.message import Delivery, Holding, read_message, split_requests, write_copy, write_message
+from runtime.queues.pubsub.receiver import Intake
 from runtime.queues.purge import Purge
 from runtime.queues.threads import Threads
 from runtime.records.base import RecordExists, RecordStore, calls_at_once, settle_record
-from runtime.records.orders import pause_order, resume_order
+from runtime.records.control_commands import pause_order, resume_order
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
-from runtime.tasks.verdict import malformed
-from runtime.terminal import Log
+from runtime.tasks.retry_policy import malformed
 from runtime.units import count_noun, format_time
 
 if TYPE_CHECKING:

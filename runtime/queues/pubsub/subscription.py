@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from runtime.clock import Clock
 from runtime.errors import InfrastructureFailure
-from runtime.platform import system
 from runtime.queues.pubsub.client import (
     MAX_ACK_IDS,
     AckReply,
@@ -21,7 +20,8 @@ from runtime.queues.pubsub.client import (
     insist,
 )
 from runtime.queues.pubsub.message import Delivery, Holding
-from runtime.terminal import Log
+from runtime.sanitize import Log
+from runtime.system import system
 from runtime.units import format_duration
 
 if TYPE_CHECKING:

@@ -19,18 +19,18 @@ from runtime.clock import Clock, SystemClock
 from runtime.errors import InvalidTask
 from runtime.queues import base
 from runtime.queues.base import DEFAULT_QUEUE, Refused, Settled
-from runtime.queues.sqlite import rows
-from runtime.queues.sqlite.holders import Holders, Presence, WakePipes
-from runtime.queues.sqlite.rows import ALONE, SUSPECT
+from runtime.queues.sqlite import tables
+from runtime.queues.sqlite.local_workers import Holders, Presence, WakePipes
+from runtime.queues.sqlite.tables import ALONE, SUSPECT
 from runtime.records.base import RecordExists, RecordStore, is_unwritten
-from runtime.records.embedded import Durability, EmbeddedFile
-from runtime.records.moves import count, experiment_number, take_out
-from runtime.records.orders import pause_order, resume_order
+from runtime.records.control_commands import pause_order, resume_order
 from runtime.records.sqlite import SqliteRecords, find_record, insert_note, insert_record
+from runtime.records.sqlite_file import Durability, EmbeddedFile
+from runtime.records.transitions import count, experiment_number, take_out
+from runtime.sanitize import Log
 from runtime.tasks.history import Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
 from runtime.tasks.wire import decode_stored, encode_task
-from runtime.terminal import Log
 from runtime.values import replace
 
 # One statement, and so a transaction of its own: all else that a task needs is done when it enters.
@@ -72,7 +72,7 @@ class SqliteQueue:
         self.records = records
         self._file = file
         self._clock: Clock = clock or SystemClock()
-        self._row = rows.QueueRow(name, file, records)
+        self._row = tables.QueueRow(name, file, records)
         self._fused = self._row.fused
         self._is_woken = False
         self._experiments: dict[str, int] = {}
@@ -106,10 +106,10 @@ class SqliteQueue:
                     continue
                 due = task.not_before.timestamp() if task.not_before else None
                 fresh.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
-            new = rows.add_tasks(connection, fresh, now) if fresh else 0
+            new = tables.add_tasks(connection, fresh, now) if fresh else 0
             before = set()
             for task, experiment in later:
-                if rows.begin_generation(connection, task, experiment, queue, now):
+                if tables.begin_generation(connection, task, experiment, queue, now):
                     new += 1
                 else:
                     before.add(task.id)
@@ -159,7 +159,7 @@ class SqliteQueue:
         # as much as the claim.
         if not self._is_woken:
             with self._file.reading() as connection:
-                if not rows.is_any_ready(connection, self.name, self._clock.now().timestamp()):
+                if not tables.is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     self._file.expect(durable=False)
                     return []
         self._is_woken = False
@@ -167,7 +167,7 @@ class SqliteQueue:
         # Without an fsync: a power cut ends every lease anyway, and the tasks are where they were.
         with self._file.transaction(durable=False) as connection:
             if not self._holders.is_fresh(connection, worker, ttl):
-                if not rows.is_any_ready(connection, self.name, self._clock.now().timestamp()):
+                if not tables.is_any_ready(connection, self.name, self._clock.now().timestamp()):
                     return []
                 self._holders.hold(connection, worker, ttl)
             changes: dict[int, dict[str, int]] = {}
@@ -238,7 +238,7 @@ class SqliteQueue:
         is_held = bool(connection.execute(_END, (held.seq, lease.token)).rowcount)
         if not is_held:
             # Lost. A success may still be the first record; any other settlement is refused.
-            holder = rows.find_holder(connection, held.seq)
+            holder = tables.find_holder(connection, held.seq)
             if self._fused:
                 existing = find_record(connection, held.seq, record.generation)
                 try:
@@ -250,7 +250,7 @@ class SqliteQueue:
                 if record.state is not TaskState.SUCCEEDED:
                     settled.refused.append(Refused(lease, holder))
                     return False
-            if not rows.is_generation(connection, held.seq, record.generation):
+            if not tables.is_generation(connection, held.seq, record.generation):
                 settled.refused.append(Refused(lease, holder))
                 return False
             state = take_out(connection, held.seq)
@@ -299,7 +299,7 @@ class SqliteQueue:
         due = release.not_before.timestamp() if release.not_before else None
         flags = (ALONE if release.alone else 0) | (SUSPECT if release.note or lease.suspect else 0)
         tries = lease.tries + (release.note is not None)
-        rows.requeue(connection, held.seq, queue, rank, due, now, tries=tries, flags=flags)
+        tables.requeue(connection, held.seq, queue, rank, due, now, tries=tries, flags=flags)
         count(connection, held.experiment, leased=-1, queued=1)
 
     def _claim(self, connection: sqlite3.Connection, n: int, changes: dict[int, dict[str, int]]) -> list[Lease]:
@@ -308,7 +308,7 @@ class SqliteQueue:
         now = self._clock.now().timestamp()
         if now >= self._look_for_due_at:
             self._look_for_due_at = now + LOOK_FOR_DUE_S
-            rows.bring_up_due(connection, now)
+            tables.bring_up_due(connection, now)
         leases: list[Lease] = []
         taken, holds = [], []
         for rank, seq, tries, flags, experiment, generation, body in connection.execute(_NEXT, (queue, n)).fetchall():
@@ -319,7 +319,7 @@ class SqliteQueue:
                 if task.generation != generation:
                     task = replace(task, generation=generation)
             except InvalidTask as problem:
-                task, invalid = rows.read_malformed(connection, seq, body, problem)
+                task, invalid = tables.read_malformed(connection, seq, body, problem)
             held = _Held(seq, experiment)
             text = body if isinstance(body, str) else ""
             leases.append(Lease(task, token, text, tries, bool(flags & SUSPECT), bool(flags & ALONE), invalid, held))
@@ -347,7 +347,7 @@ class SqliteQueue:
 
     def outlook(self) -> base.Outlook:
         with self._file.reading() as connection:
-            due = rows.next_due(connection, self.name)
+            due = tables.next_due(connection, self.name)
             oldest = connection.execute(
                 "SELECT min(h.deadline) FROM leases l JOIN holders h ON h.id=l.holder"
             ).fetchone()[0]
@@ -418,7 +418,7 @@ class SqliteQueue:
     def purge(self, *, progress: Callable[[int], None] = base.ignore_progress) -> int:
         if self._fused:
             with self._file.transaction(durable=True) as connection:
-                ended = rows.cancel_rows(
+                ended = tables.cancel_rows(
                     connection, "t.queue=?", self._row.number(connection), now=self._clock.now().timestamp()
                 )
             progress(ended)
@@ -432,13 +432,13 @@ class SqliteQueue:
                 stand = purge.end(open_task(task) for _, _, task in listed)
                 with self._file.transaction() as connection:
                     for (seq, experiment, _), record in zip(listed, stand, strict=True):
-                        rows.follow_record(connection, seq, experiment, record)
+                        tables.follow_record(connection, seq, experiment, record)
                 last = listed[-1][0]
         return purge.count
 
     def _list_open(self, after: int) -> list[tuple[int, int, Task]]:
         with self._file.reading() as connection:
-            return rows.list_open(connection, self.name, after)
+            return tables.list_open(connection, self.name, after)
 
     def cancel_open(self, experiment: str, *, before: Callable[[Task], None] = lambda task: None) -> int:
         """Record every task of the experiment that has not ended as cancelled, in one transaction; returns how many.
@@ -449,12 +449,12 @@ class SqliteQueue:
         last: int | None = 0
         while last is not None:
             with self._file.reading() as connection:
-                listed = rows.list_notifying(connection, experiment, last)
+                listed = tables.list_notifying(connection, experiment, last)
             for _, task in listed:
                 before(task)
             last = listed[-1][0] if listed else None
         with self._file.transaction(durable=True) as connection:
-            return rows.cancel_rows(
+            return tables.cancel_rows(
                 connection,
                 "t.experiment=(SELECT id FROM experiments WHERE name=?)",
                 experiment,

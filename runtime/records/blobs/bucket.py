@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from runtime.errors import InvalidValue, MissingExtra, ObjectGone, StoreUnavailable
-from runtime.platform import system
 from runtime.records.blobs import BlobInfo
-from runtime.terminal import Log
+from runtime.sanitize import Log
+from runtime.system import system
 
 if TYPE_CHECKING:
     from runtime.shim.bucket import Bucket

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from runtime.errors import StoreUnavailable, StoreUnsafe
-from runtime.platform import system
 from runtime.records.blobs import PAUSES_S, BlobInfo
-from runtime.records.disk import tell_free
+from runtime.records.free_space import tell_free
+from runtime.system import system
 
 TEMPORARY: Final = ".tmp-"
 """Begins the name of a file that is being written; a listing leaves it out."""

@@ -19,7 +19,7 @@ import time
 
 from runtime import faults
 from runtime.shim.call import handle
-from runtime.worker.attempts import entries, processes, scratch, trees, wire
+from runtime.worker.attempts import entries, processes, scratch, wire, work_trees
 from runtime.worker.attempts.entries import Failed, Stopped
 from runtime.worker.attempts.environment import Environment
 
@@ -135,7 +135,7 @@ class Child:
         self._reuse, self._max_tasks, self._max_growth_bytes = reuse, max_tasks, max_growth_bytes
         self._functions_run = 0
         self._command_rss_bytes = 0
-        self._tree: trees.Tree | None = None
+        self._tree: work_trees.Tree | None = None
         self._loaded: dict[str, Callable[..., object]] = {}
         self._must_retire = False
         self._settled_rss_bytes = 0
@@ -161,7 +161,7 @@ class Child:
         if not code_dir:
             return None
         if self._tree is None or self._tree.folder != code_dir:
-            self._tree = trees.Tree(code_dir)
+            self._tree = work_trees.Tree(code_dir)
         try:
             self._tree.prepare()
         except Exception as problem:  # a full disk, or files that another attempt has damaged
@@ -181,12 +181,12 @@ class Child:
             body = entries.parse_object(execution.fields[wire.ORDER_FIELDS])
             if body.get("artifacts"):
                 execution.keeps_tree = True
-                trees.take_artifacts(body["artifacts"], f"{execution.scratch_dir}.artifacts", execution.fields[10])
+                work_trees.take_artifacts(body["artifacts"], f"{execution.scratch_dir}.artifacts", execution.fields[10])
             if self.environment.container:
-                from runtime.worker.attempts import contained
+                from runtime.worker.attempts import container_attempt
 
                 in_container = True
-                value = contained.run(execution, self.environment, body)
+                value = container_attempt.run(execution, self.environment, body)
             elif "command" in body:
                 self._run_command(execution, body["command"])
             elif self.environment.python:
@@ -282,7 +282,7 @@ class Child:
             noun = "process" if count == 1 else "processes"
             os.write(2, f"runtime: ended {count} {noun} that the attempt had left running\n".encode())
 
-    def _tidy(self, tree: trees.Tree, cwd: str) -> None:
+    def _tidy(self, tree: work_trees.Tree, cwd: str) -> None:
         if cwd:
             scratch.remove_empty(cwd, parents=cwd.count("/", len(tree.folder) + 1))
         try:
@@ -335,10 +335,10 @@ class Child:
 
     def _call_elsewhere(self, execution: Execution, body: dict[str, Any]) -> str:
         """Call the function or workflow in the Python of the task's environment, and return its value as JSON text."""
-        from runtime.worker.attempts import elsewhere
+        from runtime.worker.attempts import interpreter_call
 
         folder = execution.make_scratch()
-        call = elsewhere.Call(self.environment.python, f"{folder}/.runtime-call", body)
+        call = interpreter_call.Call(self.environment.python, f"{folder}/.runtime-call", body)
         call.write()
         try:
             self._run_command(execution, call.argv, without=b"PYTHONPATH")

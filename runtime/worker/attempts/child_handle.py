@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.units import count_noun
 from runtime.worker.attempts import wire
 
 if TYPE_CHECKING:
-    from runtime.worker.attempts.children import SlotOrders
+    from runtime.worker.attempts.child_pool import SlotOrders
     from runtime.worker.attempts.model import Ended, Order
 
 LOG_TAIL_BYTES: Final = 64 * 1024

@@ -213,7 +213,7 @@ class _Outside:
         """Read what a launch would take along, if this is neither a task nor a job."""
         if os.environ.get("RUNTIME_ATTEMPT"):
             return {}
-        from runtime.snapshots.origin import read_origin_here
+        from runtime.snapshots.provenance import read_origin_here
 
         return read_origin_here()
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from runtime.worker.attempts import scratch, trees, wire
+from runtime.worker.attempts import scratch, wire, work_trees
 from runtime.worker.attempts.entries import Failed, flush, parse_object
 
 TYPE_CHECKING = False
@@ -168,7 +168,7 @@ class Environment:
                 f"{scratch_root}/{token}{scratch.METRICS}" if scratch_root else "",
                 snapshot,
                 code_dir,
-                f"{code_dir.rsplit('/', 2)[0]}/{trees.ORIGIN}" if code_dir else "",
+                f"{code_dir.rsplit('/', 2)[0]}/{work_trees.ORIGIN}" if code_dir else "",
                 f"{deadline:.3f}" if deadline else "",
                 # The submitted code comes before installed code.
                 os.pathsep.join([*(_import_folders(code_dir) if code_dir else ()), *filter(None, [inherited])]),
@@ -233,9 +233,9 @@ class Environment:
             self._set_variable(os.fsencode(name), value.encode("utf-8", "surrogateescape"))
         self._extra, self.python, self.container = text, new.get("RUNTIME_PYTHON", ""), container
         if "RUNTIME_FENCED" in new:
-            from runtime.worker.attempts import fence
+            from runtime.worker.attempts import signal_fence
 
-            fence.put_up(int(new["RUNTIME_FENCED"]))
+            signal_fence.put_up(int(new["RUNTIME_FENCED"]))
             self.fenced = True
 
     # for a container

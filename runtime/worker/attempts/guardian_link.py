@@ -23,7 +23,7 @@ SEND_PATIENCE_S: Final = 5
 _GUARDIAN = """
 import faulthandler, fcntl, importlib.machinery, json, mmap, resource, select, signal, socket, sys, termios
 sys.path.insert(0, sys.argv[1])
-from runtime.worker.attempts.guardian import main
+from runtime.worker.attempts.fork_server import main
 main(int(sys.argv[2]))
 """
 

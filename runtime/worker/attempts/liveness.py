@@ -12,8 +12,8 @@ from typing import Final
 
 from runtime.worker.attempts import processes
 from runtime.worker.attempts.child_handle import ChildHandle
-from runtime.worker.attempts.children import Children, SlotOrders
-from runtime.worker.attempts.endings import describe_code
+from runtime.worker.attempts.child_pool import Children, SlotOrders
+from runtime.worker.attempts.exit_classification import describe_code
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import GuardianFailed
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure
-from runtime.reasons import EndReason
 from runtime.values import dataclass, field
 
 
@@ -35,7 +35,7 @@ class Order:
     """The attempt's scratch is `<scratch_root>/<token>`."""
     cwd: str | None = None
     code_dir: str | None = None
-    """A snapshot's tree, of this slot alone (`runtime.worker.attempts.trees`): first on the import path, and the working directory if
+    """A snapshot's tree, of this slot alone (`runtime.worker.attempts.work_trees`): first on the import path, and the working directory if
     `cwd` is None."""
     snapshot: str | None = None
     """The content id of that tree."""

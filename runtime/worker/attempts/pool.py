@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.units import format_duration, format_size
 from runtime.worker.attempts import processes, wire
 from runtime.worker.attempts.child_handle import ChildHandle, Events, Page
-from runtime.worker.attempts.children import MEMORY_EVERY_S, Children, SlotOrders
-from runtime.worker.attempts.endings import Endings
+from runtime.worker.attempts.child_pool import MEMORY_EVERY_S, Children, SlotOrders
+from runtime.worker.attempts.exit_classification import Endings
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.liveness import LivenessWatch
 from runtime.worker.attempts.model import Ended, GuardianFailed, PoolSettings

@@ -14,8 +14,8 @@ import stat
 import sys
 import time
 
-from runtime.owners import private_folder
-from runtime.shim.folders import remove_folder
+from runtime.file_trust import private_folder
+from runtime.shim.tree_walk import remove_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from runtime.platform import system
 from runtime.records import store
-from runtime.terminal import Log
+from runtime.sanitize import Log
+from runtime.system import system
 from tests.simulation.bucket import URL
 from tests.simulation.choices import Tape
 from tests.simulation.scenarios.embedded import memory, sqlite

@@ -12,13 +12,13 @@ from runtime.client.tasks.redrive import read_dead, redrive, retry
 from runtime.client.tasks.submit import submit_tasks
 from runtime.client.tasks.wait import wait
 from runtime.errors import InfrastructureFailure
-from runtime.platform import system
 from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.records import store
 from runtime.records.base import RecordStore
 from runtime.records.sqlite import SqliteRecords
+from runtime.system import system
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task

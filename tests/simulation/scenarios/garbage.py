@@ -14,7 +14,7 @@ from runtime.config import Settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs.plan import owner_name
 from runtime.jobs.spec import Backoff, JobSpec, JobState, Retry
-from runtime.platform import system
+from runtime.system import system
 from runtime.values import replace
 from tests.simulation.choices import Choice
 from tests.simulation.scenarios.jobs import END_S, HEAL_S, TARGET, Site, draw_runs

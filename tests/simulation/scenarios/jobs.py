@@ -17,8 +17,8 @@ from runtime.config import Project, Settings
 from runtime.errors import NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs.ledger import Damaged, JobStatus
 from runtime.jobs.spec import Array, Backoff, JobSpec, JobState, Retry
-from runtime.platform import system
 from runtime.snapshots.snapshot import Snapshot
+from runtime.system import system
 from runtime.values import replace
 from tests.simulation.backend import KIND, Cluster
 from tests.simulation.choices import Choice

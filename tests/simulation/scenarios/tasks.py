@@ -9,8 +9,8 @@ from typing import Any
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.repair import repair
 from runtime.client.tasks.wait import wait
-from runtime.platform import system
 from runtime.records import store
+from runtime.system import system
 from runtime.tasks.model import task_id
 from tests.simulation import bucket
 from tests.simulation.attempts import LONG_WORK_S, WORK_S

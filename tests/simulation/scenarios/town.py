@@ -10,11 +10,11 @@ from runtime.client.tasks.cancel import cancel_experiment
 from runtime.client.tasks.redrive import read_dead, redrive, retry
 from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import InfrastructureFailure
-from runtime.platform import system
 from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.records.base import RecordStore
-from runtime.records.orders import Control
+from runtime.records.control_commands import Control
 from runtime.records.store import BlobRecords
+from runtime.system import system
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
 from runtime.worker.options import WorkerOptions

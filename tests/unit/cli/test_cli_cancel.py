@@ -11,9 +11,9 @@ import pytest
 
 from runtime.cli import cancel as command
 from runtime.cli.main import main
-from runtime.client.identify import Identity
+from runtime.client.resolve_id import Identity
 from runtime.client.tasks.cancel import Cancelled
-from runtime.client.tasks.standing import Stack
+from runtime.client.tasks.task_facts import Stack
 from runtime.errors import StoreUnavailable
 from runtime.testing import sample_task
 from tests.verbs_support import Bench

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.cli.main import main
-from runtime.clusters import ray_request
+from runtime.clusters import autoscaler_request
 from runtime.outputs import StackOutputs
 from runtime.values import replace
 from tests.cluster_support import CLUSTER, OUTPUTS, add_hosts, labels
@@ -56,7 +56,7 @@ class Store:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     made = Store()
-    monkeypatch.setattr(ray_request, "RayRequest", made)
+    monkeypatch.setattr(autoscaler_request, "RayRequest", made)
     return made
 
 

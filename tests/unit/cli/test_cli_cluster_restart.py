@@ -16,10 +16,10 @@ from runtime.cli.clusters import stop
 from runtime.cli.clusters.restart import restart_words
 from runtime.cli.main import main
 from runtime.errors import InfrastructureFailure
-from runtime.jobs import hold, ledger
-from runtime.jobs.hold import Hold
+from runtime.jobs import ledger, maintenance_lock
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.lock import Lock
+from runtime.jobs.maintenance_lock import Hold
 from runtime.launchers.ray.launcher import RayLauncher
 from runtime.outputs import RecordsOutput, StackOutputs, encode_outputs
 from runtime.values import replace
@@ -127,7 +127,7 @@ def test_dry_run_prints_the_steps_and_jobs_and_changes_nothing(run: Run, head: R
     assert f"{name}: RUNNING, of " in err
     assert "02000000: RUNNING, not ours: a program that connected by itself" in err
     assert (head.session, (tmp_path / "commands").exists()) == (1, False)
-    assert hold.read_hold(BucketFiles(ROOT)) is None
+    assert maintenance_lock.read_hold(BucketFiles(ROOT)) is None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_jobs_of_others_are_listed_and_nothing_is_changed(run: Run, head: RayHea
 
     assert (code, out) == (2, "")
     assert "error: 1 job would be lost that the runtime did not start\n  `theirs`, RUNNING: python x.py\n" in err
-    assert (head.session, hold.read_hold(BucketFiles(ROOT))) == (1, None)
+    assert (head.session, maintenance_lock.read_hold(BucketFiles(ROOT))) == (1, None)
     assert restart(run, head, "--yes", "--drop-foreign")[0] == 0
 
 
@@ -249,7 +249,7 @@ def test_restart_that_failed_is_given_up_and_says_what_was_done(run: Run, head: 
     assert ": 1 job asked to end, Ray not restarted\n" in err
     assert err.splitlines()[-1] == "main: the restart was given up; 1 open job taken up or ended"
     assert head.session == 1
-    assert hold.read_hold(BucketFiles(ROOT)) is None
+    assert maintenance_lock.read_hold(BucketFiles(ROOT)) is None
     assert (again[0], again[1], again[2].splitlines()[-1]) == (
         0,
         "",
@@ -268,7 +268,7 @@ def test_plan_to_give_up_a_restart_that_is_not_under_way_says_so(run: Run, head:
 def test_restart_of_a_living_command_is_not_given_up(run: Run, head: RayHead) -> None:
     now = ledger.now().replace(microsecond=0)
     held = Hold(token="t", by="bob@desk", since=now, renewed=now)
-    hold.write_hold(BucketFiles(ROOT), held)
+    maintenance_lock.write_hold(BucketFiles(ROOT), held)
     lock = Lock(BucketFiles(ROOT), "", "bob@desk", folder="restart")
     lock.take(patience_s=0)
     try:
@@ -277,7 +277,7 @@ def test_restart_of_a_living_command_is_not_given_up(run: Run, head: RayHead) ->
         lock.release()
 
     assert (code, err.splitlines()[1]) == (2, "error: cluster `main` is being restarted by bob@desk")
-    assert hold.read_hold(BucketFiles(ROOT)) == held
+    assert maintenance_lock.read_hold(BucketFiles(ROOT)) == held
 
 
 def test_giving_up_and_dropping_jobs_of_others_do_not_go_together(run: Run, head: RayHead) -> None:
@@ -295,7 +295,7 @@ def test_stack_without_a_bucket_for_records_is_refused(run: Run, head: RayHead) 
 
 def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
     now = ledger.now()
-    hold.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now))
+    maintenance_lock.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now))
 
     code, _, err = run("cluster", "status")
 
@@ -303,7 +303,9 @@ def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
     assert "main: the cluster is being restarted by ada@desk since " in err
     assert "gave no sign" not in err
 
-    hold.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now - 2 * hold.LASTS))
+    maintenance_lock.write_hold(
+        BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now - 2 * maintenance_lock.LASTS)
+    )
 
     assert ", and gave no sign for an hour, so launches and keepers go on\n" in run("cluster", "status")[2]
 
@@ -311,7 +313,7 @@ def test_status_shows_the_mark_with_its_next_step(run: Run) -> None:
 def test_stop_beside_a_restart_says_that_ray_will_begin_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "PAUSE_S", 0)
     now = ledger.now()
-    hold.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now))
+    maintenance_lock.write_hold(BucketFiles(ROOT), Hold(token="t", by="ada@desk", since=now, renewed=now))
 
     code, _, err = run("cluster", "stop", "--leave-head", "--yes")
 
@@ -329,12 +331,12 @@ def test_keep_of_a_cluster_takes_up_jobs_of_any_target_and_leaves_them_while_it_
     head.restart()
     now = ledger.now()
     files = BucketFiles(ROOT)
-    hold.write_hold(files, Hold(token="t", by="ada@desk", since=now, renewed=now))
+    maintenance_lock.write_hold(files, Hold(token="t", by="ada@desk", since=now, renewed=now))
     words = ("keep", "--once", "--cluster", "main", "--address", head.address, "-o", "json")
 
     held = json.loads(run(*words)[1])
     refused = run("launch", "--on", "tpu", "-f", "job.yaml", "--set", "name=other")
-    hold.remove_hold(files)
+    maintenance_lock.remove_hold(files)
     kept = json.loads(run(*words)[1])
 
     assert [(each["job"], each["done"]) for each in held] == [(job, "left")]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import IndexStatus
-from runtime.jobs.runs import read_limit
+from runtime.jobs.log_follower import read_limit
 from runtime.jobs.spec import JobState
-from runtime.reasons import EndReason
 from runtime.shim.logs import LOG_BYTES
 from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import processes_with, wait_for

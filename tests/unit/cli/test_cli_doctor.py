@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import printing, show
+from runtime.cli import console, output
 from runtime.cli.main import main
 from runtime.outputs import RecordsOutput, StackOutputs, encode_outputs
 from runtime.stack import find as stacks
@@ -71,7 +71,7 @@ def test_json_is_an_array_and_exits_alike(run: Run, tmp_path: Path, monkeypatch:
 
 def test_terminal_shows_the_fix_below_its_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(tmp_path, monkeypatch)
-    for module in (show, printing):
+    for module in (output, console):
         monkeypatch.setattr(module, "is_terminal", lambda stream=None: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
 

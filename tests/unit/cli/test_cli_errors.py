@@ -15,7 +15,7 @@ import typer
 
 from runtime.cli import commands
 from runtime.cli.main import explain, main
-from runtime.cli.show import confirm
+from runtime.cli.output import confirm
 from runtime.cli.worker import Parser
 from runtime.errors import (
     InfrastructureFailure,
@@ -261,9 +261,7 @@ def test_closed_stdout_is_no_failure() -> None:
 
 
 def test_name_that_is_no_utf8_is_printed_as_json_escape() -> None:
-    code = (
-        "from runtime.cli.printing import prepare_streams; from runtime.cli.show import print_json\nprepare_streams()\n"
-    )
+    code = "from runtime.cli.console import prepare_streams; from runtime.cli.output import print_json\nprepare_streams()\n"
     done = subprocess.run(
         [sys.executable, "-c", code + "print_json(['\\udcff'])"], capture_output=True, timeout=PATIENCE_S, check=True
     )

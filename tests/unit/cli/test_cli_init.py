@@ -12,8 +12,8 @@ import pytest
 from runtime.cli.init import FILES
 from runtime.cli.main import main
 from runtime.config import Project
-from runtime.tasks.lookup import describe_missing
 from runtime.tasks.model import WorkflowEntry
+from runtime.tasks.workflow_check import describe_missing
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from runtime.cli.render import target_lines
-from runtime.client.jobs.known import JobLine
+from runtime.cli.status_text import target_lines
+from runtime.client.jobs.job_cache import JobLine
 from runtime.client.jobs.status import TargetJobs
+from runtime.end_reasons import EndReason
 from runtime.jobs.spec import JobState
-from runtime.reasons import EndReason
 from tests.jobs_support import Terminal, open_terminal
 
 NOW = datetime.now(UTC)
@@ -246,7 +246,7 @@ def line(number: int, **changes: Any) -> JobLine:
 
 def table(monkeypatch: pytest.MonkeyPatch, width: int, *jobs: JobLine) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr("runtime.cli.show.is_terminal", lambda: True)
+    monkeypatch.setattr("runtime.cli.output.is_terminal", lambda: True)
     return target_lines(TargetJobs(target="hpc", records="/r", jobs=jobs), NOW)
 
 

@@ -23,19 +23,19 @@ from runtime.client.jobs.explain import JobFacts, explain
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.status import AfterView, AttemptView, read_attempts, read_target
 from runtime.client.jobs.targets import OpenTarget
+from runtime.end_reasons import EndReason, Explanation
 from runtime.errors import InfrastructureFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome
+from runtime.jobs.log_follower import LogReader
 from runtime.jobs.plan import NativeState, Target, owner_name
-from runtime.jobs.runs import LogReader
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher
-from runtime.platform import system
-from runtime.reasons import EndReason, Explanation
+from runtime.sanitize import cut_lines
 from runtime.shim.logs import Log, render_gap, split_log
 from runtime.shim.processes import list_processes
-from runtime.terminal import cut_lines
+from runtime.system import system
 from tests.copies_support import COMMAND, Copies
 from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
 from tests.shim_support import (
@@ -1189,7 +1189,7 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The test moves the counter itself, and is faster than a shim.
-    monkeypatch.setattr("runtime.jobs.runs.STILL_S", 0.3)
+    monkeypatch.setattr("runtime.jobs.log_follower.STILL_S", 0.3)
     job = run.launch("sleep 600")
     beat = run.folder(job) / "runs/0/a0001/beat"
     wait_for(beat.exists, "the first sign of life")
@@ -1199,7 +1199,7 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
 
     still = run("explain", job)
     waits: list[float] = []
-    monkeypatch.setattr("runtime.jobs.runs.STILL_S", PATIENCE_S)
+    monkeypatch.setattr("runtime.jobs.log_follower.STILL_S", PATIENCE_S)
 
     def move(seconds: float) -> None:
         waits.append(seconds)
@@ -1231,7 +1231,7 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
 def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.jobs.runs.STILL_S", 0.5)
+    monkeypatch.setattr("runtime.jobs.log_follower.STILL_S", 0.5)
     job = run.launch("until [ -e $RUNTIME_CHECKPOINT_DIR/end ]; do sleep 0.05; done; exit 4")
     runs = run.folder(job) / "runs/0"
     wait_for((runs / "a0001/beat").exists, "the first sign of life")
@@ -1260,7 +1260,7 @@ def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(
     def explain_patiently() -> Typed:
         """Explain with patience, since a live shim may be late."""
         with monkeypatch.context() as patience:
-            patience.setattr("runtime.jobs.runs.STILL_S", PATIENCE_S)
+            patience.setattr("runtime.jobs.log_follower.STILL_S", PATIENCE_S)
             return run("explain", job, "-o", "json")
 
     lives = explain_patiently()

@@ -23,7 +23,7 @@ MORE_THAN_ONE = {
     ("wait.py", "total"),
     ("explain.py", "name"),
     ("explain.py", "what"),
-    ("probe.py", "start.get('python', 'of some kind')"),
+    ("target_check.py", "start.get('python', 'of some kind')"),
     ("doctor.py", "count_noun(done.notes, 'note')"),
     ("quickstart.py", "count_noun(value['clusters'], 'group')"),
 }

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.drawing import Canvas, draw_bars, draw_curves
 from runtime.cli.main import main
-from runtime.client.courses import Curve, Source, choose
+from runtime.cli.text_plot import Canvas, draw_bars, draw_curves
+from runtime.client.metric_series import Curve, Source, choose
 from runtime.shim.call import ReportFile
 from runtime.shim.metrics import Reports
 from runtime.tasks.model import CommandEntry

@@ -14,8 +14,8 @@ import pytest
 from runtime.cli import logs as logs_command
 from runtime.cli.main import main
 from runtime.client.tasks.redrive import read_dead
+from runtime.end_reasons import EndReason
 from runtime.queues.sqlite.queue import SqliteQueue
-from runtime.reasons import EndReason
 from runtime.stack.open import OpenStack
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task

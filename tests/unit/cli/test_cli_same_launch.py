@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs import last_launch
+from runtime.client.jobs import launch_diff
 from runtime.snapshots.snapshot import digest_files, make_snapshot
 from tests.jobs_support import Terminal, open_terminal
 
@@ -139,7 +139,7 @@ def test_note_that_cannot_be_read_stops_no_launch(run: Terminal) -> None:
 
 
 def test_notes_are_few_and_private(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_launch, "KEPT", 2)
+    monkeypatch.setattr(launch_diff, "KEPT", 2)
     for name in ("a", "b", "c"):
         launch(run, "true", name=name)
     notes = list((run.data / "last-launches").iterdir())

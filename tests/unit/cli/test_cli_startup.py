@@ -63,7 +63,7 @@ def heavy_of(modules: set[str]) -> set[str]:
 
 
 def test_import_loads_no_cloud_library() -> None:
-    assert heavy_of(loaded_by("import runtime, runtime.cli.main, runtime.cli.commands, runtime.cli.show")) == set()
+    assert heavy_of(loaded_by("import runtime, runtime.cli.main, runtime.cli.commands, runtime.cli.output")) == set()
 
 
 def test_heavy_import_is_noticed() -> None:
@@ -123,7 +123,7 @@ def test_worker_is_dispatched_without_typer() -> None:
 def test_worker_that_runs_here_loads_nothing_of_fleets(tmp_path: Path) -> None:
     modules = loaded_by(in_folder(tmp_path, "worker", "--once", "--idle-timeout", "0s"))
 
-    assert modules & {"typer", "runtime.cli.fleet", "runtime.cli.launch", "runtime.jobs.spec"} == set()
+    assert modules & {"typer", "runtime.cli.worker_fleet", "runtime.cli.launch", "runtime.jobs.spec"} == set()
 
 
 def test_version_is_printed() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from runtime.cli import show
+from runtime.cli import output
 from runtime.cli import status as command
 from runtime.cli.main import main
-from runtime.cli.render import render, summarise
 from runtime.cli.status import RateMeter, is_over
+from runtime.cli.status_text import render, summarise
 from runtime.client.tasks.status import read_experiment, read_overview, read_task
 from runtime.testing import sample_task
 from tests.services_support import replace_sleep
@@ -76,7 +76,7 @@ def test_overview_is_padded_to_no_error_and_cut_on_a_terminal(bench: Bench, monk
     seen = read_overview(bench, now=bench.now)
 
     everywhere = render(seen, bench.now)
-    monkeypatch.setattr(show, "is_terminal", lambda: True)
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "100")
     on_terminal = render(seen, bench.now)
 

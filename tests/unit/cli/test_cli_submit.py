@@ -17,7 +17,8 @@ import pytest
 from runtime.cli import submit as command
 from runtime.cli import wait as wait_command
 from runtime.cli.main import main
-from runtime.client.tasks import sending
+from runtime.client.tasks import publish
+from runtime.end_reasons import EndReason
 from runtime.outputs import (
     PubSubQueueOutput,
     RecordsOutput,
@@ -27,11 +28,10 @@ from runtime.outputs import (
     encode_outputs,
 )
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
-from runtime.reasons import EndReason
 from runtime.snapshots.environment import fetch_packages
 from runtime.tasks.history import Mark, Record, Settlement
 from runtime.tasks.model import CommandEntry, Resources, Task, TaskState, WorkflowEntry
-from runtime.tasks.sinks import TaskSink
+from runtime.tasks.notification_sinks import TaskSink
 from runtime.tasks.wire import decode_task
 from tests.services_support import replace_sleep
 
@@ -277,7 +277,7 @@ def test_submitted_again_it_says_what_was_known_and_what_is_the_same(
 def test_bad_line_stops_with_line_field_and_what_stands(
     run: Run, queue: SqliteQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending.Direct, "part_tasks", 2)
+    monkeypatch.setattr(publish.Direct, "part_tasks", 2)
     lines = [json.dumps({"command": ["echo", str(n)]}) for n in range(3)]
     (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"command": ["ls"], "timeout_s": "2h"}']))
 
@@ -543,7 +543,7 @@ def test_interrupted_wait_detaches(run: Run, queue: SqliteQueue, monkeypatch: py
 def test_interrupted_submission_says_what_is_safe(
     run: Run, queue: SqliteQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending.Direct, "part_tasks", 2)
+    monkeypatch.setattr(publish.Direct, "part_tasks", 2)
     original = SqliteQueue.put
 
     def put(self: SqliteQueue, tasks: Any) -> Any:

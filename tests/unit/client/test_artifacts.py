@@ -23,10 +23,10 @@ from runtime.client.artifacts import (
     split_reuse,
 )
 from runtime.client.tasks.submit import submit
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, NotPossible, RequestRefused, UnknownName
 from runtime.queues.base import Queue
 from runtime.queues.sqlite.queue import open_sqlite
-from runtime.reasons import EndReason
 from runtime.records.artifacts import ArtifactDamaged, Writer
 from runtime.records.base import RecordStore
 from runtime.tasks.artifacts import NO_ARTIFACTS, Artifacts, Version

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.identify import Identity, Kind
+from runtime.client.resolve_id import Identity, Kind
 from runtime.client.tasks.cancel import Cancelled, cancel, cancel_experiment, cancel_task
 from runtime.client.tasks.redrive import retry
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.task_facts import read_standing
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.reasons import EndReason
-from runtime.records.coverage import Coverage
+from runtime.records.order_scope import Coverage
 from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.testing import sample_task
 from tests.verbs_support import TTL, Bench

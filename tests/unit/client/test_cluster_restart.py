@@ -24,11 +24,11 @@ from runtime.clusters.restart import HeadSilent, Step, TakenOver, decide_step, g
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure
 from runtime.faults import FaultReached
-from runtime.jobs import hold, ledger, open_index
-from runtime.jobs.hold import Hold, RootHeld
+from runtime.jobs import ledger, maintenance_lock, open_jobs
+from runtime.jobs.maintenance_lock import Hold, RootHeld
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
-from runtime.launchers.ray.asked import is_note
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
+from runtime.launchers.ray.restart_notes import is_note
 from runtime.launchers.ray.settings import Place
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead
@@ -127,7 +127,7 @@ def test_restart_takes_up_the_jobs_of_all_targets_and_keeps_their_interpreters(
     assert count_submitted(head) == 4
     pythons = {info["metadata"]["job"]: info["entrypoint"].split()[1] for info in head.jobs.values()}
     assert pythons == {jobs[0].id: "/opt/x/python", jobs[1].id: "python3"}
-    assert hold.read_hold(place.files) is None
+    assert maintenance_lock.read_hold(place.files) is None
     assert all(goes_on(each) for each in world.kept)
 
 
@@ -144,13 +144,13 @@ def test_restart_that_dies_after_a_step_is_finished_by_another_and_starts_no_job
 
     cut_off(make(place, settings, restart_head), killed, monkeypatch)
     if killed is not Step.RELEASE:
-        assert hold.read_hold(place.files) is not None
+        assert maintenance_lock.read_hold(place.files) is not None
         restart(make(place, settings, restart_head, token="two"), token="two")
 
     assert restarts == [1]
     assert (epochs(job), count_submitted(head)) == ([1, 2], 2)
     assert job.state() is JobState.RUNNING
-    assert hold.read_hold(place.files) is None
+    assert maintenance_lock.read_hold(place.files) is None
 
 
 def test_job_that_was_stopped_for_a_restart_is_lost_and_not_cancelled_until_it_is_taken_up(
@@ -231,7 +231,7 @@ def test_restart_that_was_begun_is_given_up_and_its_jobs_go_on_once(
 
     give_up(make(place, settings, head.restart, token="three", gives_up=True), token="three")
 
-    assert hold.read_hold(place.files) is None
+    assert maintenance_lock.read_hold(place.files) is None
     assert head.session == session
     again = [1] if killed is Step.HOLD else [1, 2]
     assert (epochs(jobs[0]), jobs[0].state()) == (again, JobState.RUNNING)
@@ -257,11 +257,11 @@ def test_restart_of_a_silent_head_is_given_up_only_if_no_job_would_count_as_canc
     with pytest.raises(HeadSilent):
         give_up(make(place, settings, head.restart, token="two", gives_up=True), token="two")
 
-    held = hold.read_hold(place.files)
+    held = maintenance_lock.read_hold(place.files)
     assert held is not None
-    hold.write_hold(place.files, replace(held, commanded=True))
+    maintenance_lock.write_hold(place.files, replace(held, commanded=True))
     done = give_up(make(place, settings, head.restart, token="three", gives_up=True), token="three")
-    assert (done, hold.read_hold(place.files)) == ({Step.HOLD, Step.RELEASE}, None)
+    assert (done, maintenance_lock.read_hold(place.files)) == ({Step.HOLD, Step.RELEASE}, None)
     head.restart()
     assert [each.done for each in keep_cluster(place, settings).jobs] == ["taken_up"]
     assert epochs(job) == [1, 2]
@@ -274,7 +274,7 @@ def test_while_the_cluster_is_held_keepers_and_launches_wait_and_after_an_hour_t
     head.restart()
     now = ledger.now()
     held = Hold(token="other", by="ada@desk", since=now, renewed=now, session="session_1")
-    hold.write_hold(place.files, held)
+    maintenance_lock.write_hold(place.files, held)
 
     (left,) = keep_cluster(place, settings).jobs
     with pytest.raises(RootHeld) as refused:
@@ -282,9 +282,9 @@ def test_while_the_cluster_is_held_keepers_and_launches_wait_and_after_an_hour_t
 
     assert (left.done, left.seen.partition(" since ")[0]) == ("left", "the cluster is being restarted by ada@desk")
     assert (refused.value.exit_code, refused.value.retryable) == (3, True)
-    assert (count_submitted(head), len(open_index.list_open(place.files, "tpu"))) == (1, 1)
+    assert (count_submitted(head), len(open_jobs.list_open(place.files, "tpu"))) == (1, 1)
 
-    hold.write_hold(place.files, replace(held, renewed=now - timedelta(minutes=61)))
+    maintenance_lock.write_hold(place.files, replace(held, renewed=now - timedelta(minutes=61)))
     said: list[str] = []
     (kept,) = keep_cluster(place, settings, progress=said.append).jobs
 
@@ -299,7 +299,7 @@ def test_mark_that_is_old_is_begun_anew_with_the_session_of_today(
     start(settings, "tpu")
     head.restart()
     old = ledger.now() - timedelta(hours=3)
-    hold.write_hold(place.files, Hold(token="x", by="bob@lab", since=old, renewed=old, session="session_1"))
+    maintenance_lock.write_hold(place.files, Hold(token="x", by="bob@lab", since=old, renewed=old, session="session_1"))
     said: list[str] = []
 
     restart(make(place, settings, head.restart, said=said), token="one")
@@ -320,12 +320,12 @@ def test_head_that_does_not_come_back_is_said_in_its_own_words_and_restarted_by_
     with pytest.raises(HeadNotBack) as late:
         restart(make(place, settings, break_head, read_boot=lambda: boot, head_s=0), token="one")
     assert "it says `waiting-for`: image i@sha256:0" in late.value.facts
-    assert hold.read_hold(place.files) is not None
+    assert maintenance_lock.read_hold(place.files) is not None
 
     monkeypatch.setattr(cluster_restart, "SILENT_S", 0)
     restart(make(place, settings, head.restart, token="two"), token="two")
 
-    assert (head.session, epochs(job), hold.read_hold(place.files)) == (2, [1, 2], None)
+    assert (head.session, epochs(job), maintenance_lock.read_hold(place.files)) == (2, [1, 2], None)
 
 
 def test_command_that_dies_while_it_waits_for_the_head_is_finished_without_another_restart(
@@ -348,7 +348,7 @@ def test_command_that_dies_while_it_waits_for_the_head_is_finished_without_anoth
     one = make(place, settings, break_head, read_boot=die)
     with pytest.raises(KeyboardInterrupt):
         restart(one, token="one")
-    left = hold.read_hold(place.files)
+    left = maintenance_lock.read_hold(place.files)
     assert one.marked
     assert left is not None
     assert left.commanded
@@ -367,20 +367,20 @@ def test_command_that_another_took_over_while_it_stood_still_changes_nothing_mor
 
     def be_overtaken() -> None:
         restart(make(place, settings, lambda: (head.restart(), restarts.append("two")), token="two"), token="two")
-        mark = hold.read_hold(place.files)
+        mark = maintenance_lock.read_hold(place.files)
         assert mark is None
 
     with pytest.raises(TakenOver):
         restart(make(place, settings, be_overtaken), token="one")
 
-    assert (restarts, epochs(job), hold.read_hold(place.files)) == (["two"], [1, 2], None)
+    assert (restarts, epochs(job), maintenance_lock.read_hold(place.files)) == (["two"], [1, 2], None)
 
 
 def test_command_that_waits_for_the_head_ends_once_another_took_over(
     head: RayHead, settings: Settings, place: OpenTarget
 ) -> None:
     def lose_mark() -> None:
-        hold.remove_hold(place.files)
+        maintenance_lock.remove_hold(place.files)
 
     with pytest.raises(TakenOver) as ended:
         restart(make(place, settings, lambda: None, read_boot=lose_mark, head_s=PATIENCE_S), token="one")
@@ -398,12 +398,12 @@ def test_step_of_an_old_view_leaves_the_mark_of_another_as_it_is(
     seen = world.look()
     assert seen.hold is not None
     theirs = replace(seen.hold, token="two", by="two@desk")
-    hold.write_hold(place.files, theirs)
+    maintenance_lock.write_hold(place.files, theirs)
 
     with pytest.raises(TakenOver) as ended:
         world.act(step, seen)
 
-    assert (ended.value.holder, hold.read_hold(place.files), world.marked) == ("two@desk", theirs, False)
+    assert (ended.value.holder, maintenance_lock.read_hold(place.files), world.marked) == ("two@desk", theirs, False)
 
 
 def test_session_of_a_head_that_was_silent_is_noted_when_it_answers(
@@ -613,11 +613,11 @@ def test_shims_that_outlive_their_driver_are_waited_for(head: RayHead, settings:
     ],
 )
 def test_mark_that_nobody_can_read_blocks_nobody(text: bytes, place: OpenTarget) -> None:
-    place.files.write(hold.FILE, text)
+    place.files.write(maintenance_lock.FILE, text)
 
-    hold.refuse_if_held(place.files)
+    maintenance_lock.refuse_if_held(place.files)
 
-    assert hold.read_hold(place.files) is None
+    assert maintenance_lock.read_hold(place.files) is None
 
 
 def test_job_that_ends_only_after_its_restart_was_given_up_is_lost_and_not_cancelled(
@@ -632,7 +632,7 @@ def test_job_that_ends_only_after_its_restart_was_given_up_is_lost_and_not_cance
     give_up(make(place, settings, head.restart, token="two", gives_up=True), token="two")
     head.jobs[name]["status"] = "STOPPED"
 
-    assert hold.read_hold(place.files) is None
+    assert maintenance_lock.read_hold(place.files) is None
     assert job.status().reason == "lost"
     assert [each.done for each in keep_cluster(place, settings).jobs] == ["taken_up"]
 

@@ -10,7 +10,7 @@ import pytest
 
 import runtime
 from runtime.cli.main import main
-from runtime.client.tasks.sending import content_of
+from runtime.client.tasks.publish import content_of
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.tasks.container import Container, Mount, MountMode, make_container

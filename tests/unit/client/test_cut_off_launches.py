@@ -10,12 +10,12 @@ import pytest
 
 from runtime import faults
 from runtime.client.jobs.gc import Garbage, find_garbage, remove
-from runtime.client.jobs.keep import KeptJob, keep_target
 from runtime.client.jobs.launch import launch
+from runtime.client.jobs.reconcile import KeptJob, keep_target
 from runtime.client.jobs.targets import OpenTarget, find_target, make_context, open_target
 from runtime.config import Project, Settings
 from runtime.faults import FaultReached
-from runtime.jobs import ledger, open_index
+from runtime.jobs import ledger, open_jobs
 from runtime.jobs.lock import Lock
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
 from tests.fakes.ray_head import RayHead
@@ -110,7 +110,7 @@ def test_launch_that_was_cut_off_is_garbage_after_its_time(
 
     assert (young, at_work) == ([], [])
     assert (old.kind, old.name, old.state) == ("job", job, JobState.PENDING)
-    assert (left, ledger.list_jobs(place.files), open_index.list_open(place.files, "tpu")) == ([], [], {})
+    assert (left, ledger.list_jobs(place.files), open_jobs.list_open(place.files, "tpu")) == ([], [], {})
 
 
 def test_job_that_the_backend_has_is_no_garbage_though_its_launch_was_cut_off(

@@ -12,10 +12,10 @@ from runtime.client.fetch import RemoteFile, fetch
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.hosts.remote import PROGRAM, render_agent
-from runtime.shim.folders import MOST_PARTS
-from runtime.snapshots.identity import digest_sources
+from runtime.shim.tree_walk import MOST_PARTS
 from runtime.snapshots.snapshot import SnapshotRules, survey
-from runtime.tasks.lookup import _find_sources
+from runtime.snapshots.worker_code import digest_sources
+from runtime.tasks.workflow_check import _find_sources
 from tests.deep_support import cleared, dig
 from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import find_pythons

@@ -13,11 +13,11 @@ import pytest
 from runtime.client.tasks.cancel import cancel_experiment, cancel_task
 from runtime.client.tasks.explain import Facts, explain, explain_experiment, explain_worker, read_facts
 from runtime.client.tasks.redrive import purge_dead, read_dead, redrive
-from runtime.client.tasks.standing import Standing, WorkerStatus, worker_status
 from runtime.client.tasks.status import read_experiment
+from runtime.client.tasks.task_facts import Standing, WorkerStatus, worker_status
+from runtime.end_reasons import EndReason
 from runtime.errors import QueueUnavailable, UnknownName
 from runtime.queues.base import Depth
-from runtime.reasons import EndReason
 from runtime.records.base import WorkerSeen
 from runtime.tasks.history import EndedNote, History, Mark, Record
 from runtime.tasks.model import Resources, Task, TaskState

@@ -19,7 +19,7 @@ from runtime.cli.main import main
 from runtime.client.jobs.prepare import LaunchOptions, Prepared, Request, prepare
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible
-from runtime.jobs.order import FROZEN_LOCK
+from runtime.jobs.run_config import FROZEN_LOCK
 from runtime.jobs.spec import EnvironmentManager, parse_spec
 from runtime.snapshots.snapshot import add_file, digest_files, make_snapshot, read_entries
 from tests.services_support import PATIENCE_S

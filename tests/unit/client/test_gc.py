@@ -21,9 +21,9 @@ from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.lock import Lock
 from runtime.jobs.plan import Target, owner_name
 from runtime.launchers.local.launcher import LocalLauncher
-from runtime.platform import system
+from runtime.shim.common import Taken
 from runtime.shim.record import FolderRecord, claim_job
-from runtime.shim.words import Taken
+from runtime.system import system
 from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import kill_all, processes_with, shims_with, wait_for
 

@@ -24,7 +24,7 @@ from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions, Request, prepare
 from runtime.client.jobs.retry import retry_job
-from runtime.client.jobs.reuse import Sources, read_kept, store_reused
+from runtime.client.jobs.reused_artifacts import Sources, read_kept, store_reused
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible, RequestRefused, UnknownName

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.tasks import code as submitted_code
 from runtime.client.tasks import kept_stacks
-from runtime.client.tasks.code import CodeInHand, take_code
+from runtime.client.tasks import task_snapshot as submitted_code
 from runtime.client.tasks.kept_stacks import borrow_stack, close_kept
 from runtime.client.tasks.submit import Submission, submit
+from runtime.client.tasks.task_snapshot import CodeInHand, take_code
 from runtime.client.tasks.wait import wait
 from runtime.config import load_settings
 from runtime.errors import InvalidTask, NotPossible, UnknownName
 from runtime.queues.sqlite.queue import open_sqlite
-from runtime.records import embedded
+from runtime.records import sqlite_file
 from runtime.snapshots.snapshot import fetch_snapshot
 from runtime.snapshots.watch import TreeWatch
 from runtime.stack.open import OpenStack
@@ -48,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.chdir(folder)
     # A fork waits for other threads' current work, which may take long on a busy machine.
-    monkeypatch.setattr(embedded, "FORK_PATIENCE_S", 240.0)
+    monkeypatch.setattr(sqlite_file, "FORK_PATIENCE_S", 240.0)
     yield folder
     close_kept()
 

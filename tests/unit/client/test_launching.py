@@ -20,13 +20,13 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Request, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.config import Project, Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import Target, owner_name
 from runtime.jobs.spec import Array, Code, CodeMode, InvalidSpec, JobSpec, JobState, Priority, Retry, parse_spec
 from runtime.jobs.spec_fields import spec_fields
-from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import make_snapshot
 from tests.copies_support import Copies
 from tests.shim_support import PATIENCE_S, is_running, processes_with, shims_with, signal_all, wait_for

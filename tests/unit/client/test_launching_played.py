@@ -11,11 +11,12 @@ import pytest
 
 from runtime.client.jobs import retry
 from runtime.client.jobs.handle import JobHandle, find_job
-from runtime.client.jobs.known import forget_job
+from runtime.client.jobs.job_cache import forget_job
 from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.jobs.retry import retry_job
 from runtime.config import Project, Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import AgentFiles, FileToWrite, Host, HostUnavailable, LockLost
@@ -26,7 +27,6 @@ from runtime.jobs.plan import LaunchPlan, NativePart, NativeState, Target
 from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, SecretRef
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launchers.slurm.launcher import SlurmLauncher
-from runtime.reasons import EndReason
 from tests.services_support import replace_sleep
 
 LOST = {"state": JobState.FAILED, "reason": EndReason.LOST}

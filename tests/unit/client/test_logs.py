@@ -9,7 +9,7 @@ import pytest
 
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
 from runtime.client.tasks.redrive import read_dead, redrive
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.task_facts import read_standing
 from runtime.errors import NotPossible, UnknownName
 from runtime.tasks.history import Lease
 from runtime.testing import sample_task

@@ -16,8 +16,8 @@ import pytest
 import runtime
 from runtime.client.tasks.mapping import MappedTask, map_tasks
 from runtime.client.tasks.redrive import retry
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused, WorkFailed
-from runtime.reasons import EndReason
 from runtime.tasks.model import TaskState
 from tests.verbs_support import Bench
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.tasks.code import SubmittedCode
 from runtime.client.tasks.environment import take_packages
 from runtime.client.tasks.packages import freeze, read_lock
+from runtime.client.tasks.task_snapshot import SubmittedCode
 from runtime.config import load_settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, StoreUnsafe
 from runtime.records.memory import MemoryRecords

@@ -30,8 +30,8 @@ from runtime.client.quickstart import (
     run_quickstart,
 )
 from runtime.config import load_settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, InvalidValue, RequestRefused
-from runtime.reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import Task, TaskState
@@ -279,7 +279,7 @@ def test_killed_worker_is_not_an_error_and_says_what_it_ran(fleet: ScriptFleet, 
     fleet.script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from runtime.queues.sqlite.holders import Presence\n"
+        "from runtime.queues.sqlite.local_workers import Presence\n"
         f"Presence(Path({str(tmp_path / 'presence')!r}), 'w-1').mark(['0123456789abcdef'])\n"
         'print(\'{"worker": "w-1"}\', flush=True); time.sleep(60)\n'
     )

@@ -23,10 +23,10 @@ from runtime.client.tasks.redrive import (
     redrive,
     retry,
 )
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.task_facts import read_standing
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue
-from runtime.reasons import EndReason
-from runtime.records.coverage import Coverage
+from runtime.records.order_scope import Coverage
 from runtime.records.sqlite import SqliteRecords
 from runtime.tasks.history import Mark, Record
 from runtime.tasks.model import Task, TaskState
@@ -467,9 +467,9 @@ def test_find_dead_of_a_task_that_succeeded_is_none(bench: Bench) -> None:
 def test_what_failed_is_read_one_batch_ahead_of_what_is_queued_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], asked: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from runtime.cli import output
     from runtime.cli import queue as queue_command
     from runtime.cli import retry as retry_command
-    from runtime.cli import show
 
     monkeypatch.setattr("runtime.client.tasks.redrive.BATCH", 2)
     monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
@@ -506,7 +506,7 @@ def test_what_failed_is_read_one_batch_ahead_of_what_is_queued_again(
     assert "9 queued again" in capsys.readouterr().err
     assert len(ahead) == 9
     assert max(ahead) <= 2
-    assert [show.format_count(9) in question for question in questions] == [True] * asked
+    assert [output.format_count(9) in question for question in questions] == [True] * asked
     assert len(reads) == 2 + asked
 
 

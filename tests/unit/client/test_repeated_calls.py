@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.client.tasks import code as submitted_code
 from runtime.client.tasks import kept_stacks
 from runtime.client.tasks import submit as submitting
+from runtime.client.tasks import task_snapshot as submitted_code
 from runtime.client.tasks.kept_stacks import MOST_CALLS, close_kept
 from runtime.client.tasks.repeated import RepeatedCall
 from runtime.client.tasks.submit import Submission, submit

@@ -14,9 +14,9 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.jobs.retry import retry_job
 from runtime.config import load_settings
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.jobs.spec import Array, JobSpec, JobState
-from runtime.reasons import EndReason
 from tests.copies_support import Copies
 from tests.fakes.slurm import SlurmCommands
 from tests.jobs_support import Terminal, open_terminal

@@ -12,8 +12,8 @@ from runtime.client.tasks.logs import read_logs
 from runtime.client.tasks.redrive import retry
 from runtime.client.tasks.results import BATCH, read_result, read_results
 from runtime.client.tasks.wait import wait
+from runtime.end_reasons import EndReason
 from runtime.errors import ObjectDamaged
-from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart
 from runtime.tasks.model import CommandEntry, TaskState
 from runtime.testing import sample_task

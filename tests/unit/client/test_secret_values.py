@@ -25,7 +25,7 @@ from runtime.launchers.local.launcher import LocalLauncher
 from runtime.outputs import MissingOutput, SecretOutput, StackOutputs, encode_outputs
 from runtime.stack import google_api
 from runtime.stack.google_api import GoogleRefused, GoogleUnreachable
-from runtime.stack.secret_values import OLDER_VERSIONS
+from runtime.stack.secret_reader import OLDER_VERSIONS
 from tests.copies_support import COMMAND, Copies
 from tests.fakes.google import GoogleServer
 from tests.jobs_support import Terminal, open_terminal

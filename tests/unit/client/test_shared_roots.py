@@ -13,17 +13,17 @@ from runtime.cli.main import main
 from runtime.client.jobs.explain import read_facts
 from runtime.client.jobs.gc import find_garbage, remove_all
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.keep import keep_target
+from runtime.client.jobs.reconcile import keep_target
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.status import read_job, read_target
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.plan import owner_name
 from runtime.jobs.spec import JobState
+from runtime.launchers.job_status import ELSEWHERE, LIVES, judge_job
 from runtime.launchers.processes import base
-from runtime.launchers.standing import ELSEWHERE, LIVES, judge_job
-from runtime.platform import system
-from runtime.reasons import EndReason
+from runtime.system import system
 from tests.conformance.test_launchers import kill_job
 from tests.services_support import PATIENCE_S, wait_until
 from tests.shim_support import shims_with, wait_for
@@ -76,7 +76,7 @@ def dead(started: Here, monkeypatch: pytest.MonkeyPatch) -> JobHandle:
     """The same job, of which nothing lives."""
     (job,) = started.jobs
     kill_job(job)
-    monkeypatch.setattr("runtime.jobs.runs.STILL_S", 0.0)
+    monkeypatch.setattr("runtime.jobs.log_follower.STILL_S", 0.0)
     return job
 
 
@@ -89,7 +89,7 @@ def collect(job: JobHandle) -> list[tuple[str, list[str]]]:
 def test_job_that_lives_in_another_container_is_found_and_not_begun_again(
     started: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.jobs.runs.STILL_S", PATIENCE_S)
+    monkeypatch.setattr("runtime.jobs.log_follower.STILL_S", PATIENCE_S)
     (job,) = started.jobs
     _, (native,) = judge_job(job.entry(), job.target, job.launcher, job.host)
     assert native.raw == ELSEWHERE
@@ -104,7 +104,7 @@ def test_job_that_lives_in_another_container_is_found_and_not_begun_again(
 def test_job_of_a_container_that_is_gone_goes_on(started: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = started.jobs
     kill_job(job)
-    monkeypatch.setattr("runtime.jobs.runs.STILL_S", 0.0)
+    monkeypatch.setattr("runtime.jobs.log_follower.STILL_S", 0.0)
 
     again = started.start(*RUNS)
     monkeypatch.setattr(base, "_LIST", LIST)
@@ -190,7 +190,7 @@ def test_status_of_a_job_of_a_container_that_is_gone_is_lost_once_it_was_watched
 def test_commands_of_a_job_of_a_container_that_is_gone_watch_it_first(
     dead: JobHandle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.jobs.runs.STILL_S", 1.0)
+    monkeypatch.setattr("runtime.jobs.log_follower.STILL_S", 1.0)
 
     assert main(["retry", dead.id]) == 0
     assert capsys.readouterr().err.startswith(f"waiting for a sign of life of job `{dead.id}`")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from runtime.client.tasks.standing import read_standing, read_worker, worker_status
 from runtime.client.tasks.status import (
     estimate_left,
     explain_waiting,
@@ -20,10 +19,11 @@ from runtime.client.tasks.status import (
     read_overview,
     read_task,
 )
+from runtime.client.tasks.task_facts import read_standing, read_worker, worker_status
+from runtime.end_reasons import EndReason
 from runtime.errors import UnknownName
 from runtime.queues.base import Depth
 from runtime.queues.memory import MemoryQueue
-from runtime.reasons import EndReason
 from runtime.records.memory import MemoryBlobs
 from runtime.records.store import BlobRecords
 from runtime.tasks.history import Record, mark_of

@@ -19,11 +19,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtime.client.tasks import sending
-from runtime.client.tasks.make import TaskOptions, make_tasks
+from runtime.client.tasks import publish
+from runtime.client.tasks.build import TaskOptions, make_tasks
 from runtime.client.tasks.repair import repair
 from runtime.client.tasks.submit import Submission, submit, submit_tasks
 from runtime.client.tasks.wait import wait
+from runtime.end_reasons import EndReason
 from runtime.errors import (
     InfrastructureFailure,
     InvalidTask,
@@ -39,14 +40,13 @@ from runtime.errors import (
 from runtime.queues.base import PutResult, Queue, QueueTraits
 from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
-from runtime.reasons import EndReason
 from runtime.records.base import INLINE_BYTES, ManifestPart, WorkerSeen
 from runtime.records.blobs.folder import FolderBlobs
-from runtime.records.embedded import EmbeddedFile
 from runtime.records.memory import MemoryRecords
+from runtime.records.sqlite_file import EmbeddedFile
 from runtime.records.store import BlobRecords
 from runtime.tasks.history import Record, mark_of
-from runtime.tasks.idset import IdSet, task_key
+from runtime.tasks.id_set import IdSet, task_key
 from runtime.tasks.model import CommandEntry, FunctionEntry, Resources, Task, TaskState, WorkflowEntry, task_id
 from runtime.tasks.wire import decode_task, encode_task
 from runtime.testing import FakeClock, sample_task
@@ -95,8 +95,8 @@ def queue(records: MemoryRecords) -> Forgetful:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending.ThroughManifest, "part_tasks", 4)
-    monkeypatch.setattr(sending.Direct, "part_tasks", 4)
+    monkeypatch.setattr(publish.ThroughManifest, "part_tasks", 4)
+    monkeypatch.setattr(publish.Direct, "part_tasks", 4)
 
 
 def listed(records: MemoryRecords, experiment: str = EXPERIMENT) -> list[str]:
@@ -470,8 +470,8 @@ def test_progress_counts_every_task_once(queue: Forgetful) -> None:
 
 
 def test_many_tasks_are_not_named(queue: Forgetful) -> None:
-    assert put(queue, tasks_of(*range(sending.NAMED_TASKS))).ids is not None
-    assert put(queue, tasks_of(*range(1000, 1001 + sending.NAMED_TASKS))).ids is None
+    assert put(queue, tasks_of(*range(publish.NAMED_TASKS))).ids is not None
+    assert put(queue, tasks_of(*range(1000, 1001 + publish.NAMED_TASKS))).ids is None
 
 
 # into the queue's own file
@@ -837,7 +837,7 @@ def test_wait_counts_what_did_not_succeed(tmp_path: Path) -> None:
 
 
 def test_large_submission_is_waited_for_as_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "NAMED_TASKS", 2)
+    monkeypatch.setattr(publish, "NAMED_TASKS", 2)
     queue, records = open_sqlite(tmp_path / "q.db")
     done = submit([("p", "w", [str(n)]) for n in range(5)], queue=queue, experiment="many")
     assert done.ids is None
@@ -956,7 +956,7 @@ def test_wait_for_what_only_a_foreign_producer_sent_goes_by_its_records(tmp_path
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> MemoryQueue:
     """A queue of 6 tasks beside its records, all waited for as an experiment."""
-    monkeypatch.setattr(sending, "NAMED_TASKS", 2)
+    monkeypatch.setattr(publish, "NAMED_TASKS", 2)
     queue = MemoryQueue(MemoryRecords())
     submit([("p", "w", [str(n)]) for n in range(6)], queue=queue, experiment=EXPERIMENT)
     return queue

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from runtime.client.tasks.code import SubmittedCode, find_code_folder, import_root, take_code
 from runtime.client.tasks.submit import submit
+from runtime.client.tasks.task_snapshot import SubmittedCode, find_code_folder, import_root, take_code
 from runtime.config import Settings, load_settings
 from runtime.errors import InvalidValue, NotPossible
 from runtime.queues.base import Queue

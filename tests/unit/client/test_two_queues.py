@@ -12,11 +12,11 @@ from runtime.client.tasks.redrive import read_dead, redrive, retry
 from runtime.client.tasks.repair import repair
 from runtime.client.tasks.status import TaskQueues
 from runtime.client.tasks.submit import Submission, submit_tasks
+from runtime.end_reasons import EndReason
 from runtime.errors import QueueUnavailable
 from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import SqliteQueue
-from runtime.reasons import EndReason
 from runtime.tasks.history import Record, Settlement, mark_of
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import sample_task

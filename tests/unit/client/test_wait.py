@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from runtime.client.tasks.wait import wait
-from runtime.platform import system
+from runtime.system import system
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
 from tests.services_support import replace_sleep

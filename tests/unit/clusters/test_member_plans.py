@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from infra.machine import machine as machine_module
+from infra.machine import head_agent as machine_module
 from infra.render.autoscaler import autoscaler_fields
-from runtime.clusters import joining as joining_module
 from runtime.clusters import members as members_module
+from runtime.clusters import provisioning as joining_module
 from runtime.clusters.members import (
     Capacity,
     HeadFacts,

@@ -12,13 +12,13 @@ import pytest
 
 from infra.components.ray_head import REAPER_PERMISSIONS
 from infra.render.autoscaler import autoscaler_fields, render_autoscaler
-from runtime.clusters.joining import Joining, Outcome
 from runtime.clusters.members import (
     HeadFacts,
     MemberSpec,
     make_specs,
     render_member,
 )
+from runtime.clusters.provisioning import Joining, Outcome
 from runtime.clusters.ray_view import DashboardUnreachable, RayView
 from runtime.clusters.reaper import Reaper
 from runtime.errors import NotPossible

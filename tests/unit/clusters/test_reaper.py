@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from infra.render import units
-from runtime.clusters.dead import Dead
-from runtime.clusters.memory import Memory
+from runtime.clusters.reap_policy import Dead
 from runtime.clusters.reaper import Reaper, Removal, reap_once
+from runtime.clusters.reaper_state import Memory
 from runtime.stack.google_api import GoogleApi, GoogleRefused
 from tests.cluster_support import NOW, labels, ours
 from tests.fakes.google import Refusal

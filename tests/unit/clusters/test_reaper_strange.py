@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime.clusters.memory import Memory
 from runtime.clusters.reaper import Reaper, ReapRun, reap_once
+from runtime.clusters.reaper_state import Memory
 from runtime.stack.google_api import GoogleApi
 from tests.cluster_support import labels, ours
 from tests.fakes.faults import Request, Response

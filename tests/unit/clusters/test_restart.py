@@ -22,7 +22,7 @@ from runtime.clusters.restart import (
     tell_standing,
 )
 from runtime.faults import FaultReached
-from runtime.jobs.hold import Hold
+from runtime.jobs.maintenance_lock import Hold
 from runtime.values import replace
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -399,11 +399,11 @@ def test_result_waits_no_longer_than_asked(lab: Any) -> None:
 
 
 def test_values_of_another_user_are_not_loaded(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.client.jobs import returned
+    from runtime.client.jobs import call_results
 
     job = runtime.launch(lab.pair_of, "local", args=[4])
     assert job.result(timeout=PATIENCE_S) == (4, {4})
-    monkeypatch.setattr(returned, "owner_name", lambda: "mallory")
+    monkeypatch.setattr(call_results, "owner_name", lambda: "mallory")
 
     with pytest.raises(NotPossible, match="loading them could run code of theirs"):
         job.result()
@@ -526,7 +526,7 @@ def test_calls_of_a_queue_run_in_the_environment_that_they_were_made_with(
 
 def test_task_is_shown_by_the_function_that_it_calls(lab: Any) -> None:
     from runtime.tasks import calls as names
-    from runtime.tasks import entries
+    from runtime.tasks import entry_text
     from runtime.worker.attempts import calls
 
     assert f"{calls.__name__}:{calls.call_packed.__qualname__}" == names.CALL_PACKED
@@ -535,7 +535,7 @@ def test_task_is_shown_by_the_function_that_it_calls(lab: Any) -> None:
     runtime.map(lambda n: n, [1], name="odd", target="queue:")
     with runtime.open_stack() as stack:
         leases = stack.queue().lease(2, worker="w", ttl=timedelta(minutes=1))
-        shown = {entries.describe_entry(lease.task.entry, width=200) for lease in leases}
+        shown = {entry_text.describe_entry(lease.task.entry, width=200) for lease in leases}
 
     assert "lab_of_test:fit()" in shown
     assert any(each.endswith("<lambda>()") for each in shown)

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome, judge
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
-from runtime.reasons import EndReason
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = "j-0123456789abcdef01234567"

@@ -13,7 +13,7 @@ from runtime.jobs.hosts.base import Files, FileToWrite
 from runtime.jobs.hosts.bucket import BucketFiles, check_bucket, is_bucket
 from runtime.jobs.plan import Target
 from runtime.launchers.kubernetes.files import JobFiles
-from runtime.snapshots.own_files import MARKER
+from runtime.snapshots.excludes import MARKER
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer

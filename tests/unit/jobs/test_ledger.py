@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, RequestRefused, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import IndexStatus, LedgerEntry, NativeJob, Outcome, Refusal, judge
-from runtime.jobs.order import begin_epoch, find_unnoted
 from runtime.jobs.plan import NativeState
+from runtime.jobs.run_config import begin_epoch, find_unnoted
 from runtime.jobs.spec import JobState
-from runtime.reasons import EndReason
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = "j-0123456789abcdef01234567"

@@ -12,7 +12,7 @@ import pytest
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.lock import Lock
-from runtime.platform import system
+from runtime.system import system
 from tests.services_support import replace_sleep
 from tests.shim_support import wait_for
 

@@ -9,8 +9,8 @@ import pytest
 from runtime.jobs.plan import Fidelity, FieldSupport
 from runtime.jobs.spec import NOWHERE, InvalidSpec, parse_spec
 from runtime.jobs.spec_fields import leaf_fields
+from runtime.launchers.field_support import native, refused
 from runtime.launchers.registry import get_launcher
-from runtime.launchers.support import native, refused
 
 OURS = ("kubernetes", "local", "ray", "slurm", "ssh")
 

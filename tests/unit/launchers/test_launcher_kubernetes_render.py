@@ -35,7 +35,7 @@ from runtime.jobs.spec import (
     parse_spec,
 )
 from runtime.jobs.spec_fields import leaf_fields
-from runtime.launchers.kubernetes.fidelity import KEEPS
+from runtime.launchers.kubernetes.field_support import KEEPS
 from runtime.launchers.kubernetes.files import JobFiles
 from runtime.launchers.kubernetes.gpu_leases import (
     Gpu,
@@ -51,7 +51,7 @@ from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.render import label_value, quantity, render_files_job, render_secrets, render_shim
 from runtime.launchers.kubernetes.settings import read_place
 from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, RegistryOutput, StackOutputs, encode_outputs
-from runtime.shim.program import build_shim
+from runtime.shim.bundle import build_shim
 from runtime.tasks.container import Mount, MountMode
 
 Golden = Callable[[str, str], None]

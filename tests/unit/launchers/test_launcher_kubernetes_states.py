@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.jobs.spec import JobState
 from runtime.launchers.kubernetes import states
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.states import expand, read_pod, read_states
-from runtime.reasons import EndReason
 
 CAPTURED = json.loads((Path(__file__).parents[2] / "golden/kubernetes/captured.json").read_text())
 

@@ -18,6 +18,7 @@ from runtime.client.jobs.launch import launch
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.targets import OpenTarget, find_target, make_context
 from runtime.config import Settings, load_settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs import ledger
 from runtime.jobs.hosts.agent import MARKER
@@ -25,11 +26,10 @@ from runtime.jobs.hosts.base import HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import PlanContext, Target, owner_name
 from runtime.jobs.spec import Array, Gpus, JobResources, JobSpec, JobState
-from runtime.launchers.kubernetes import launcher, sweep
+from runtime.launchers.kubernetes import cleanup, launcher
 from runtime.launchers.kubernetes.client import ApiRefused
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.settings import Place, read_place
-from runtime.reasons import EndReason
 from tests.fakes.kubernetes import Api
 from tests.jobs_support import Terminal, open_terminal
 from tests.services_support import replace_sleep
@@ -108,8 +108,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return Pod(api, place, LocalFiles(str(root / place.records)))
 
     monkeypatch.setattr(KubernetesLauncher, "open_host", open_host)
-    monkeypatch.setattr(sweep, "_LOOK_S", 0.0)
-    for module in (sweep, launcher):
+    monkeypatch.setattr(cleanup, "_LOOK_S", 0.0)
+    for module in (cleanup, launcher):
         monkeypatch.setattr(module, "END_S", 0)
         monkeypatch.setattr(module, "grace_of", lambda found: 0.0)
     with open_terminal(tmp_path, monkeypatch, capsys) as terminal:
@@ -272,7 +272,7 @@ def labels_of(lab: Lab, native: str) -> dict[str, str]:
 def test_job_of_the_same_id_in_another_record_root_is_left_alone(lab: Lab) -> None:
     job = lab.launch()
     elsewhere = replace(job.host.place, path="elsewhere")  # type: ignore[attr-defined]
-    other = lab.native(job).replace(sweep.root_mark(job.host.place), sweep.root_mark(elsewhere))  # type: ignore[attr-defined]
+    other = lab.native(job).replace(cleanup.root_mark(job.host.place), cleanup.root_mark(elsewhere))  # type: ignore[attr-defined]
     body = lab.api.objects[("jobs", "lab", lab.native(job))]
     lab.api.create("jobs", "lab", {**body, "metadata": {**body["metadata"], "name": other}})
 
@@ -592,7 +592,7 @@ def test_probe_that_waits_for_what_does_not_come_ends_at_once_and_leaves_nothing
 def test_probe_whose_check_was_killed_is_ended_by_the_next_check(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         # As if this process had been killed during the wait.
-        patched.setattr("runtime.client.jobs.probe._clean_up", lambda job, settings: None)
+        patched.setattr("runtime.client.jobs.target_check._clean_up", lambda job, settings: None)
         patched.setattr(JobHandle, "wait", interrupt)
         lab.run("targets", "check", "lab")
     (killed,) = lab.api.names("jobs")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from runtime.config import Project, Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, PlanContext, Target
 from runtime.jobs.spec import (
@@ -35,16 +36,15 @@ from runtime.jobs.spec import (
     SecretRef,
     Tpu,
 )
-from runtime.launchers.ray import client, decide, guard, starting
+from runtime.launchers.ray import client, detach, placement, submit_retry
 from runtime.launchers.ray.client import RayJobs, RayRefused, RayUnavailable
-from runtime.launchers.ray.demand import count_hosts
 from runtime.launchers.ray.launcher import RayHost, RayLauncher, set_epoch
 from runtime.launchers.ray.names import note_name, split_name, submission_name
+from runtime.launchers.ray.resource_request import count_hosts
 from runtime.launchers.ray.settings import Place, read_place
 from runtime.launchers.ray.states import read_states
 from runtime.launchers.ray.turns import make_demand
-from runtime.reasons import EndReason
-from runtime.stack.head_way import HeadWay
+from runtime.stack.iap_ssh import HeadWay
 from runtime.values import replace
 from tests.fakes.ray_head import RayHead
 from tests.services_support import wait_until
@@ -446,7 +446,7 @@ def test_job_whose_driver_left_a_note_is_not_submitted_again(head: Head, context
 def test_ended_job_of_a_removed_record_is_replaced(
     head: Head, context: PlanContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "START_S", 0.0)
+    monkeypatch.setattr(submit_retry, "START_S", 0.0)
     monkeypatch.setattr(client, "WATCH_S", 0.0)
     where = target(str(tmp_path / "runs"), address=head.place.address)
     planned = plan(context, where)
@@ -528,7 +528,7 @@ def test_words_of_the_head_and_the_driver_are_states(
     ],
 )
 def test_codes_of_all_nodes_say_whether_a_run_is_placed_again(codes: Sequence[int | None], code: int | None) -> None:
-    assert decide.judge_codes(codes) == code
+    assert placement.judge_codes(codes) == code
 
 
 @pytest.mark.parametrize(
@@ -543,25 +543,25 @@ def test_codes_of_all_nodes_say_whether_a_run_is_placed_again(codes: Sequence[in
     ],
 )
 def test_nodes_are_ended_when_another_cannot_take_part(codes: dict[int, int | None], nodes: int, over: bool) -> None:
-    assert decide.is_over(codes, nodes) is over
+    assert placement.is_over(codes, nodes) is over
 
 
 def test_pauses_grow_with_placements_that_began_nothing() -> None:
     retry = {"backoff_s": [10.0, 35.0]}
 
-    assert [decide.next_pause(idle, retry, lambda: 0.5) for idle in range(4)] == [0.0, 10.0, 20.0, 35.0]
+    assert [placement.next_pause(idle, retry, lambda: 0.5) for idle in range(4)] == [0.0, 10.0, 20.0, 35.0]
 
 
 @pytest.mark.parametrize(("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([1, 3, 2], 2), ([11, 1], 11)])
 def test_driver_ends_with_the_worst_code(codes: list[int], worst: int) -> None:
-    assert decide.worst_code(codes) == worst
+    assert placement.worst_code(codes) == worst
 
 
 @pytest.mark.parametrize(
     ("workers", "order"), [([None, None], [0, 1]), (["2", "10", "0"], [2, 0, 1]), (["1", None], [0, 1])]
 )
 def test_hosts_of_a_slice_are_nodes_in_its_own_order(workers: list[str | None], order: list[int]) -> None:
-    assert decide.sort_nodes([{"worker": each} for each in workers]) == order
+    assert placement.sort_nodes([{"worker": each} for each in workers]) == order
 
 
 @pytest.mark.parametrize(
@@ -574,12 +574,13 @@ def test_hosts_of_a_slice_are_nodes_in_its_own_order(workers: list[str | None], 
     ],
 )
 def test_first_host_names_its_slice(resources: dict[str, float], name: str | None) -> None:
-    assert decide.find_slice(resources, "v4-16") == name
+    assert placement.find_slice(resources, "v4-16") == name
 
 
 def test_runs_of_an_array_are_placed_within_bounds() -> None:
     assert [
-        decide.count_at_once(*each) for each in ((1, None), (1000, None), (1000, 8), (3, 8), (900, 900), (9000, 9000))
+        placement.count_at_once(*each)
+        for each in ((1, None), (1000, None), (1000, 8), (3, 8), (900, 900), (9000, 9000))
     ] == [
         1,
         256,
@@ -598,7 +599,7 @@ def test_guard_reports_the_exit_code_and_passes_the_end_of_its_lifeline_on_as_te
     program = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True)"
     program += "; time.sleep(600)"
     lifeline, report = os.pipe(), os.pipe()
-    words = [sys.executable, guard.__file__, str(lifeline[0]), str(report[1]), str(log)]
+    words = [sys.executable, detach.__file__, str(lifeline[0]), str(report[1]), str(log)]
     subprocess.run([*words, sys.executable, "-c", program], pass_fds=(lifeline[0], report[1]), check=True)
     os.close(lifeline[0])
     os.close(report[1])

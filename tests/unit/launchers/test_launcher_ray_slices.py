@@ -12,7 +12,7 @@ from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs.plan import JobIdentity, LaunchPlan, PlanContext, Target
 from runtime.jobs.spec import InvalidSpec, JobResources, JobSpec, Tpu, parse_spec
-from runtime.launchers.ray import decide
+from runtime.launchers.ray import placement
 from runtime.launchers.ray.launcher import RayLauncher
 from runtime.launchers.ray.states import read_states
 from runtime.shim.ranks import slice_variables
@@ -59,7 +59,7 @@ def test_slices_without_a_type_and_none_are_no_spec(tpu: dict[str, Any], said: s
 def test_first_hosts_are_asked_for_together_and_the_rest_by_the_names_of_their_slices() -> None:
     wants = {"bundle": {"CPU": 2}, "options": {"num_cpus": 2}, "tpu": {"chips": 4}}
 
-    rooms = decide.list_rooms(wants, 4, ["a", "b"])
+    rooms = placement.list_rooms(wants, 4, ["a", "b"])
 
     assert rooms == [
         ({"CPU": 2, name: 1, "TPU": 4}, {"num_cpus": 2, "resources": {name: 1, "TPU": 4}}) for name in "aabb"
@@ -69,8 +69,8 @@ def test_first_hosts_are_asked_for_together_and_the_rest_by_the_names_of_their_s
 def test_slices_of_one_host_and_plain_nodes_need_no_names() -> None:
     resources = {"TPU": 4, "TPU-v4-8-head": 1}
 
-    slices = decide.list_rooms({"bundle": {"CPU": 1}, "options": {"num_cpus": 1, "resources": resources}}, 2)
-    plain = decide.list_rooms({"bundle": {"CPU": 1}, "options": {"num_cpus": 1}}, 2)
+    slices = placement.list_rooms({"bundle": {"CPU": 1}, "options": {"num_cpus": 1, "resources": resources}}, 2)
+    plain = placement.list_rooms({"bundle": {"CPU": 1}, "options": {"num_cpus": 1}}, 2)
 
     assert slices == [({"CPU": 1, **resources}, {"num_cpus": 1, "resources": resources})] * 2
     assert plain == [({"CPU": 1}, {"num_cpus": 1})] * 2
@@ -80,28 +80,28 @@ def test_first_request_is_for_all_nodes_or_for_the_first_host_of_each_slice() ->
     wants = {"bundle": {"CPU": 2}, "options": {"num_cpus": 2}}
     first = {"TPU-v4-16-head": 1.0}
 
-    assert decide.list_firsts(wants, 2) == decide.list_rooms(wants, 2)
+    assert placement.list_firsts(wants, 2) == placement.list_rooms(wants, 2)
     one = {**wants, "tpu": {"type": "v4-8", "chips": 4, "hosts": 1, "slices": 2}}
-    assert decide.list_firsts(one, 2) == decide.list_rooms(one, 2)
+    assert placement.list_firsts(one, 2) == placement.list_rooms(one, 2)
     several = {**wants, "tpu": {"type": "v4-16", "chips": 4, "hosts": 2, "slices": 2}}
-    assert decide.list_firsts(several, 4) == [(first, {"num_cpus": 0, "resources": first})] * 2
+    assert placement.list_firsts(several, 4) == [(first, {"num_cpus": 0, "resources": first})] * 2
 
 
 def test_nodes_are_numbered_slice_by_slice() -> None:
     workers = ["1", "0", "1", "0", None, "0"]
 
-    assert decide.sort_nodes([{"worker": each} for each in workers], 3) == [1, 0, 3, 2, 4, 5]
+    assert placement.sort_nodes([{"worker": each} for each in workers], 3) == [1, 0, 3, 2, 4, 5]
 
 
 def test_numbers_of_hosts_come_from_ray_where_no_variable_has_them() -> None:
     places = [{"node": "a", "worker": None}, {"node": "b", "worker": None}, {"node": "c", "worker": "0"}]
     nodes = [{"NodeID": "a", "Labels": {"ray.io/tpu-worker-id": "2"}}, {"NodeID": "b", "Labels": None}, {"NodeID": "c"}]
 
-    numbered = decide.add_numbers(places, nodes)
+    numbered = placement.add_numbers(places, nodes)
 
     assert [each["worker"] for each in numbered] == ["2", None, "0"]
     nodes[1]["Labels"] = {"ray.io/tpu-worker-id": "1"}
-    assert decide.sort_nodes(decide.add_numbers(places, nodes)) == [2, 1, 0]
+    assert placement.sort_nodes(placement.add_numbers(places, nodes)) == [2, 1, 0]
 
 
 def test_variables_name_the_slice_of_each_node() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from runtime.client.jobs.targets import make_context
 from runtime.config import Project, Settings
+from runtime.end_reasons import EndReason, Explanation
 from runtime.jobs.hosts.base import HostUnavailable
 from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, Target
@@ -28,7 +29,6 @@ from runtime.launchers.slurm.explain import SubmitRefused
 from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.launchers.slurm.settings import SlurmSettings
 from runtime.launchers.slurm.states import OWNED_FORMAT, native_name
-from runtime.reasons import EndReason, Explanation
 from tests.shim_support import signal_all, wait_for
 
 JOB = "j-0123456789abcdef01234567"

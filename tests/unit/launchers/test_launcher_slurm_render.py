@@ -41,7 +41,7 @@ from runtime.jobs.spec import (
 from runtime.jobs.spec_fields import leaf_fields
 from runtime.launchers.slurm import render
 from runtime.launchers.slurm.bundle import export_bundle
-from runtime.launchers.slurm.fidelity import KEEPS
+from runtime.launchers.slurm.field_support import KEEPS
 from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
 from runtime.shim.ranks import END_SETUP

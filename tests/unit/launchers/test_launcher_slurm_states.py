@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.client.jobs.status import AttemptView, join_starts
+from runtime.end_reasons import EndReason
 from runtime.jobs.plan import NativeState, Owned
 from runtime.jobs.spec import JobState
 from runtime.launchers.slurm.client import is_no_answer, read_id
@@ -41,7 +42,6 @@ from runtime.launchers.slurm.states import (
     to_owned,
     to_states,
 )
-from runtime.reasons import EndReason
 
 SQUEUE = """\
 19|N/A|crun|CANCELLED|n2|2026-11-21T12:02:29|None

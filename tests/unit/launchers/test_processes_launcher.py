@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from runtime.config import Project, Settings
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs.hosts.base import Answer, FileToWrite, HostUnavailable
 from runtime.jobs.hosts.local import LocalFiles
@@ -33,10 +34,9 @@ from runtime.jobs.spec import (
     SecretRef,
 )
 from runtime.launchers.local.launcher import LocalLauncher
-from runtime.launchers.processes import owned
+from runtime.launchers.processes import discovery
 from runtime.launchers.processes.base import end_processes, spawn_shim
 from runtime.launchers.ssh.launcher import SshLauncher
-from runtime.reasons import EndReason
 from runtime.tasks.container import Mount, MountMode
 
 JOB = JobIdentity(id="j-0123456789abcdef01234567", name="train", owner="kim", snapshot="sha256:" + "ab" * 32)
@@ -422,7 +422,7 @@ def test_containers_are_ours_unless_a_shim_looks_after_them(tmp_path: Path) -> N
 
 
 def test_container_has_the_time_at_which_its_engine_made_it() -> None:
-    podman, docker = owned._read_containers(
+    podman, docker = discovery._read_containers(
         f"container podman rt-{OTHER[2:]}-0-ab-0 2026-01-02 03:04:05.678 +0100 CET\n"
         f"container docker rt-{OTHER[2:]}-1-ab-0 2026-01-02T03:04:05.678Z\n"
     )
@@ -432,8 +432,8 @@ def test_container_has_the_time_at_which_its_engine_made_it() -> None:
 
 
 def test_containers_that_stay_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owned, "GRACE_S", 0.0)
-    monkeypatch.setattr(owned, "KILLED_S", 0.0)
+    monkeypatch.setattr(discovery, "GRACE_S", 0.0)
+    monkeypatch.setattr(discovery, "KILLED_S", 0.0)
     name = f"rt-{OTHER[2:]}-0-ab-0"
     host = ScriptedHost(tmp_path, f"90 1000\n\n\ncontainer docker {name} 2026-01-02T03:04:05Z\n")
 
@@ -446,14 +446,14 @@ def test_containers_that_stay_are_named(tmp_path: Path, monkeypatch: pytest.Monk
     ("text", "seconds"), [("00:07", 7), ("03:02", 182), ("02:00:01", 7201), ("10-00:00:00", 864_000), ("-", 0)]
 )
 def test_age_of_a_process_is_read_as_ps_writes_it(text: str, seconds: int) -> None:
-    assert owned.read_age(text) == timedelta(seconds=seconds)
+    assert discovery.read_age(text) == timedelta(seconds=seconds)
 
 
 def test_processes_that_nothing_ends_are_killed_after_their_grace_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owned, "GRACE_S", 0.0)
-    monkeypatch.setattr(owned, "KILLED_S", 0.5)
+    monkeypatch.setattr(discovery, "GRACE_S", 0.0)
+    monkeypatch.setattr(discovery, "KILLED_S", 0.5)
     root, sent = LocalFiles(str(tmp_path)).root, []
     host = ScriptedHost(tmp_path, f"90 1000\n{shim_line(11, 1, JOB.id, 'aaaa@0123', root).replace(' Ss ', ' T ')}\n")
     answer = host.run

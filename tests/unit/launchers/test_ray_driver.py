@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from runtime.jobs.spec import Priority
+from runtime.launchers.ray.cluster_state import NodeView
 from runtime.launchers.ray.driver import Driver
 from runtime.launchers.ray.turns import Claim, Demand
-from runtime.launchers.ray.view import NodeView
-from runtime.shim.words import DONE, FAILED
+from runtime.shim.common import DONE, FAILED
 
 JOB = "j-" + "0" * 24
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from runtime.jobs.spec import Priority
+from runtime.launchers.ray.cluster_state import NodeView
 from runtime.launchers.ray.gate import SETTLE_S, Gate
 from runtime.launchers.ray.turns import Cause, Claim, Demand
-from runtime.launchers.ray.view import NodeView
 
 STEP_S = 0.5
 START_S = 1.0

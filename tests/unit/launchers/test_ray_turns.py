@@ -9,6 +9,7 @@ import pytest
 
 from runtime.jobs.spec import Priority
 from runtime.launchers.ray import turns
+from runtime.launchers.ray.cluster_state import NodeView
 from runtime.launchers.ray.turns import (
     CHANCE_S,
     REST,
@@ -25,7 +26,6 @@ from runtime.launchers.ray.turns import (
     mark_spent,
     tell_order,
 )
-from runtime.launchers.ray.view import NodeView
 from runtime.values import replace
 
 HOST = {"TPU": 4.0, "TPU-v4-8-head": 1.0, "CPU": 120.0}

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from runtime.clock import Clock
+from runtime.end_reasons import EndReason
 from runtime.errors import StoreUnavailable
 from runtime.outputs import PubSubQueueOutput
-from runtime.queues.pubsub import intake as pubsub_intake
+from runtime.queues.pubsub import receiver as pubsub_intake
 from runtime.queues.pubsub import subscription
 from runtime.queues.pubsub.client import AckReply, OutgoingMessage, PubSubUnavailable, ReceivedMessage, deadline_seconds
 from runtime.queues.pubsub.queue import PubSubQueue
-from runtime.reasons import EndReason
+from runtime.records.control_commands import Control
 from runtime.records.memory import MemoryRecords
-from runtime.records.orders import Control
 from runtime.tasks.history import Lease, Record, Settlement
 from runtime.tasks.model import TaskState
 from tests.services_support import PATIENCE_S

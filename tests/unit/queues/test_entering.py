@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from runtime.client.recovery import recover
+from runtime.client.sqlite_recovery import recover
 from runtime.errors import StoreBroken
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
-from runtime.records import embedded
-from runtime.records.embedded import EmbeddedFile
+from runtime.records import sqlite_file
 from runtime.records.sqlite import SqliteRecords
+from runtime.records.sqlite_file import EmbeddedFile
 from runtime.tasks.history import Lease
 from runtime.tasks.model import Task, TaskState
 from tests.conformance.queue_pairs import TTL, succeeded, tasks
@@ -160,9 +160,9 @@ LOOKS = {name: READERS[name] for name in ("totals", "peek", "depth", "place in t
 def test_look_needs_no_lock_and_no_space(path: Path, look: str, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, records, made = put_singly(path)
     other = EmbeddedFile(path)
-    monkeypatch.setattr(embedded, "READ_PATIENCE_S", 0.01)
+    monkeypatch.setattr(sqlite_file, "READ_PATIENCE_S", 0.01)
     tries: list[object] = []
-    monkeypatch.setattr(embedded, "show_new", lambda reader, real=embedded.show_new: tries.append(real(reader)))
+    monkeypatch.setattr(sqlite_file, "show_new", lambda reader, real=sqlite_file.show_new: tries.append(real(reader)))
     with other.locked(patience_s=240):
         assert [LOOKS[look](queue, records, made) for _ in range(3)] == [3] * 3
     assert len(tries) == 1
@@ -174,8 +174,8 @@ def test_look_needs_no_lock_and_no_space(path: Path, look: str, monkeypatch: pyt
         problem.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise problem
 
-    monkeypatch.setattr(embedded, "enter_new", refuse)
-    monkeypatch.setattr(embedded, "SHOWN_S", 0.0)
+    monkeypatch.setattr(sqlite_file, "enter_new", refuse)
+    monkeypatch.setattr(sqlite_file, "SHOWN_S", 0.0)
     queue._file._shown_until = 0.0
     assert LOOKS[look](queue, records, made) == (4 if look != "place in the line" else 3)
     other.close()

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from runtime.client.tasks.submit import submit_tasks
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, QueueUnavailable, StoreUnavailable
-from runtime.platform import system
 from runtime.queues.pubsub import client as pubsub_client
-from runtime.queues.pubsub import held, subscription
-from runtime.queues.pubsub import intake as pubsub_intake
+from runtime.queues.pubsub import delivery_buffer, subscription
 from runtime.queues.pubsub import queue as pubsub
+from runtime.queues.pubsub import receiver as pubsub_intake
 from runtime.queues.pubsub.client import (
     MAX_ACK_IDS,
     AckReply,
@@ -29,9 +29,9 @@ from runtime.queues.pubsub.client import (
 )
 from runtime.queues.pubsub.message import COPY, PAYLOAD
 from runtime.queues.pubsub.queue import PURGE_MARGIN, PubSubQueue
-from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart
 from runtime.records.memory import MemoryRecords
+from runtime.system import system
 from runtime.tasks.history import EndedNote, Mark, Record, Release
 from runtime.tasks.model import TaskState
 from runtime.testing import FakeClock, sample_task
@@ -367,7 +367,7 @@ def test_tasks_that_are_all_due_later_are_pulled_in_growing_numbers(service: Fak
 def test_what_is_due_later_and_too_much_to_hold_is_parked_at_the_service(
     service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "MAX_LATER", 2)
+    monkeypatch.setattr(delivery_buffer, "MAX_LATER", 2)
     soon = datetime.now(UTC) + timedelta(seconds=120)
     late = datetime.now(UTC) + timedelta(days=2)
     queue.put([sample_task("a", not_before=late), sample_task("b", not_before=late)])

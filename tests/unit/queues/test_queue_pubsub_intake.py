@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from runtime.errors import QueueUnavailable
-from runtime.queues.pubsub import held
+from runtime.queues.pubsub import delivery_buffer
 from runtime.queues.pubsub.message import COPY, PAYLOAD
 from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.tasks.history import Record, Release
@@ -66,9 +66,9 @@ def test_task_that_falls_due_is_handed_out_without_the_regular_look(
     service: FakeService, queue: PubSubQueue, records: FlakyRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float | None] = []
-    next_look_s, find = held.Held.next_look_s, records.find
+    next_look_s, find = delivery_buffer.Held.next_look_s, records.find
 
-    def look(self: held.Held) -> float | None:
+    def look(self: delivery_buffer.Held) -> float | None:
         looks.append(next_look_s(self))
         return looks[-1]
 
@@ -76,8 +76,8 @@ def test_task_that_falls_due_is_handed_out_without_the_regular_look(
         assert eventually(lambda: 600.0 in looks)  # Whatever is held is looked at in ten minutes.
         return find(task_id, generation)
 
-    monkeypatch.setattr(held, "LOOK_EVERY_S", 600.0)
-    monkeypatch.setattr(held.Held, "next_look_s", look)
+    monkeypatch.setattr(delivery_buffer, "LOOK_EVERY_S", 600.0)
+    monkeypatch.setattr(delivery_buffer.Held, "next_look_s", look)
     monkeypatch.setattr(records, "find", find_late)
     queue.lease(1, worker="w-1", ttl=TTL)
     assert eventually(lambda: looks)
@@ -141,8 +141,8 @@ def test_second_delivery_of_a_task_that_could_not_be_given_back_is_no_other_leas
 
 @pytest.fixture
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(held, "LOOK_LATER_EVERY_S", 0.01)
+    monkeypatch.setattr(delivery_buffer, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(delivery_buffer, "LOOK_LATER_EVERY_S", 0.01)
 
 
 @pytest.mark.usefixtures("_look_often")
@@ -184,7 +184,7 @@ def test_last_delivery_that_cannot_be_replaced_by_a_copy_is_kept_until_it_is_due
 def test_pause_from_elsewhere_withholds_what_is_held_though_the_store_goes_away(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "UNCLAIMED_S", 600.0)
+    monkeypatch.setattr(delivery_buffer, "UNCLAIMED_S", 600.0)
     clock = FakeClock(datetime.now(UTC))
     records = FlakyRecords(clock=clock)
     queue, other = (open_queue(to, records, clock=clock) for to in (service, FakeService()))

@@ -22,21 +22,21 @@ from pathlib import Path
 
 import pytest
 
-import runtime.records.embedded
+import runtime.records.sqlite_file
 from runtime.clock import machine_id
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.platform import system
 from runtime.queues.base import PutResult, Running, Waiting
-from runtime.queues.sqlite.holders import SWEEP_EVERY_S, Presence, WakePipes
+from runtime.queues.sqlite.local_workers import SWEEP_EVERY_S, Presence, WakePipes
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
-from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import RecordStore
 from runtime.records.blobs.folder import FolderBlobs
-from runtime.records.embedded import Durability, EmbeddedFile, refuse_network_filesystem
+from runtime.records.control_commands import pause_order, resume_order
 from runtime.records.memory import MemoryRecords
-from runtime.records.orders import pause_order, resume_order
+from runtime.records.sqlite_file import Durability, EmbeddedFile, refuse_network_filesystem
 from runtime.records.store import BlobRecords
+from runtime.system import system
 from runtime.tasks.history import EndedNote, Lease, Release
 from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
@@ -904,7 +904,7 @@ import sys, time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from runtime.queues.sqlite.queue import open_sqlite
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.tasks.history import Record, Settlement
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
@@ -1125,7 +1125,7 @@ def test_file_that_fills_up_by_single_puts_keeps_those_that_returned(path: Path)
 
 
 def test_network_filesystem_is_refused_with_a_way_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.records.embedded, "filesystem_kind", lambda _: "nfs4")
+    monkeypatch.setattr(runtime.records.sqlite_file, "filesystem_kind", lambda _: "nfs4")
     with pytest.raises(NotPossible) as refused:
         refuse_network_filesystem(path)
     assert "nfs4" in refused.value.message
@@ -1133,8 +1133,8 @@ def test_network_filesystem_is_refused_with_a_way_out(path: Path, monkeypatch: p
 
 
 def test_filesystem_kind_is_that_of_the_deepest_mount(tmp_path: Path) -> None:
-    assert runtime.records.embedded.filesystem_kind(Path("/proc/self")) == "proc"
-    assert runtime.records.embedded.filesystem_kind(tmp_path / "not" / "yet") not in (None, "proc")
+    assert runtime.records.sqlite_file.filesystem_kind(Path("/proc/self")) == "proc"
+    assert runtime.records.sqlite_file.filesystem_kind(tmp_path / "not" / "yet") not in (None, "proc")
 
 
 def test_file_of_another_layout_is_refused(path: Path) -> None:

@@ -14,7 +14,7 @@ from runtime.errors import StoreUnavailable
 from runtime.records.artifacts import ArtifactDamaged, ArtifactRefused, ArtifactStore, Writer
 from runtime.records.blobs.folder import FolderBlobs
 from runtime.records.memory import MemoryBlobs
-from runtime.shim import versions
+from runtime.shim import file_manifest
 from runtime.tasks.artifacts import Version
 from runtime.values import replace
 from runtime.worker.content_cache import ContentCache
@@ -166,8 +166,8 @@ def test_what_lies_too_deep_or_cannot_be_read_is_left_out_and_named(
             raise PermissionError(13, "Permission denied")
         return listdir(path)
 
-    monkeypatch.setattr(versions.os, "listdir", refuse)
-    found, left_out = versions.look(str(bench.path))
+    monkeypatch.setattr(file_manifest.os, "listdir", refuse)
+    found, left_out = file_manifest.look(str(bench.path))
 
     assert found is not None
     assert (len(found), left_out) == (
@@ -273,7 +273,7 @@ def test_sweep_leaves_the_versions_of_a_tag_that_is_named_like_the_folder_of_byt
 
 
 def test_too_many_files_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.shim.versions.MOST_FILES", 3)
+    monkeypatch.setattr("runtime.shim.file_manifest.MOST_FILES", 3)
     for number in range(4):
         bench.write(str(number), "x")
     with pytest.raises(ArtifactRefused):

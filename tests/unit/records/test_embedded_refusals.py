@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import StoreUnavailable
-from runtime.records.embedded import explain_sqlite
+from runtime.records.sqlite_file import explain_sqlite
 
 
 def refuse(code: int) -> sqlite3.OperationalError:

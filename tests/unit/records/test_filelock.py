@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import StoreUnavailable
-from runtime.owners import user_name
+from runtime.file_trust import user_name
 from runtime.queues.sqlite.queue import open_sqlite
-from runtime.records.embedded import EmbeddedFile
 from runtime.records.filelock import LockBusy, find_holder, take_lock
+from runtime.records.sqlite_file import EmbeddedFile
 from runtime.testing import sample_task
 
 

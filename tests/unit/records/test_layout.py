@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.records.base import WorkerSeen, settle_record
 from runtime.records.blobs import Blobs
 from runtime.records.blobs.bucket import BucketBlobs
 from runtime.records.blobs.folder import FolderBlobs
+from runtime.records.control_commands import pause_order
 from runtime.records.memory import MemoryRecords
-from runtime.records.orders import pause_order
 from runtime.records.store import BlobRecords
 from runtime.tasks.history import EndedNote, Record, StartedMark, mark_of
 from runtime.tasks.model import Task, TaskState

@@ -13,8 +13,8 @@ from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records.memory import MemoryBlobs, MemoryRecords
 from runtime.records.notifications import NotificationStore, Told
 from runtime.records.store import BlobRecords
+from runtime.tasks.notification_sinks import TaskSink
 from runtime.tasks.notifications import Notification
-from runtime.tasks.sinks import TaskSink
 
 NOW = datetime(2026, 11, 27, 8, 40, 4, tzinfo=UTC)
 SINKS = (TaskSink(webhook="env://HOOK", on=("failed",)), TaskSink(command=("tell", "me")))

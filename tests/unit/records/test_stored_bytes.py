@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidRecord, StoreUnsafe
-from runtime.reasons import EndReason
 from runtime.records import codec
 from runtime.records.base import ExperimentSeen, WorkerSeen
 from runtime.records.memory import MemoryRecords

@@ -21,9 +21,9 @@ from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.lock import Lock
 from runtime.shim import files as folding
+from runtime.shim.common import Taken
 from runtime.shim.files import FOLDED, close_job, fold_job, unfold
 from runtime.shim.record import FolderRecord, Run
-from runtime.shim.words import Taken
 from tests.jobs_support import Terminal, launch_as_before, open_terminal
 from tests.shim_support import JOB, SHIM, find_pythons, make_job, processes_with, wait_for
 from tests.ssh_support import SshServer

@@ -24,19 +24,19 @@ import pytest
 
 from runtime.jobs.hosts import agent
 from runtime.shim.attempt import Attempt
+from runtime.shim.bundle import build_shim, list_shipped
+from runtime.shim.common import NoCapacity
 from runtime.shim.environment import find_environment
 from runtime.shim.files import create_whole, write_patiently, write_whole
 from runtime.shim.gpus import check_gpus
 from runtime.shim.logs import Log, Logs, render_gap
 from runtime.shim.main import parse_indices
-from runtime.shim.pack import share_out
+from runtime.shim.packed_runs import share_out
 from runtime.shim.processes import Asked, boot_id, is_alive, list_processes
-from runtime.shim.program import build_shim, list_shipped
 from runtime.shim.ranks import setup_script
 from runtime.shim.record import FolderRecord, Run
+from runtime.shim.resource_usage import DiskUse, mount_points
 from runtime.shim.retry import decide, name_end
-from runtime.shim.usage import DiskUse, mount_points
-from runtime.shim.words import NoCapacity
 from runtime.snapshots.snapshot import make_snapshot
 from tests.services_support import require
 from tests.shim_support import (
@@ -1092,9 +1092,9 @@ def test_disk_use_counts_what_is_new_once_and_nothing_that_is_mounted(
     (root / "image/old").write_bytes(bytes(MIB))
     changed = (root / "image/old").stat().st_ctime
     wait_for(lambda: touched(tmp_path / "clock") > changed, "the next tick of the clock")
-    monkeypatch.setattr("runtime.shim.usage.BEGAN", (tmp_path / "clock").stat().st_ctime)
-    monkeypatch.setattr("runtime.shim.usage.OWN_DISK", str(root))
-    monkeypatch.setattr("runtime.shim.usage.mount_points", lambda: {str(root / "claim")})
+    monkeypatch.setattr("runtime.shim.resource_usage.BEGAN", (tmp_path / "clock").stat().st_ctime)
+    monkeypatch.setattr("runtime.shim.resource_usage.OWN_DISK", str(root))
+    monkeypatch.setattr("runtime.shim.resource_usage.mount_points", lambda: {str(root / "claim")})
     monkeypatch.setattr("tempfile.tempdir", str(root / "tmp"))
     (root / "claim/large").write_bytes(bytes(8 * MIB))
     (root / "tmp/one").write_bytes(bytes(MIB))
@@ -1118,10 +1118,10 @@ def touched(path: Path) -> float:
 
 
 def test_disk_use_is_looked_at_a_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.shim.usage.BEGAN", 0.0)
-    monkeypatch.setattr("runtime.shim.usage.DISK_S", 0.0)
-    monkeypatch.setattr("runtime.shim.usage.OWN_DISK", str(tmp_path))
-    monkeypatch.setattr("runtime.shim.usage.mount_points", set)
+    monkeypatch.setattr("runtime.shim.resource_usage.BEGAN", 0.0)
+    monkeypatch.setattr("runtime.shim.resource_usage.DISK_S", 0.0)
+    monkeypatch.setattr("runtime.shim.resource_usage.OWN_DISK", str(tmp_path))
+    monkeypatch.setattr("runtime.shim.resource_usage.mount_points", set)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     for number in range(20):
         (tmp_path / str(number)).mkdir()
@@ -2433,7 +2433,7 @@ def test_shim_is_one_file_that_holds_every_module_as_it_is() -> None:
 
     sources = {module: path.read_text(encoding="utf-8") for module, path in list_shipped().items()}
     assert program["SOURCES"] == {"runtime": "", "runtime.shim": "", **sources}
-    assert "runtime.shim.program" not in sources
+    assert "runtime.shim.bundle" not in sources
 
 
 @pytest.mark.parametrize("python", dict.fromkeys((OLDEST, OWN, NEWEST)))

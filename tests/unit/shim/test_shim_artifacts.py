@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from runtime.shim.artifacts import Artifacts, NoArtifact, clear_superseded
+from runtime.shim.common import SetupFailed
 from runtime.shim.record import FolderRecord, Run
-from runtime.shim.words import SetupFailed
 from runtime.snapshots.snapshot import make_snapshot
 from runtime.tasks.artifacts import Version
 from tests.fakes.gcs import GcsServer

@@ -26,13 +26,13 @@ from typing import Any
 import pytest
 
 from runtime.jobs.hosts.bucket import BucketFiles
-from runtime.shim import upload
+from runtime.shim import bucket_record
 from runtime.shim.bucket import Bucket
+from runtime.shim.bucket_record import BucketRecord, Carrier, Checkpoints
 from runtime.shim.cloud import Amazon, Denied, Google, Unreachable
+from runtime.shim.common import Stopped
+from runtime.shim.file_manifest import status_of
 from runtime.shim.record import Run
-from runtime.shim.upload import BucketRecord, Carrier, Checkpoints
-from runtime.shim.versions import status_of
-from runtime.shim.words import Stopped
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer
@@ -669,7 +669,7 @@ def test_bucket_that_is_silent_for_long_leaves_the_job_to_another_start(
     server.fail_next("GET", [Fault.REFUSE_503] * 50)
     begun: list[Any] = []
 
-    code = upload.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), begun.append)
+    code = bucket_record.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), begun.append)
 
     # A counted restart: the attempt that would have begun counts as lost.
     assert (code, begun) == (12, [])
@@ -681,7 +681,7 @@ def test_machine_that_has_no_place_for_the_job_is_refused_with_the_reason(
 ) -> None:
     (tmp_path / "jobs").write_text("a file where a folder should be")
 
-    code = upload.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), pytest.fail)
+    code = bucket_record.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), pytest.fail)
 
     assert code == 2
     assert f"the record root {URL} cannot be used: " in capsys.readouterr().err

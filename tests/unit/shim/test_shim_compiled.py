@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.shim.bundle import build_shim
 from runtime.shim.compiled import keep_code, name_folder, read_code
-from runtime.shim.program import build_shim
 from tests.owners_support import give_away
 from tests.shim_support import IMPORT, SHIM, find_pythons
 

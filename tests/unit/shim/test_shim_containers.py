@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.shim.common import SetupFailed
 from runtime.shim.containers import (
     Containers,
     Engine,
@@ -22,7 +23,6 @@ from runtime.shim.containers import (
     last_line,
     mount_word,
 )
-from runtime.shim.words import SetupFailed
 from tests.shim_support import ShimJob, find_pythons, make_job, wait_for
 
 PYTHONS = find_pythons()

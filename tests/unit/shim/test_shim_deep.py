@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.shim import folders, serve
-from runtime.shim.folders import KEPT_OPEN, MOST_PARTS, remove_folder, walk
-from runtime.shim.versions import look
+from runtime.shim import run_loop, tree_walk
+from runtime.shim.file_manifest import look
+from runtime.shim.tree_walk import KEPT_OPEN, MOST_PARTS, remove_folder, walk
 from tests.deep_support import cleared, dig
 from tests.fakes.gcs import GcsServer
 from tests.jobs_support import folder_for_all
@@ -23,7 +23,7 @@ from tests.unit.shim.test_shim_bucket import MakeJob, maker
 
 __all__ = ["cleared"]
 
-SOURCE = Path(folders.__file__).read_text()
+SOURCE = Path(tree_walk.__file__).read_text()
 
 
 @pytest.fixture(params=sorted(find_pythons().values()))
@@ -53,7 +53,7 @@ def test_deep_tree_is_removed_with_few_descriptors(deep: Path) -> None:
     script = (
         "import resource, sys\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({KEPT_OPEN + 10}, {KEPT_OPEN + 10}))\n"
-        "from runtime.shim.folders import remove_folder\n"
+        "from runtime.shim.tree_walk import remove_folder\n"
         "assert remove_folder(sys.argv[1]) is None\n"
     )
 
@@ -254,7 +254,7 @@ def test_failure_while_the_shim_tidies_up_is_said_and_every_step_is_taken(capsys
     def fail() -> None:
         raise RecursionError("too deep")
 
-    serve.tidy(3, [fail, lambda: done.append("next")])
+    run_loop.tidy(3, [fail, lambda: done.append("next")])
 
     assert done == ["next"]
     assert "cannot tidy up after attempt 3: RecursionError: too deep" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runtime.shim.bucket import Bucket
+from runtime.shim.bucket_record import BucketRecord, Checkpoints
 from runtime.shim.record import Run
-from runtime.shim.upload import BucketRecord, Checkpoints
 from tests.fakes.gcs import GcsServer
 
 URL = "gs://lab/runtime"

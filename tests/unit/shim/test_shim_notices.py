@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.shim.notices import Notice, time_for_checkpoint
-from runtime.shim.serve import attempt_once
+from runtime.shim.run_loop import attempt_once
 from runtime.testing.metadata import MetadataServer
 from tests.shim_support import ShimJob, find_pythons, make_asked, make_job, wait_for
 

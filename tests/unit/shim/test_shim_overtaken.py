@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime.shim import serve
+from runtime.shim import run_loop
 from runtime.shim.files import fold
 from runtime.shim.record import FolderRecord, Run
 from tests.fakes.gcs import GcsServer
@@ -142,10 +142,10 @@ def test_shim_that_stood_still_while_others_went_on_with_the_run_leaves_it_to_th
     claim, end = Run.claim, Run.end
     monkeypatch.setattr(Run, "claim", claim_late)
     monkeypatch.setattr(Run, "end", end_late)
-    monkeypatch.setattr(serve, "attempt_once", attempt)
+    monkeypatch.setattr(run_loop, "attempt_once", attempt)
     options = SimpleNamespace(native="41", scratch=str(tmp_path), part=None)
 
-    code = serve.serve(
+    code = run_loop.serve(
         made.order, FolderRecord(str(made.folder)), 0, options, SimpleNamespace(stop=False, goes=False), {}
     )
 

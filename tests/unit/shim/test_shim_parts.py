@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from runtime.shim import files, processes, serve
+from runtime.shim import files, processes, run_loop
 from runtime.shim import record as record_module
+from runtime.shim.common import HOST, Refused, SetupFailed, Taken
 from runtime.shim.gpus import take_gpus
 from runtime.shim.main import follow
 from runtime.shim.processes import Child, boot_id, is_alive, is_group_alive, started_at
 from runtime.shim.ranks import Ranks
 from runtime.shim.record import FolderRecord, Run
-from runtime.shim.words import HOST, Refused, SetupFailed, Taken
 from runtime.snapshots.snapshot import make_snapshot
 from tests.shim_support import JOB, ShimJob, add_snapshot, is_running, make_asked, make_job, wait_for
 from tests.unit.shim.test_folding import fill
@@ -439,12 +439,12 @@ def test_number_of_a_rank_comes_from_the_starter_that_says_one(monkeypatch: pyte
     for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(Refused):
-        serve.rank_number()
+        run_loop.rank_number()
 
     found = []
     for name, value in (("OMPI_COMM_WORLD_RANK", "7"), ("PMI_RANK", "0"), ("SLURM_PROCID", "12")):
         monkeypatch.setenv(name, value)
-        found.append(serve.rank_number())
+        found.append(run_loop.rank_number())
 
     assert found == [7, 0, 12]
 
@@ -460,7 +460,7 @@ def test_attempt_that_is_stopped_before_it_is_prepared_gives_everything_back(tmp
     gpus = SimpleNamespace(variables=dict, drop=lambda: dropped.append(True))
     asked = make_asked(stop=True, why="SIGTERM")
 
-    ended = serve.attempt_once(made.order, run, run.claim("n"), str(scratch), asked, {}, gpus)
+    ended = run_loop.attempt_once(made.order, run, run.claim("n"), str(scratch), asked, {}, gpus)
 
     assert ended == ("stopped", 143, {"message": "asked to stop by SIGTERM"})
     assert (dropped, scratch.exists()) == ([True], False)
@@ -487,7 +487,7 @@ def test_attempt_without_capacity_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("requeue", "pause"),
-    [(["/no/such/command"], 1.0), (["sh", "-c", "exit 1"], 1.0), (["sh", "-c", "kill -9 $$"], serve.KILLED_S)],
+    [(["/no/such/command"], 1.0), (["sh", "-c", "exit 1"], 1.0), (["sh", "-c", "kill -9 $$"], run_loop.KILLED_S)],
     ids=["not there", "refused", "killed"],
 )
 def test_job_that_cannot_be_requeued_goes_on_here_unless_it_is_stopped_soon(
@@ -501,8 +501,8 @@ def test_job_that_cannot_be_requeued_goes_on_here_unless_it_is_stopped_soon(
         waited.append(seconds)
         return asked.stop_at == len(waited)
 
-    monkeypatch.setattr(serve, "stops_within", wait)
-    start = functools.partial(serve.next_start, made.order, options, 5.0)
+    monkeypatch.setattr(run_loop, "stops_within", wait)
+    start = functools.partial(run_loop.next_start, made.order, options, 5.0)
 
     assert (start(make_asked(stop_at=None), run), waited) == (None, [5.0, pause])
     assert start(make_asked(stop_at=4), run) == 10
@@ -516,7 +516,7 @@ def test_run_that_waits_to_be_tried_again_ends_when_another_stops_its_array(tmp_
     (made.folder / "stopped").touch()
     options = SimpleNamespace(native="n", member=None, scratch=str(tmp_path))
 
-    code = serve.serve(made.order, FolderRecord(str(made.folder)), 0, options, make_asked(), {})
+    code = run_loop.serve(made.order, FolderRecord(str(made.folder)), 0, options, make_asked(), {})
 
     assert (code, made.results()) == (1, {0: ("sibling_failed", 1, 2)})
     assert made.ends() == ["app_failed"] * 2

@@ -18,11 +18,11 @@ import pytest
 
 from runtime.client.jobs.gc import LIST_TREES
 from runtime.shim import environment
+from runtime.shim.common import DONE, SetupFailed
 from runtime.shim.environment import find_environment, prepare, renewed
 from runtime.shim.gpus import GpuShare, is_held, read_claim
 from runtime.shim.processes import boot_id, owner_of, started_at
 from runtime.shim.tree import shared_tree
-from runtime.shim.words import DONE, SetupFailed
 from runtime.snapshots.snapshot import make_snapshot
 from tests.owners_support import STRANGER, give_away
 from tests.shim_support import wait_for

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.snapshots import identity as code_identity
-from runtime.snapshots.identity import CodeIdentity, digest_sources, find_commit
+from runtime.snapshots import worker_code as code_identity
+from runtime.snapshots.worker_code import CodeIdentity, digest_sources, find_commit
 from runtime.tasks.model import CommandEntry, Entry, FunctionEntry, WorkflowEntry
 
 COMMAND = CommandEntry(("true",))

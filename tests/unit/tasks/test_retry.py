@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from runtime.reasons import Budget, EndReason
+from runtime.end_reasons import Budget, EndReason
 from runtime.tasks.history import EndedNote
-from runtime.tasks.verdict import CRASHES_TO_BURY, PREEMPTION_BUDGET, PROVEN_AFTER, Again, GiveUp, backoff, decide
+from runtime.tasks.retry_policy import CRASHES_TO_BURY, PREEMPTION_BUDGET, PROVEN_AFTER, Again, GiveUp, backoff, decide
 from runtime.testing import sample_task
 from runtime.values import replace
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from runtime.cli.main import main
-from runtime.client.identify import identify
-from runtime.client.tasks.make import TaskOptions
+from runtime.client.resolve_id import identify
+from runtime.client.tasks.build import TaskOptions
 from runtime.client.tasks.redrive import begin_again, plan_redrive
 from runtime.client.tasks.submit import submit
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused, UnknownName

@@ -10,12 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused, UnknownName
-from runtime.reasons import EndReason
 from runtime.tasks.history import Lease, Record, Settlement
 from runtime.tasks.model import Task, TaskState
+from runtime.tasks.notification_sinks import ENDS, TaskSink, find_named, make_sinks, put_named
 from runtime.tasks.notifications import Notification, choose_sinks, find_notification, tell_complete, tell_end
-from runtime.tasks.sinks import ENDS, TaskSink, find_named, make_sinks, put_named
 from runtime.tasks.wire import decode_stored, decode_task, encode_task
 from runtime.testing import sample_task
 from runtime.values import replace

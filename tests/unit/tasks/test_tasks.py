@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import InvalidTask
-from runtime.tasks.entries import describe_entry
+from runtime.tasks.canonical_json import canonical_json
+from runtime.tasks.entry_text import describe_entry
 from runtime.tasks.model import (
     CommandEntry,
     Entry,
@@ -27,7 +28,6 @@ from runtime.tasks.model import (
     next_generation,
     task_id,
 )
-from runtime.tasks.spelling import canonical_json
 from runtime.tasks.wire import decode_stored, decode_task, encode_task, parse_task, task_fields
 from runtime.testing import sample_task
 from runtime.units import divide, format_time

@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 
-from runtime.platform import system
 from runtime.queues.memory import MemoryQueue
 from runtime.records.memory import MemoryRecords
-from runtime.snapshots.identity import CodeIdentity
+from runtime.snapshots.worker_code import CodeIdentity
+from runtime.system import system
 from runtime.testing import FakeClock, sample_task
+from runtime.worker.admission import Preparing
+from runtime.worker.artifact_saver import Captures
 from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.trees import Trees
-from runtime.worker.captures import Captures
+from runtime.worker.attempts.work_trees import Trees
+from runtime.worker.control import Orders
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.leasing import Leasing
 from runtime.worker.metrics import WorkerMetrics
-from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions
-from runtime.worker.orders import Orders
-from runtime.worker.outbox import Outbox
-from runtime.worker.preparing import Preparing
-from runtime.worker.reporter import Reporter
-from runtime.worker.services import HeldLease, Holdings, Leaving, Services
+from runtime.worker.pending_settlements import Outbox
 from runtime.worker.slots import Slot
+from runtime.worker.thread_calls import Offload
+from runtime.worker.worker_context import HeldLease, Holdings, Leaving, Services
+from runtime.worker.worker_log import Reporter
 
 
 class Parts:

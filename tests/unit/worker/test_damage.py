@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from runtime.cli.main import main
-from runtime.client.identify import find_submitted, identify
+from runtime.client.resolve_id import find_submitted, identify
 from runtime.client.tasks.cancel import cancel
 from runtime.client.tasks.explain import explain, read_facts
 from runtime.client.tasks.logs import find_logs
 from runtime.client.tasks.redrive import dead_letter, read_dead, redrive, retry
 from runtime.client.tasks.repair import repair
-from runtime.client.tasks.standing import read_standing
 from runtime.client.tasks.status import read_experiment, read_overview, read_task
 from runtime.client.tasks.submit import Submission, submit_tasks
+from runtime.client.tasks.task_facts import read_standing
 from runtime.client.tasks.wait import wait
+from runtime.end_reasons import EndReason
 from runtime.errors import NotPossible
 from runtime.queues.sqlite.queue import open_sqlite
-from runtime.reasons import EndReason
-from runtime.records.orders import resume_order
+from runtime.records.control_commands import resume_order
 from runtime.records.store import BlobRecords
 from runtime.tasks.model import TaskState
 from runtime.tasks.wire import encode_task

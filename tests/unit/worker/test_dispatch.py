@@ -13,7 +13,7 @@ from runtime.tasks.history import Lease
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.dispatch import Dispatch
 from runtime.worker.options import WorkerOptions
-from runtime.worker.services import HeldLease, Holdings
+from runtime.worker.worker_context import HeldLease, Holdings
 
 
 class Line:

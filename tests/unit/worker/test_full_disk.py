@@ -16,12 +16,12 @@ import pytest
 
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.local import LocalFiles
-from runtime.shim import serve as serving
+from runtime.shim import run_loop as serving
 from runtime.shim.attempt import Attempt
+from runtime.shim.common import HOST
 from runtime.shim.files import _write_beside, write_whole
 from runtime.shim.processes import boot_id, started_at
 from runtime.shim.record import FolderRecord, Run
-from runtime.shim.words import HOST
 from tests.jobs_support import Terminal, open_terminal
 from tests.services_support import replace_sleep
 from tests.shim_support import (

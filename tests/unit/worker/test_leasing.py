@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.errors import StoreBroken, StoreUnavailable
 from runtime.outputs import StackOutputs
 from runtime.queues.memory import MemoryQueue
-from runtime.reasons import EndReason
-from runtime.records.orders import Control
+from runtime.records.control_commands import Control
 from runtime.tasks.history import Lease, Release, Settlement
-from runtime.tasks.verdict import unstarted
+from runtime.tasks.retry_policy import unstarted
 from runtime.testing import FakeClock, sample_task
-from runtime.worker.furnishing import PATIENT_S
+from runtime.worker.secret_injection import PATIENT_S
 from runtime.worker.secrets import AttemptSecrets
 from tests.unit.worker.parts_bench import Parts
 from tests.unit.worker.parts_bench import clock as clock  # noqa: PLC0414 (a fixture)

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.cli.main import main
 from runtime.cli.worker import build_parser, read_options
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
-from runtime.reasons import EndReason
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
 from runtime.worker.metrics import PrometheusMetrics, WorkerMetrics, open_metrics

@@ -19,7 +19,7 @@ from runtime.shim.notices import GCE_NOTICE_S, Ec2Source, GceSource
 from runtime.testing.metadata import MetadataServer
 from runtime.worker import notices
 from runtime.worker.notices import Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
-from runtime.worker.services import Leaving
+from runtime.worker.worker_context import Leaving
 from tests.services_support import PATIENCE_S
 
 QUICK: dict[str, Any] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.records.base import Totals
 from runtime.records.memory import MemoryRecords
 from runtime.records.totals import FEW_OF_ONE

@@ -22,13 +22,13 @@ from typing import Any
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.worker.attempts import calls, child, entries, environment, processes, wire
 from runtime.worker.attempts.model import Ended, Order, PoolSettings
 from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.trees import Trees
+from runtime.worker.attempts.work_trees import Trees
 from tests.services_support import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
@@ -1510,7 +1510,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from runtime.worker.attempts import child
 child.Child.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
-from runtime.worker.attempts.guardian import main
+from runtime.worker.attempts.fork_server import main
 main(int(sys.argv[2]))
 """
 
@@ -1698,7 +1698,7 @@ def test_death_of_the_guardian_ends_its_children_though_the_worker_is_stopped(tm
 
 def test_child_whose_guardian_died_before_it_could_ask_for_its_own_end_leaves() -> None:
     code = (
-        "from runtime.worker.attempts import guardian as module; module.prctl = lambda option, value: 0\n"
+        "from runtime.worker.attempts import fork_server as module; module.prctl = lambda option, value: 0\n"
         "guardian = module.Guardian.__new__(module.Guardian); guardian.pid = -1\n"
         "import os; pid = os.fork()\n"
         "if not pid: guardian._leave_guardian(); os._exit(1)\n"
@@ -1711,7 +1711,7 @@ def test_child_whose_guardian_died_before_it_could_ask_for_its_own_end_leaves() 
 
 
 def test_guardian_and_fresh_child_load_next_to_nothing(tmp_path: Path) -> None:
-    code = "import sys, runtime.worker.attempts.guardian; print('\\n'.join(sys.modules))"
+    code = "import sys, runtime.worker.attempts.fork_server; print('\\n'.join(sys.modules))"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
     )

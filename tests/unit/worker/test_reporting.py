@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
+from runtime.end_reasons import Budget, EndReason
 from runtime.errors import QueueUnavailable
 from runtime.queues.base import Refused
-from runtime.reasons import Budget, EndReason
 from runtime.tasks.history import Lease, Record, Release, Settlement
 from runtime.tasks.model import CommandEntry, Task, TaskState, WorkflowEntry
-from runtime.tasks.verdict import Again, Drop, GiveUp, Settle, TryAgain, Verdict
+from runtime.tasks.retry_policy import Again, Drop, GiveUp, Settle, TryAgain, Verdict
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.attempts.model import Ended
 from runtime.worker.notices import Notice
-from runtime.worker.reporter import FAILURES_PER_S, SUCCESSES_PER_S, TROUBLE_EVERY_S, Reporter, describe_retry
 from runtime.worker.slots import Machine, plan_slots
+from runtime.worker.worker_log import FAILURES_PER_S, SUCCESSES_PER_S, TROUBLE_EVERY_S, Reporter, describe_retry
 
 NOW = datetime(2026, 1, 31, 12, 3, 4, tzinfo=UTC)
 TRAIN = sample_task("7", entry=WorkflowEntry("lab", "train", ("--lr=1e-3",)))
@@ -310,7 +310,7 @@ def test_log_that_cannot_be_written_stops_nothing() -> None:
 
 
 def report_from_child(stderr: int, **environ: str) -> None:
-    code = "from runtime.worker.reporter import Reporter; Reporter.for_stderr().idle(10)"
+    code = "from runtime.worker.worker_log import Reporter; Reporter.for_stderr().idle(10)"
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
     subprocess.run(
         [sys.executable, "-c", code], stderr=stderr, env={**environment, "TERM": "xterm", **environ}, check=True
@@ -334,7 +334,7 @@ def test_format_follows_the_terminal() -> None:
 
 
 def test_importing_loads_no_logging() -> None:
-    code = "import sys, runtime.worker.reporter; assert 'logging' not in sys.modules"
+    code = "import sys, runtime.worker.worker_log; assert 'logging' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import InfrastructureFailure, InvalidContract, NotPossible, RequestRefused, RuntimeFailure, may_pass
 from runtime.outputs import SecretOutput, StackOutputs, is_free_variable
-from runtime.stack.attempt_secrets import NotGranted, check_named, choose, find_granted
+from runtime.stack.secret_selection import NotGranted, check_named, choose, find_granted
 from runtime.testing import FakeClock
 from runtime.worker.secrets import FAILED_FOR_S, LIFETIME_S, REFUSED_FOR_S, AttemptSecrets, Values
 from tests.fakes.google import GoogleServer

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.tasks.history import Lease
-from runtime.tasks.verdict import ALONE_FOR
+from runtime.tasks.retry_policy import ALONE_FOR
 from runtime.testing import FakeClock, sample_task
 from runtime.worker.dispatch import Suspects
-from runtime.worker.services import HeldLease, Holdings
+from runtime.worker.worker_context import HeldLease, Holdings
 
 
 @pytest.fixture

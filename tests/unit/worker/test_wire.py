@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.worker.attempts import wire
 from runtime.worker.attempts.child_handle import Noted
-from runtime.worker.attempts.endings import note_progress, read_report
+from runtime.worker.attempts.exit_classification import note_progress, read_report
 from runtime.worker.attempts.model import Ended
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.errors import StoreUnavailable
 from runtime.queues.base import Queue
-from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.history import Lease, Record, Release, cancelled_record
 from runtime.tasks.model import FunctionEntry, Resources, TaskState, WorkflowEntry, new_token
 from runtime.testing import sample_task
-from runtime.worker.services import Holdings
+from runtime.worker.worker_context import Holdings
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, open_pair_with_folder, start_command, stored
 
@@ -178,7 +178,7 @@ def test_worker_that_accepts_commands_leaves_functions_to_others_and_says_so_onc
 def test_worker_that_cannot_hold_a_task_reports_it_once_however_often_it_comes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.verdict.LONGEST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.tasks.retry_policy.LONGEST_DELAY", timedelta(seconds=0.05))
     large = bench.function("give", resources=Resources(gpus=64))
     bench.put(large)
 
@@ -233,7 +233,7 @@ def test_worker_takes_tasks_by_priority(bench: Bench) -> None:
 def test_task_that_fails_once_is_tried_again_and_counts_its_attempts(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.tasks.retry_policy.FIRST_DELAY", timedelta(seconds=0.05))
     task = bench.function("fail_first", "once")
     bench.put(task)
 
@@ -263,7 +263,7 @@ def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_e
 def test_tasks_that_fail_in_a_row_end_the_worker_with_code_1_and_are_released(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.tasks.retry_policy.FIRST_DELAY", timedelta(seconds=0.05))
     bench.put(*(bench.function("fail", str(n), max_failures=1) for n in range(5)))
 
     result = bench.run(max_consecutive_failures=2, idle_timeout=None)
@@ -281,7 +281,7 @@ def test_tasks_that_fail_in_a_row_end_the_worker_with_code_1_and_are_released(
 def test_bad_tasks_in_a_row_do_not_end_a_worker_that_has_succeeded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, max_failures: int
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.01))
+    monkeypatch.setattr("runtime.tasks.retry_policy.FIRST_DELAY", timedelta(seconds=0.01))
     bad = [bench.function("fail", str(number), max_failures=max_failures) for number in range(5)]
     good = [bench.function("give", number) for number in range(20)]
     bench.put(*good[:3], *bad, *good[3:])
@@ -294,7 +294,7 @@ def test_bad_tasks_in_a_row_do_not_end_a_worker_that_has_succeeded(
 
 
 def test_pause_of_a_worker_that_has_succeeded_has_an_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.worker.ending.LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("runtime.worker.completion.LONGEST_PAUSE_S", 0.01)
     bench.put(bench.function("give", 1), *(bench.function("fail", str(number), max_failures=1) for number in range(12)))
 
     result = bench.run(look_ahead=0)
@@ -304,7 +304,7 @@ def test_pause_of_a_worker_that_has_succeeded_has_an_end(bench: Bench, monkeypat
 
 
 def test_one_task_that_fails_again_and_again_counts_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.retry_policy.FIRST_DELAY", timedelta(seconds=0.02))
     task = bench.function("fail", max_failures=4)
     bench.put(task)
 
@@ -522,7 +522,7 @@ def test_running_task_that_is_cancelled_stops_and_its_record_stands(
 def test_running_task_of_a_cancelled_experiment_is_recorded_as_cancelled(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.upkeep.RENEW_AT_LEAST_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.maintenance.RENEW_AT_LEAST_EVERY_S", 0.05)
     task = bench.function("wait", "slow", submitted_at=ago(seconds=5))
     bench.put(task)
     with bench.running():
@@ -534,7 +534,7 @@ def test_running_task_of_a_cancelled_experiment_is_recorded_as_cancelled(
 
 
 def test_paused_queue_hands_out_nothing_until_it_is_resumed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.worker.orders.CONTROL_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.control.CONTROL_EVERY_S", 0.05)
     queue = bench.open_queue()
     queue.pause()
     task, calls = bench.function("give"), Counter[str]()
@@ -640,9 +640,9 @@ def test_long_log_lies_whole_beside_the_record_which_has_its_end(bench: Bench) -
 def test_log_that_outgrows_its_limit_has_its_beginning_and_its_end_in_the_store(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.ending.LOG_LIMIT_BYTES", 1000)
-    monkeypatch.setattr("runtime.worker.ending.LOG_EVERY_S", 0.01)
-    monkeypatch.setattr("runtime.worker.ending.REMOTE_LOG_EVERY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.completion.LOG_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("runtime.worker.completion.LOG_EVERY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.completion.REMOTE_LOG_EVERY_S", 0.01)
     task = bench.command("sh", "-c", "yes first | head -n 1000; yes second | head -n 100000; echo third")
     bench.put(task)
 
@@ -725,8 +725,8 @@ class StubbornQueue:
 def test_call_that_fails_once_is_made_again_and_nothing_is_lost(
     bench: Bench, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.05))
-    monkeypatch.setattr("runtime.worker.upkeep.RENEW_AT_LEAST_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.tasks.retry_policy.FIRST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.worker.maintenance.RENEW_AT_LEAST_EVERY_S", 0.05)
     again, plain = bench.function("fail_first", "a"), bench.function("give", 1)
     bench.put(again, plain)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.errors import StoreUnavailable
 from runtime.queues.base import Queue
-from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.artifacts import ArtifactStore
 from runtime.records.base import RecordStore
@@ -45,7 +45,7 @@ import sys
 from pathlib import Path
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.records import open_records
-from runtime.records.embedded import EmbeddedFile
+from runtime.records.sqlite_file import EmbeddedFile
 from runtime.worker.options import WorkerOptions
 from runtime.worker.run import run_worker
 

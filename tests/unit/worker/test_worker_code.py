@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from runtime.client.tasks.code import WITHOUT
+from runtime.client.tasks.task_snapshot import WITHOUT
+from runtime.end_reasons import EndReason
 from runtime.queues.base import Queue
 from runtime.queues.sqlite.queue import SqliteQueue
-from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import RecordStore
-from runtime.records.embedded import EmbeddedFile
+from runtime.records.sqlite_file import EmbeddedFile
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.history import Record
 from runtime.tasks.model import CommandEntry, FunctionEntry, Task, TaskState

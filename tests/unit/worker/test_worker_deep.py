@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runtime.records import open_records
-from runtime.records.kept_outputs import find_outputs
-from runtime.shim.folders import MOST_PARTS
+from runtime.records.output_upload import find_outputs
+from runtime.shim.tree_walk import MOST_PARTS
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.model import Artifacts, CommandEntry, FunctionEntry, Task, TaskState
 from runtime.testing import sample_task

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from runtime.client.tasks.returned import read_end, read_task_log
-from runtime.reasons import EndReason
+from runtime.client.tasks.call_results import read_end, read_task_log
+from runtime.end_reasons import EndReason
 from runtime.snapshots.environment import Packages, put_packages
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.tasks.calls import CALL_REQUEST
@@ -452,7 +452,7 @@ def slow(bench: Bench, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cancelled_task_ends_the_making_of_its_environment(
     bench: Bench, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.upkeep.RENEW_AT_LEAST_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.maintenance.RENEW_AT_LEAST_EVERY_S", 0.05)
     task = look("slow", environment(bench, "tinytool==1.0", python="3.98"), submitted_at=ago(seconds=5))
     bench.put(task)
     with bench.running():

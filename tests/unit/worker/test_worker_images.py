@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from runtime.reasons import EndReason
-from runtime.shim.words import HOST
+from runtime.end_reasons import EndReason
+from runtime.shim.common import HOST
 from runtime.tasks.container import Container, Mount
 from runtime.tasks.model import CommandEntry, Resources, Task
 from runtime.testing import sample_task
 from runtime.worker.attempts.environment import CONTAINER
 from runtime.worker.attempts.scratch import open_root, remove_leftovers
 from runtime.worker.images import contained
-from runtime.worker.services import HeldLease
+from runtime.worker.worker_context import HeldLease
 from tests.services_support import wait_until
 from tests.unit.shim.test_shim_containers import give_engine
 from tests.unit.worker.worker_bench import Bench, bench

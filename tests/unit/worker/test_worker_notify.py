@@ -27,9 +27,9 @@ from runtime.records.notifications import Told
 from runtime.records.store import BlobRecords
 from runtime.shim import notify
 from runtime.tasks.model import Task, TaskState
-from runtime.tasks.sinks import TaskSink
+from runtime.tasks.notification_sinks import TaskSink
 from runtime.worker import notifying
-from runtime.worker.mailbox import AT_ONCE, TO_ONE
+from runtime.worker.notification_queue import AT_ONCE, TO_ONE
 from tests.services_support import wait_until
 from tests.unit.shim.test_shim_notify import SECRET, Receiver
 from tests.unit.worker.test_worker_records_elsewhere import WORKER

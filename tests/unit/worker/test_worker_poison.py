@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from runtime.end_reasons import EndReason
 from runtime.errors import InvalidRecord, StoreUnavailable
 from runtime.queues.base import Queue
-from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.tasks.model import TaskState
 from runtime.worker.options import WorkerOptions
-from runtime.worker.outbox import REFUSALS, STUCK_AT_MOST
-from runtime.worker.reporter import Reporter
+from runtime.worker.pending_settlements import REFUSALS, STUCK_AT_MOST
 from runtime.worker.worker import Worker
+from runtime.worker.worker_log import Reporter
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, bench, open_pair_with_folder
 
@@ -81,7 +81,7 @@ def test_task_that_says_what_is_no_text_is_recorded_as_it_said(bench: Bench, kin
 def test_task_that_fails_with_what_is_no_text_is_tried_again_and_recorded(
     bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.retry_policy.FIRST_DELAY", timedelta(seconds=0.02))
     queue, records = opened(bench, kind)
     task = bench.function("raise_odd", max_failures=2)
     queue.put([task])
@@ -147,7 +147,7 @@ def poisoned(problem: Callable[[], Exception]) -> Callable[[str, tuple[Any, ...]
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.tasks.verdict.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.retry_policy.FIRST_DELAY", timedelta(seconds=0.02))
 
 
 @PROBLEMS_AND_KINDS
@@ -342,7 +342,7 @@ DUTIES = ("put_worker", "put_counters", "append_log", "keep_outputs", "outlook",
 def test_duty_that_fails_for_good_keeps_no_task_from_its_record(
     bench: Bench, call: str, problem: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.ending.LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.completion.LOG_EVERY_S", 0.05)
     queue, records = open_pair_with_folder(bench)
     tasks = [bench.function("talk", 20_000), bench.function("give", 1), bench.function("wait", "slow")]
     bench.let_go("slow")
@@ -722,7 +722,7 @@ def test_worker_that_cannot_read_its_orders_leaves_after_its_idle_time_with_code
 def test_worker_whose_orders_are_not_answered_says_so_and_leaves_after_its_idle_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.orders.ANSWER_WITHIN", timedelta(seconds=0.1))
+    monkeypatch.setattr("runtime.worker.control.ANSWER_WITHIN", timedelta(seconds=0.1))
     answer = threading.Event()
 
     def refuse(name: str, args: tuple[Any, ...]) -> None:
@@ -764,7 +764,7 @@ def test_worker_whose_orders_can_be_read_again_takes_what_waits(bench: Bench) ->
 def test_worker_that_could_read_its_orders_before_goes_by_those_and_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.orders.CONTROL_EVERY_S", 0.02)
+    monkeypatch.setattr("runtime.worker.control.CONTROL_EVERY_S", 0.02)
     calls, turns = Calls(), Turns()
     broken = deaf(lambda: StoreUnavailable("403 Forbidden", retryable=False), calls, turns)
 

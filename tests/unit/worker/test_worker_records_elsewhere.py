@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime.reasons import EndReason
+from runtime.end_reasons import EndReason
 from runtime.tasks.model import TaskState
 from runtime.worker.attempts.scratch import remove_leftovers
 from tests.services_support import wait_until
@@ -39,7 +39,7 @@ import sys
 from pathlib import Path
 from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.records import open_records
-from runtime.records.embedded import EmbeddedFile
+from runtime.records.sqlite_file import EmbeddedFile
 from runtime.worker.options import WorkerOptions
 from runtime.worker.run import run_worker
 
@@ -116,8 +116,8 @@ def test_killed_worker_leaves_a_note_of_each_attempt_that_ran_and_their_checkpoi
 
 
 def test_log_of_an_attempt_that_runs_can_be_read_before_it_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.worker.ending.LOG_EVERY_S", 0.02)
-    monkeypatch.setattr("runtime.worker.ending.REMOTE_LOG_EVERY_S", 0.02)
+    monkeypatch.setattr("runtime.worker.completion.LOG_EVERY_S", 0.02)
+    monkeypatch.setattr("runtime.worker.completion.REMOTE_LOG_EVERY_S", 0.02)
     queue, records = open_pair_with_folder(bench)
     task = bench.command("sh", "-c", "echo begun; while [ ! -e a.go ]; do sleep 0.05; done; echo done")
     queue.put([task])

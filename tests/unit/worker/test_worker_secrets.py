@@ -17,23 +17,23 @@ from typing import Any
 import pytest
 
 from runtime.clock import SystemClock
+from runtime.end_reasons import EndReason
 from runtime.outputs import SecretOutput, SqliteQueueOutput, StackOutputs, encode_outputs
 from runtime.queues.base import Queue
 from runtime.queues.sqlite.queue import open_sqlite
-from runtime.reasons import EndReason
 from runtime.stack import google_api
 from runtime.tasks.history import Lease
 from runtime.tasks.model import CommandEntry, FunctionEntry, Task, TaskState
-from runtime.tasks.sinks import TaskSink
+from runtime.tasks.notification_sinks import TaskSink
 from runtime.tasks.wire import decode_task
 from runtime.testing import sample_task
 from runtime.values import replace
 from runtime.worker.attempts.model import Order
 from runtime.worker.options import WorkerOptions
-from runtime.worker.reporter import Reporter
 from runtime.worker.secrets import FAILED_FOR_S, LIFETIME_S, REFUSED_FOR_S, AttemptSecrets
-from runtime.worker.services import HeldLease
 from runtime.worker.worker import Worker
+from runtime.worker.worker_context import HeldLease
+from runtime.worker.worker_log import Reporter
 from tests.fakes.faults import Request, Response
 from tests.fakes.google import GoogleServer
 from tests.services_support import wait_until

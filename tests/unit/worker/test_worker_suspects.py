@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from runtime.clock import machine_id
+from runtime.end_reasons import EndReason
 from runtime.queues.base import FindsWaiting, Queue
-from runtime.reasons import EndReason
 from runtime.tasks.history import EndedNote, Release, StartedMark
 from runtime.tasks.model import FunctionEntry, Task, TaskState
 from runtime.testing import sample_task

@@ -20,13 +20,13 @@ import pytest
 from runtime.queues.base import Queue
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.records.base import RecordStore
-from runtime.records.embedded import EmbeddedFile
+from runtime.records.sqlite_file import EmbeddedFile
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import CommandEntry, FunctionEntry, Task
 from runtime.testing import sample_task
 from runtime.worker.options import WorkerOptions, WorkerResult
-from runtime.worker.reporter import Reporter
 from runtime.worker.worker import Worker
+from runtime.worker.worker_log import Reporter
 from tests.services_support import wait_until
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,194 @@
+"""Orders for the workers of a queue, and how many orders become one `Control`.
+
+An order is a create-only object of its own, so none is lost to another that is given at the same moment. It names the
+pauses, manifest parts or generations that it covers, so its meaning depends on no clock of a submitter, a worker or the
+person who gives it. docs/decisions/order-log.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from runtime.system import system
+from runtime.tasks.model import Task
+from runtime.values import dataclass, field
+
+FIRST_OWN_NUMBER: Final = 1 << 32
+"""Manifest parts are numbered from 0. A submission of one task takes the task's own 64 bits for a number instead, so
+that the experiments that gather single tasks are known from the names of their parts alone."""
+
+
+class OrderKind(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    PURGE = "purge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One order that a person gave to a queue."""
+
+    kind: OrderKind
+    at: datetime
+    """By the clock of the machine that gave it, for people to read; it decides nothing."""
+    by: str | None = None
+    ends: frozenset[str] = frozenset()
+    """Ids of the pauses that a resume ends. A pause that it has not seen stays."""
+    experiments: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Names of each experiment's manifest parts that a cancel or purge covers."""
+    tasks: frozenset[tuple[str, int]] = frozenset()
+    """Id and generation of single tasks that a cancel or purge covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """The part of one experiment that orders cancel."""
+
+    parts: frozenset[str]
+    before: datetime
+    """By the store's clock. A foreign producer's tasks are in no manifest; they are covered if the queue's service took
+    them in before."""
+    ordered_at: datetime
+    """When the newest of the orders was given, for people to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldControl:
+    """The content of an older release's object `control/<queue>.json`; it is read and never written."""
+
+    purged_before: datetime | None = None
+    cancelled_before: Mapping[str, datetime] = field(default_factory=dict)
+    cancelled_tasks: frozenset[str] = frozenset()
+
+    def covers(self, task: Task) -> bool:
+        """Compare the time of submission, which a redrive moves past the orders."""
+        # It names no generations, and a task's second one begins when the order has done its work.
+        if task.id in self.cancelled_tasks and task.generation == 1:
+            return True
+        times = (self.purged_before, self.cancelled_before.get(task.experiment))
+        submitted = task.submitted_at
+        return any(at is not None and (submitted is None or submitted <= at) for at in times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """All orders of a queue, merged; its workers follow it."""
+
+    pauses: frozenset[str] = frozenset()
+    """Ids of the orders to pause."""
+    ended: frozenset[str] = frozenset()
+    """Ids of pauses that a resume has named. Kept for good: a merged copy of such a pause may turn up late."""
+    experiments: Mapping[str, Covered] = field(default_factory=dict)
+    tasks: frozenset[tuple[str, int]] = frozenset()
+    purged_before: datetime | None = None
+    """By the store's clock: as `Covered.before`, for every experiment."""
+    old: OldControl | None = None
+
+    @property
+    def paused(self) -> bool:
+        return not self.pauses <= self.ended
+
+    @property
+    def cancels(self) -> bool:
+        """Whether any task at all is covered."""
+        return bool(self.experiments or self.tasks or self.purged_before or self.old)
+
+
+def person() -> str:
+    """Name the user who gives an order or cancels a task, for people to read."""
+    import getpass
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"
+    return f"{user}@{system.node()}"
+
+
+def pause_order(at: datetime) -> Order:
+    """Pause, even a paused queue: a resume that is on its way ends only the pauses that it has seen."""
+    return Order(kind=OrderKind.PAUSE, at=at, by=person())
+
+
+def resume_order(control: Control, at: datetime) -> Order | None:
+    """End every pause in `control`; None without any."""
+    paused = control.pauses - control.ended
+    return Order(kind=OrderKind.RESUME, at=at, by=person(), ends=paused) if paused else None
+
+
+def control_of(identity: str, order: Order, stored_at: datetime) -> Control:
+    """One order as a `Control`; `stored_at` is the time that the store gave its object."""
+    return Control(
+        pauses=frozenset({identity}) if order.kind is OrderKind.PAUSE else frozenset(),
+        ended=order.ends,
+        experiments={
+            name: Covered(parts=parts, before=stored_at, ordered_at=order.at)
+            for name, parts in order.experiments.items()
+        },
+        tasks=order.tasks,
+        purged_before=stored_at if order.kind is OrderKind.PURGE else None,
+    )
+
+
+def merge(controls: Iterable[Control]) -> Control:
+    """All of them as one; their sequence and repetitions do not matter."""
+    controls = list(controls)
+    experiments: dict[str, Covered] = {}
+    for control in controls:
+        for name, covered in control.experiments.items():
+            known = experiments.get(name, covered)
+            experiments[name] = Covered(
+                parts=known.parts | covered.parts,
+                before=max(known.before, covered.before),
+                ordered_at=max(known.ordered_at, covered.ordered_at),
+            )
+    olds = [control.old for control in controls if control.old is not None]
+    return Control(
+        pauses=frozenset().union(*(control.pauses for control in controls)),
+        ended=frozenset().union(*(control.ended for control in controls)),
+        experiments=experiments,
+        tasks=frozenset().union(*(control.tasks for control in controls)),
+        purged_before=max((each.purged_before for each in controls if each.purged_before), default=None),
+        # There is one such object at most.
+        old=olds[0] if olds else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOrder:
+    """A stored order."""
+
+    control: Control
+    """Its meaning for the workers."""
+    merged: frozenset[str] = frozenset()
+    """Ids of the orders that it replaces; most replace none."""
+    readable: bool = True
+    """An unreadable order has no meaning, and is left where it lies."""
+
+
+class OrderLog:
+    """One queue's orders as a process has read them. An order never changes, so each is read once."""
+
+    def __init__(self, old: Control) -> None:
+        """`old` comes from an older release."""
+        self._old = old
+        self._taking = system.lock()
+        self._told: frozenset[str] = frozenset()
+        self.known: Mapping[str, ReadOrder] = {}
+        self.control = old
+        self.read_at = float("-inf")
+        """Boot time just before the listing."""
+
+    def take(self, orders: Mapping[str, ReadOrder], *, at: float) -> None:
+        """Take over `orders`, listed at `at`, unless another thread has listed them since."""
+        with self._taking:
+            if at < self.read_at:
+                return
+            self.read_at, self.known = at, orders
+            if orders.keys() != self._told:
+                self._told = frozenset(orders)
+                self.control = merge([self._old, *(order.control for order in orders.values())])
